@@ -24,10 +24,9 @@ from ..models.loading import Loaded, load_model, outline
 from ..models.number_format import NumberFormat
 from ..models.self_draft import bytes_beside, self_draft
 from ..options import Options, mtp_of, own_layers
-from ..proposers.drafter import Trial
 from ..text.tokenizer import StandInTokenizer, Tokenizer, load_tokenizer
 from ..text.vocabulary import Translation, common_size, shared_tokens
-from .pair import Pair
+from .pair import Pair, Trial
 
 DRAFT_VOCABS = ("same", "intersect")
 SELF_BITS = 4

@@ -15,7 +15,7 @@ from ..models.drafters.medusa import MedusaHeads
 from ..models.drafters.network import DrafterNetwork
 from ..options import own_layers
 from ..proposers.documents import DocumentIndex, IndexKey, build, read
-from ..proposers.drafter import OWN_CAUSES, Drafter, Trial
+from ..proposers.drafter import Drafter
 from ..proposers.text_index import History
 from ..sampling.constraint import Alphabet, Constraint
 from ..sampling.grammar import Grammar
@@ -23,6 +23,42 @@ from ..text import prompts as documents
 from ..text.languages import Languages
 from ..text.tokenizer import Tokenizer
 from ..text.vocabulary import Translation, written_texts
+
+TRIAL = 64
+"""Number of draft tokens after which a trial may end."""
+LEAST_VERIFIED = 16
+"""Number of verified tokens after which a trial may end. Tokens after the first rejected one do not
+count as verified, so that long proposals weigh no more than short ones."""
+LEAST_ACCEPTED = 0.1
+"""Least accepted share of the verified tokens. Useful proposers reach several times that."""
+OWN_CAUSES = (
+    "is a part of the target and rarely agrees with it as it is: take more layers or bits, or "
+    "train a draft with mlx-specdec train-draft"
+)
+
+
+@dataclass
+class Trial:
+    """A test, on the first draft tokens, whether a drafter fits its target at all."""
+
+    drafted: int = 0
+    verified: int = 0
+    accepted: int = 0
+    over: bool = False
+
+    def fails(self, rounds: Iterable[Sequence[int]]) -> bool:
+        """Count further rounds, of drafted and accepted tokens, until the trial is over. Return
+        whether the drafter fails the trial in one of these rounds."""
+        for drafted, accepted in rounds:
+            if self.over:
+                break
+            self.drafted += drafted
+            self.verified += min(drafted, accepted + 1)
+            self.accepted += accepted
+            self.over = self.drafted >= TRIAL and self.verified >= LEAST_VERIFIED
+            if self.over and self.accepted < LEAST_ACCEPTED * self.verified:
+                return True
+        return False
 
 
 @dataclass(frozen=True)
@@ -87,10 +123,14 @@ class Pair:
         alone = chosen[0].name if len(chosen) == 1 else ""
         for drafter in (drafter for drafter in chosen if drafter.nbytes):
             rounds = [counts for who, *counts in drafts if (who or alone) == drafter.name]
-            shown = drafter.identity or f"{drafter.name} of {self.name}"
-            causes = drafter.causes if own_layers(drafter.identity) is None else OWN_CAUSES
-            if caution := self.trials[drafter.name].caution(rounds, shown, causes):
-                yield caution
+            trial = self.trials[drafter.name]
+            if trial.fails(rounds):
+                shown = drafter.identity or f"{drafter.name} of {self.name}"
+                causes = drafter.causes if own_layers(drafter.identity) is None else OWN_CAUSES
+                yield (
+                    f"hardly any draft tokens are accepted ({trial.accepted} of {trial.drafted}): "
+                    f"{shown} {causes}"
+                )
 
     def constraint(
         self,

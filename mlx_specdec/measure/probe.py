@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..engine.generate import stream_generate
-from ..engine.pair import Pair
+from ..engine.pair import LEAST_ACCEPTED, Pair
 from ..errors import OptionError
 from ..interfaces import FINAL, Progress, after, ignore_progress
 from ..models.base import layer_of
 from ..models.drafters.kinds import kind_named, try_out
 from ..options import Options
-from ..proposers.drafter import LEAST_ACCEPTED
 from ..proposers.hidden_state import HiddenStateDrafter
 
 SHIFTS = (0, -1, 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -96,43 +96,3 @@ class Drafter:
     causes: str = (
         "was probably made for another target, or for the model that this one was fine-tuned from"
     )
-
-
-TRIAL = 64
-"""Number of draft tokens after which a trial may end."""
-LEAST_VERIFIED = 16
-"""Number of verified tokens after which a trial may end. Tokens after the first rejected one do not
-count as verified, so that long proposals weigh no more than short ones."""
-LEAST_ACCEPTED = 0.1
-"""Least accepted share of the verified tokens. Useful proposers reach several times that."""
-OWN_CAUSES = (
-    "is a part of the target and rarely agrees with it as it is: take more layers or bits, or "
-    "train a draft with mlx-specdec train-draft"
-)
-
-
-class Trial:
-    """A test, on the first draft tokens, whether a drafter fits its target at all."""
-
-    def __init__(self) -> None:
-        self._drafted = self._verified = self._accepted = 0
-        self._warned = False
-
-    def caution(self, rounds: Iterable[Sequence[int]], name: str, causes: str) -> str:
-        """Count further rounds, of drafted and accepted tokens. Return a warning once if the
-        drafter fails the test, with its name and the probable causes, and otherwise ""."""
-        over = False
-        for drafted, accepted in (*rounds, (0, 0)):
-            over = self._drafted >= TRIAL and self._verified >= LEAST_VERIFIED
-            if over:
-                break
-            self._drafted += drafted
-            self._verified += min(drafted, accepted + 1)
-            self._accepted += accepted
-        if self._warned or not over or self._accepted >= LEAST_ACCEPTED * self._verified:
-            return ""
-        self._warned = True
-        return (
-            f"hardly any draft tokens are accepted ({self._accepted} of {self._drafted}): {name} "
-            f"{causes}"
-        )

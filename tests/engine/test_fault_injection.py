@@ -27,7 +27,7 @@ from mlx_specdec.engine import prompt_cache as tree
 from mlx_specdec.engine.generate import generate, stream_generate
 from mlx_specdec.engine.memory import BatchSize
 from mlx_specdec.engine.opening import Opener
-from mlx_specdec.engine.pair import Pair
+from mlx_specdec.engine.pair import Pair, Trial
 from mlx_specdec.engine.prompt_cache import PromptCache
 from mlx_specdec.engine.request import Job, Request
 from mlx_specdec.engine.results import Part
@@ -38,7 +38,6 @@ from mlx_specdec.models.mlx_lm.context import DecoderOnlyContext
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.options import Options
 from mlx_specdec.proposers.draft_model import DraftModel
-from mlx_specdec.proposers.drafter import Trial
 from mlx_specdec.sampling.distribution import Distribution
 from mlx_specdec.serve.engine import STOPPING, Engine
 from mlx_specdec.text.stream import TextStream
@@ -99,7 +98,7 @@ BOUNDARIES = [
     Boundary("observe", DraftModel, "observe"),
     Boundary("end a round", Stopwatch, "finish"),
     Boundary("statistics", Recorder, "on_round", single=True, at=3),
-    Boundary("trials", Trial, "caution", single=True, at=3),
+    Boundary("trials", Trial, "fails", single=True, at=3),
     Boundary("learn a length", FixedLength, "on_round"),
     Boundary("join", Batch, "join", at=1),
     Boundary("join contexts", DecoderOnlyContext, "join", at=1),
