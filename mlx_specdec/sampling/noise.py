@@ -100,8 +100,6 @@ class CoupledNoise(NoiseSource):
     def _draw(self, first: int) -> mx.array:
         positions = range(first, first + self._rows)
         hashes = [_hashed(self._seed, self._digest, "gumbel", index) for index in positions]
-        if len(hashes) == 1:
-            return mx.random.gumbel((1, self._vocabulary), key=mx.random.key(hashes[0]))
         # These are the keys that mx.random.key returns; vmap draws all rows in one operation.
         keys = mx.array([(hash >> 32, hash & 0xFFFFFFFF) for hash in hashes], dtype=mx.uint32)
         return mx.vmap(lambda key: mx.random.gumbel((self._vocabulary,), key=key))(keys)
