@@ -134,7 +134,6 @@ class Distribution:
 
     def __post_init__(self) -> None:
         settings = self.settings
-        self._filters = settings.filters
         self._counted = 0
         self._counts: mx.array | None = None
         if settings.counts_tokens:
@@ -201,7 +200,7 @@ class Distribution:
         """Apply the remaining steps of `log_probabilities` to the result of `before_filters`. If no
         filter is on, this returns the same array object."""
         settings = self.settings
-        if self._filters:
+        if settings.filters:
             rows = keep_top_k_and_p(rows, settings.top_k, settings.top_p)
             rows = keep_min_p(rows, settings.min_p)
         if self._coins is None:

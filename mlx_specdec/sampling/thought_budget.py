@@ -11,7 +11,8 @@ from .constraint import Constraint, Masks
 
 @dataclass(eq=False)
 class ThoughtBudget:
-    """A constraint that forces the end mark of a thought, in one sequence.
+    """A constraint that forces the end mark of a thought, in one sequence. `Constraint` documents
+    the methods.
 
     Attributes:
         thoughts: The thoughts of the committed tokens.
@@ -26,20 +27,16 @@ class ThoughtBudget:
 
     @property
     def stuck(self) -> bool:
-        """See `Constraint`."""
         return self.grammar is not None and self.grammar.stuck
 
     @property
     def complete(self) -> bool:
-        """See `Constraint`."""
         return self.grammar is not None and self.grammar.complete
 
     def idle(self, count: int) -> bool:
-        """See `Constraint`."""
         return self.grammar is None and self.thoughts.never_forced(count)
 
     def take(self, tokens: Sequence[int]) -> int:
-        """See `Constraint`."""
         count = len(tokens) if self.grammar is None else self.grammar.take(tokens)
         self.thoughts = self.thoughts.after(tokens[:count])
         return count
@@ -56,7 +53,6 @@ class ThoughtBudget:
         return count
 
     def masks(self, drafted: Sequence[int]) -> Masks:
-        """See `Constraint`."""
         if self.grammar is None:
             rows = np.ones((len(drafted) + 1, self.size), bool)
         else:
