@@ -37,13 +37,11 @@ class DocumentIndex:
 
     Args:
         places: The suffix array, from `order`.
-        tokens: A buffer that contains the tokens, from `stored`.
-        offset: The first byte of the tokens in the buffer."""
+        tokens: The tokens, from `stored`."""
 
-    def __init__(self, places: Sequence[int], tokens: bytes | mmap.mmap, offset: int = 0) -> None:
+    def __init__(self, places: Sequence[int], tokens: bytes | memoryview) -> None:
         self._places = places
         self._tokens = tokens
-        self._offset = offset
 
     def find(self, end: Sequence[int], count: int, least: int) -> Match:
         """Find the longest suffix of a sequence that occurs in a document; see `TextIndex.find`.
@@ -77,18 +75,13 @@ class DocumentIndex:
 
     def _reader(self, length: int) -> Callable[[int], bytes]:
         """Return a function that returns the bytes of `length` tokens from a place on."""
-        tokens, offset, size = self._tokens, self._offset, WIDTH * length
-
-        def read(place: int) -> bytes:
-            begin = offset + WIDTH * place
-            return tokens[begin : begin + size]
-
-        return read
+        tokens, size = self._tokens, WIDTH * length
+        return lambda place: bytes(tokens[WIDTH * place : WIDTH * place + size])
 
     def _before(self, place: int, count: int) -> bytes:
         """Return the bytes of at most `count` tokens before token `place` of its document."""
-        end = self._offset + WIDTH * place
-        tail = self._tokens[max(end - WIDTH * count, self._offset) : end]
+        end = WIDTH * place
+        tail = bytes(self._tokens[max(end - WIDTH * count, 0) : end])
         for at in range(len(tail) - WIDTH, -1, -WIDTH):
             if tail[at : at + WIDTH] == BETWEEN:
                 return tail[at + WIDTH :]
@@ -167,8 +160,8 @@ def read(key: IndexKey) -> DocumentIndex | None:
         return None
     with contextlib.suppress(OSError):
         os.utime(key.file)
-    half = len(mapped) // 2
-    return DocumentIndex(memoryview(mapped)[:half].cast("i"), mapped, half)
+    content, half = memoryview(mapped), len(mapped) // 2
+    return DocumentIndex(content[:half].cast("i"), content[half:])
 
 
 def build(key: IndexKey, documents: list[Integers]) -> DocumentIndex:

@@ -30,7 +30,7 @@ ends = st.lists(st.integers(0, SIZE), max_size=40)
 
 def index_of(*texts: list[int], vocabulary: int = SIZE) -> DocumentIndex:
     tokens = backwards([np.array(text, np.int32) for text in texts], vocabulary)
-    return DocumentIndex(memoryview(order(tokens)), b"head" + stored(tokens), 4)
+    return DocumentIndex(memoryview(order(tokens)), stored(tokens))
 
 
 def places(text: list[int], end: list[int]) -> list[int]:
