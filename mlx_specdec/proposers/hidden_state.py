@@ -71,22 +71,18 @@ class HiddenStateDrafter(Proposer):
         self.taps = self.network.taps
         # The target returns no hidden states of tokens that come from its prefix cache.
         self.needs = (self.network.kind,)
-        self._recalled: Cached | None = None
+        self._reading = self.network.open()
+        self._attends = False
+        self._hidden: list[mx.array] = []
+        self._tokens: list[int] = []
+        self._confidence = Confidence()
 
     def recall(self, lengths: Sequence[int], cached: Sequence[Mapping[str, Cached]]) -> None:
-        self._recalled = cached[0].get(self.network.kind)
+        self._reading.recall([cached[0].get(self.network.kind)])
 
     def begin(self, prompts: Sequence[Sequence[int]]) -> None:
         [prompt] = prompts
         self._distributions = [Distribution(self.settings, self.vocabulary, prompt)]
-        self._reading = self.network.open()
-        self._attends = False
-        if self._recalled is not None:
-            self._reading.recall([self._recalled])
-            self._recalled = None
-        self._hidden: list[mx.array] = []
-        self._tokens: list[int] = []
-        self._confidence = Confidence()
 
     def observe(self, tokens: Sequence[Sequence[int]], scores: Sequence[Scores]) -> None:
         """Collect the target's hidden states. If many wait, read all but the last, whose next token
