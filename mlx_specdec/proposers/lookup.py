@@ -187,23 +187,21 @@ def predicting(predicted: Sequence[int]) -> Drafter:
     return Drafter(PREDICTION, lambda setup: PredictedText(predicted))
 
 
+@dataclass(eq=False)
 class Forced(Continuation):
     """A proposer of tokens for which a grammar leaves no choice, such as keys, brackets and quotes.
 
-    Args:
+    Attributes:
         target: Returns the prefix of a prompt, after which the constraint begins.
         make: Makes the constraint of a new sequence, or returns None without a grammar."""
 
-    def __init__(self, target: Model, make: Callable[[], Constraint | None]) -> None:
-        self._target = target
-        self._make = make
-        self._constraint: Constraint | None = None
-        self._read = 0
+    target: Model
+    make: Callable[[], Constraint | None]
 
     def begin(self, prompts: Sequence[Sequence[int]]) -> None:
         [prompt] = prompts
-        self._constraint = self._make()
-        self._read = len(self._target.prefix(prompt))
+        self._constraint = self.make()
+        self._read = len(self.target.prefix(prompt))
 
     def continuation(self, committed: Sequence[int], limit: int) -> list[int]:
         if self._constraint is None:
