@@ -48,13 +48,8 @@ class Seconds:
 
 @dataclass(frozen=True)
 class SourceFigures:
-    """Figures of one of several proposers.
-
-    Attributes:
-        rounds: The number of rounds in which this proposer drafted.
-        drafted: The number of draft tokens.
-        accepted: The number of accepted draft tokens.
-    """
+    """Figures of one of several proposers: the rounds in which it drafted, its draft tokens, and
+    how many of them were accepted."""
 
     rounds: int
     drafted: int

@@ -95,7 +95,7 @@ def drafters(pair: Pair, options: Options) -> tuple[Drafter, ...]:
     if options.proposer in DRAFTERS:
         named = find(options.proposer, pair)
         if named is None:
-            raise OptionError(missing(options.proposer, pair))
+            raise OptionError(pair.unusable.get(options.proposer) or missing(options.proposer))
         chosen: tuple[Drafter, ...] = (named,)
     else:
         found = (find(name, pair) for name in DRAFTERS)

@@ -3,9 +3,7 @@
 Each module has a function `drafter(pair)`, which returns a Drafter or None, and an error message
 MISSING for pairs for which it returns None."""
 
-import functools
 from importlib import import_module
-from types import ModuleType
 
 from ..models.drafters import KINDS
 from .drafter import Drafter, LoadedPair
@@ -21,24 +19,16 @@ DRAFTERS = {
 
 def find(name: str, pair: LoadedPair) -> Drafter | None:
     """Return the named drafter of a pair, or None if the pair does not have it."""
-    made: Drafter | None = _module(DRAFTERS[name]).drafter(pair)
+    made: Drafter | None = import_module(f".{DRAFTERS[name]}", __name__).drafter(pair)
     # One module can serve several names, but a pair has at most one of them.
     return made if made is not None and made.name == name else None
 
 
-def missing(name: str, pair: LoadedPair) -> str:
+def missing(name: str) -> str:
     """Return the error message for a pair that does not have this drafter."""
-    if reason := pair.unusable.get(name):
-        return reason
     if name in KINDS:
         from ..models.drafters.kinds import kind_named
 
         return kind_named(name).missing
-    sentence: str = _module(DRAFTERS[name]).MISSING
+    sentence: str = import_module(f".{DRAFTERS[name]}", __name__).MISSING
     return sentence
-
-
-@functools.cache
-def _module(name: str) -> ModuleType:
-    """Import a module of this package. Every request asks for all of them."""
-    return import_module(f".{name}", __name__)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -44,8 +44,6 @@ class LoadedPair(Protocol):
     def documents(self) -> DocumentIndex | None: ...
     @property
     def history(self) -> History | None: ...
-    @property
-    def unusable(self) -> Mapping[str, str]: ...
 
     def constraint(self, grammar: Grammar | None) -> Constraint | None: ...
 
