@@ -70,17 +70,15 @@ class FirstOf(Delegating):
         self._limit = limit
 
     def ready(self, committed: Sequence[Sequence[int]], limit: int) -> bool:
-        rows = len(committed)
-        limits = ((part, self._limit(name, limit, rows)) for name, part in self._named())
-        return any(count > 0 and part.ready(committed, count) for part, count in limits)
+        allowed = self._limited(limit, len(committed))
+        return any(part.ready(committed, count) for _, part, count in allowed)
 
     def propose(self, committed: Sequence[Sequence[int]], limit: int, noise: Noise) -> Proposal:
         """See Proposer. In a batch, each part proposes for the sequences for which all parts before
         it have abstained."""
         made, rows = no_proposal(len(committed)), range(len(committed))
-        for name, part in self._named():
-            count = self._limit(name, limit, len(committed))
-            if count and (proposal := part.propose(committed, count, noise)).size:
+        for name, part, count in self._limited(limit, len(committed)):
+            if (proposal := part.propose(committed, count, noise)).size:
                 proposal = replace(proposal, source=name)
                 if made.size:
                     best = [(made if made.count(row) else proposal).of(row) for row in rows]
@@ -90,8 +88,11 @@ class FirstOf(Delegating):
                     break
         return made
 
-    def _named(self) -> Iterable[tuple[str, Proposer]]:
-        return zip(self._names, self._parts, strict=True)
+    def _limited(self, limit: int, rows: int) -> Iterable[tuple[str, Proposer, int]]:
+        """Yield the name, the proposer and the limit of each proposer that may draft now."""
+        for name, part in zip(self._names, self._parts, strict=True):
+            if (count := self._limit(name, limit, rows)) > 0:
+                yield name, part, count
 
 
 class RowByRow(Delegating):

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from ..interfaces import Model, Noise, Prices, Proposal, Proposer, no_proposal
+from ..interfaces import Model, Noise, Prices, Proposal, Proposer
 from ..sampling.constraint import Constraint
 from .documents import DocumentIndex
 from .drafter import Drafter, LoadedPair, Setup
@@ -53,8 +53,7 @@ class Continuation(Proposer):
         return bool(self.continuation(committed[0], limit))
 
     def propose(self, committed: Sequence[Sequence[int]], limit: int, noise: Noise) -> Proposal:
-        found = self.continuation(committed[0], limit)
-        return Proposal.one_hot([found]) if found else no_proposal()
+        return Proposal.one_hot([self.continuation(committed[0], limit)])
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,7 @@ from .thought_budget import ThoughtBudget
 def fit_vocabulary(logits: mx.array, vocabulary: int) -> mx.array:
     """Cut logits to `vocabulary` entries, or pad them with -inf, that is, with probability 0."""
     width = logits.shape[-1]
-    if width == vocabulary:
-        return logits
-    if width > vocabulary:
+    if width >= vocabulary:
         return logits[..., :vocabulary]
     tail = mx.full((*logits.shape[:-1], vocabulary - width), -mx.inf, dtype=logits.dtype)
     return mx.concatenate([logits, tail], axis=-1)
