@@ -371,8 +371,9 @@ def load_drafting(
     with render.slowly("trying whether passes over several tokens agree with single ones"):
         # Run these trials before the first completion. The models keep the results.
         pair.target.rows_agree  # noqa: B018
-        if rows > 1 and not options.exact and pair.target.batches and pair.draft is not None:
-            pair.draft.batches  # noqa: B018
+        batched = rows > 1 and not options.exact and not pair.target.why_not_batched
+        if batched and pair.draft is not None:
+            pair.draft.why_not_batched  # noqa: B018
     if history:
         from ..engine.pair import with_history
 

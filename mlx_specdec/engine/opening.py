@@ -297,11 +297,11 @@ class Opener:
             return "the batch size is 1"
         if self.options.exact:
             return "exact decodes one sequence in a pass"
-        if not pair.target.batches:
-            return f"{pair.name} {CANNOT}: {pair.target.why_not_batched}"
+        if why_not := pair.target.why_not_batched:
+            return f"{pair.name} {CANNOT}: {why_not}"
         drafts = any(drafter.name == "draft" for drafter in self._chosen)
-        if drafts and pair.draft and not pair.draft.batches:
-            return f"{pair.draft_name} {CANNOT}: {pair.draft.why_not_batched}"
+        if drafts and pair.draft and (why_not := pair.draft.why_not_batched):
+            return f"{pair.draft_name} {CANNOT}: {why_not}"
         if self.overrides.proposer is not None:
             return "the proposer that was passed drafts for one sequence"
         return None

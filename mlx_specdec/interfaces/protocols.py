@@ -104,18 +104,14 @@ class Model(Protocol):
         """Return the context of a batch of one sequence; see `open_batch`."""
 
     @property
-    def batches(self) -> bool:
-        """Whether sequences of different lengths can go through one pass."""
-
-    @property
     def why_not_batched(self) -> str:
-        """Why sequences cannot go through one pass, in one line without the model's name; "" if
-        they can."""
+        """Why sequences of different lengths cannot go through one pass, in one line without the
+        model's name; "" if they can."""
 
     def open_batch(
         self, prompts: Sequence[Sequence[int]], cached: Sequence[Cached | None] = ()
     ) -> Context:
-        """Return a context of sequences, which further contexts may join if the model `batches`.
+        """Return a context of sequences, which further contexts may join unless `why_not_batched`.
         An encoder-decoder model encodes its sources in the first pass.
 
         Args:

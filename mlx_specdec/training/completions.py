@@ -37,7 +37,7 @@ def complete(
     Raises:
         DecodingError: If logits are NaN or infinite.
     """
-    if not pair.target.batches and len(prompts) > 1:
+    if pair.target.why_not_batched and len(prompts) > 1:
         each = zip(prompts, most, temperatures, strict=True)
         return [
             complete(pair, [prompt], [limit], [temperature], seed + number)[0]
@@ -83,7 +83,7 @@ def states(
         for prompt, tokens in zip(prompts, completions, strict=True)
     ]
     longest = max(map(len, fed), default=1)
-    size = max(1, STATE_TOKENS // longest) if pair.target.batches else 1
+    size = 1 if pair.target.why_not_batched else max(1, STATE_TOKENS // longest)
     for first in range(0, len(fed), size):
         some = fed[first : first + size]
         context = _opened(pair, prompts[first : first + size])

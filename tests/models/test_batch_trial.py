@@ -55,14 +55,14 @@ def shifted(logits: mx.array, sequences: Sequence[int]) -> mx.array:
 @pytest.mark.parametrize("sequence", EVERY)
 def test_one_sequence_that_is_off_in_every_attempt_counts_as_rounding(sequence: int) -> None:
     model = damaged(lambda logits, attempt: shifted(logits, [sequence]))
-    assert model.batches and model.why_not_batched == ""
+    assert model.why_not_batched == ""
 
 
 def test_attempts_that_are_off_are_followed_by_others() -> None:
     def damage(logits: mx.array, attempt: int) -> mx.array:
         return shifted(logits, EVERY) if attempt < LAST else logits
 
-    assert damaged(damage).batches
+    assert not damaged(damage).why_not_batched
 
 
 def test_the_reason_against_batches_is_the_least_distance_of_all_attempts() -> None:
@@ -100,7 +100,7 @@ def test_a_draft_model_that_fails_is_named_with_the_first_line_of_its_error() ->
 )
 def test_families_that_take_one_sequence_say_why(family: str, reason: str) -> None:
     model = model_of(family)
-    assert not model.batches
+    assert model.why_not_batched
     with pytest.raises(OptionError, match=rf"one sequence at a time: {reason}$"):
         model.open_batch([PROMPT, PROMPT])
 
@@ -108,9 +108,9 @@ def test_families_that_take_one_sequence_say_why(family: str, reason: str) -> No
 def test_logits_that_are_no_numbers_prove_nothing_unless_only_the_batch_has_them() -> None:
     everywhere = model_of("llama")
     everywhere.network.lm_head.weight = everywhere.network.lm_head.weight * mx.nan
-    assert everywhere.batches
-    batches = damaged(lambda logits, attempt: logits * mx.nan)
-    assert not batches.batches and "off by inf of their norm" in batches.why_not_batched
+    assert not everywhere.why_not_batched
+    never = damaged(lambda logits, attempt: logits * mx.nan)
+    assert "off by inf of their norm" in never.why_not_batched
 
 
 POSITIONS = {"longest": max, "shortest": min, "first": lambda starts: starts[0]}
@@ -126,7 +126,7 @@ def test_one_position_for_all_sequences_is_found(
         return POSITIONS[position](place.starts) + (place.rows if cache._written is place else 0)
 
     monkeypatch.setattr(BatchedCache, "offset", property(offset))
-    assert not model_of("llama", dtype).batches
+    assert model_of("llama", dtype).why_not_batched
 
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16], ids=str)
@@ -144,7 +144,7 @@ def test_a_wrong_mask_is_found(
         return mx.broadcast_to(mask[row], mask.shape)
 
     monkeypatch.setattr(Place, "visible", changed)
-    assert not model_of("llama", dtype).batches
+    assert model_of("llama", dtype).why_not_batched
 
 
 @pytest.mark.parametrize("failing", [0, 1])

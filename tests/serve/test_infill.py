@@ -118,7 +118,7 @@ def test_both_endpoints_write_the_middle_and_the_same_plainly(client: TestClient
 class Writing:
     """A model that writes a text of given tokens, whatever its prompt."""
 
-    batches = False
+    why_not_batched = "it writes one text"
 
     def __init__(self, model: Any, text: Sequence[int]) -> None:
         self._model, self._text = model, text

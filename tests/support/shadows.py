@@ -97,7 +97,6 @@ class CheckedModel:
     """A Model that opens checked contexts. Other attributes are the model's. translation: The
     mapping of the target's token ids to the model's, if they differ."""
 
-    batches = False
     why_not_batched = "its contexts are compared one sequence at a time"
 
     def __init__(self, model: Model, translation: Translation | None = None) -> None:

@@ -36,9 +36,9 @@ def alone(pair: Pair, prompt: Sequence[int], most: int) -> tuple[int, ...]:
     return tuple(generate(pair, list(prompt), Options(max_tokens=most, regular=True)).tokens)
 
 
-@pytest.mark.parametrize("batches", [True, False])
+@pytest.mark.parametrize("why_not", ["", "it is a test"])
 def test_greedy_completions_of_a_batch_are_those_of_single_prompts(
-    batches: bool, pair: Pair, monkeypatch: pytest.MonkeyPatch
+    why_not: str, pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = [alone(pair, prompt, most) for prompt, most in zip(PROMPTS, MOST, strict=True)]
     # Some text ends early: its EOS token is the last one.
@@ -46,7 +46,7 @@ def test_greedy_completions_of_a_batch_are_those_of_single_prompts(
     pair = dataclasses.replace(pair, eos_token_ids=frozenset({ending}))
     expected = [alone(pair, prompt, most) for prompt, most in zip(PROMPTS, MOST, strict=True)]
     assert any(text[-1] == ending for text in expected)
-    monkeypatch.setattr(type(pair.target), "batches", batches)
+    monkeypatch.setattr(type(pair.target), "why_not_batched", why_not)
     assert complete(pair, PROMPTS, MOST, [0.0] * 4, seed=1) == expected
 
 

@@ -147,7 +147,7 @@ class Ranks:
         rank 0 ends."""
         channel = Channel(self.total)
         # These properties run passes. All ranks compute them now, because no order would do it.
-        model.rows_agree, model.batches  # noqa: B018
+        model.rows_agree, model.why_not_batched  # noqa: B018
         if self.rank:
             code = follow(model, channel)
             self._stop()

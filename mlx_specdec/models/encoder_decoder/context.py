@@ -195,7 +195,7 @@ class EncoderDecoderModel:
 
     kind: Kind = "encoder-decoder"
     # A row's mask does not depend on how many rows a pass has.
-    rows_agree = batches = True
+    rows_agree = True
     lost = False
     why_not_batched = why_not_exact = ""
     _shares = False

@@ -251,10 +251,6 @@ class DecoderOnlyModel(TappedNetwork):
         return ""
 
     @property
-    def batches(self) -> bool:
-        return self._batch_trial.mask_axes is not None
-
-    @property
     def why_not_batched(self) -> str:
         return self._batch_trial.reason
 
@@ -263,7 +259,7 @@ class DecoderOnlyModel(TappedNetwork):
     ) -> Context:
         for prompt in prompts:
             check_prompt(prompt, self.vocabulary, self.max_length)
-        if len(prompts) > 1 and not self.batches:
+        if len(prompts) > 1 and self.why_not_batched:
             raise OptionError(
                 f"{type_name(self.network)} models decode one sequence at a time: "
                 f"{self.why_not_batched}"
