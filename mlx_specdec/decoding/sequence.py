@@ -111,13 +111,12 @@ class StopCriteria:
     Attributes:
         eos: Ids of EOS tokens.
         remaining: How many tokens may still be emitted.
-        stops: Finds stop strings in the text; None if there are none."""
+        stops: Finds stop strings in the text."""
 
     eos: Collection[int]
     remaining: int
     stream: TextStream
-    stops: StopStrings | None
-    _stopped: bool = field(default=False, init=False)
+    stops: StopStrings
 
     def take(self, tokens: Seq[int], drafted: int) -> Emission:
         """Emit tokens up to the first stop criterion. The first `drafted` ones are draft tokens."""
@@ -129,7 +128,7 @@ class StopCriteria:
         elif len(taken) == self.remaining:
             reason = "length"
         segments = [(taken[:drafted], True), (taken[drafted:], False)]
-        if self.stops is not None:
+        if self.stops.strings:
             segments = [([token], index < drafted) for index, token in enumerate(taken)]
         emitted: list[int] = []
         pieces: list[Piece] = []
@@ -139,7 +138,7 @@ class StopCriteria:
             emitted += ids
             if text := self._print([token for token in ids if token not in self.eos]):
                 pieces.append(Piece(text, is_draft))
-            if self._stopped:
+            if self.stops.met:
                 reason = "stop"
                 break
         self.remaining -= len(emitted)
@@ -157,27 +156,21 @@ class StopCriteria:
         return Emission(
             (),
             (Piece(rest, is_draft),) if rest else (),
-            "stop" if self._stopped else reason,
-            stop="" if self.stops is None else self.stops.met,
+            "stop" if self.stops.met else reason,
+            stop=self.stops.met,
         )
 
     def _print(self, ids: Seq[int]) -> str:
-        text = self.stream.push(ids) if ids else ""
-        if self.stops is None:
-            return text
-        safe, self._stopped = self.stops.push(text)
-        if not self._stopped and self.stops.would_stop(self.stream.pending()):
-            safe += self._rest()
-        return safe
+        text = self.stops.push(self.stream.push(ids)) if ids else ""
+        stops = self.stops.strings and not self.stops.met
+        if stops and self.stops.would_stop(self.stream.pending()):
+            text += self._rest()
+        return text
 
     def _rest(self) -> str:
-        if self._stopped:
+        if self.stops.met:
             return ""
-        text = self.stream.finish()
-        if self.stops is None:
-            return text
-        safe, self._stopped = self.stops.push(text)
-        return safe if self._stopped else safe + self.stops.finish()
+        return self.stops.push(self.stream.finish()) + self.stops.finish()
 
 
 @dataclass(eq=False)

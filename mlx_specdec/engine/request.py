@@ -176,7 +176,7 @@ class Job:
             stream=TextStream(
                 bound.tokenizer, {**shown, **request.shown}, () if starts else prefix
             ),
-            stops=StopStrings(tuple(options.stop)) if options.stop else None,
+            stops=StopStrings(tuple(options.stop)),
         )
         closing: Constraint | ThoughtBudget | None = constraint
         if request.thoughts is not None and request.thoughts.budget is not None:

@@ -97,31 +97,32 @@ class StopStrings:
     """A search for stop strings in a stream, which holds back possible beginnings of stop strings.
 
     Attributes:
+        strings: The stop strings, if any.
         met: The stop string that was found, or "".
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
+        self.strings = tuple(stops)
         self.met = ""
-        self._stops = tuple(stops)
         self._held = ""
 
-    def push(self, text: str) -> tuple[str, bool]:
-        """Return the text that may be printed, and whether a stop string was found."""
+    def push(self, text: str) -> str:
+        """Return the text that may be printed, up to the first stop string."""
         text = self._held + text
         if hit := self._first(text):
             place, self.met = hit
             self._held = ""
-            return text[:place], True
-        held = max(overlap(text, stop) for stop in self._stops)
+            return text[:place]
+        held = max((overlap(text, stop) for stop in self.strings), default=0)
         self._held = text[len(text) - held :]
-        return text[: len(text) - held], False
+        return text[: len(text) - held]
 
     def would_stop(self, text: str) -> bool:
         """Return whether a stop string would be found if `text` were pushed."""
         return self._first(self._held + text) is not None
 
     def _first(self, text: str) -> tuple[int, str] | None:
-        places = [(place, stop) for stop in self._stops if (place := text.find(stop)) >= 0]
+        places = [(place, stop) for stop in self.strings if (place := text.find(stop)) >= 0]
         return min(places, default=None)
 
     def finish(self) -> str:

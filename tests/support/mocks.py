@@ -14,6 +14,7 @@ from mlx_specdec.interfaces import Noise, NoiseSource, Proposal, Proposer, Rule,
 from mlx_specdec.sampling.distribution import Distribution
 from mlx_specdec.sampling.noise import SilentNoise
 from mlx_specdec.sampling.settings import Sampling
+from mlx_specdec.text.stream import StopStrings
 from mlx_specdec.verification.rules import Coupled
 
 VOCABULARY = 23
@@ -117,7 +118,6 @@ def decoding(
     count: int = 4,
     room: int = 30,
     eos: Sequence[int] = (),
-    stops: object = None,
     recorder: Recorder | None = None,
     settings: Sampling | None = None,
     noise: NoiseSource | None = None,
@@ -132,7 +132,7 @@ def decoding(
         prompt,
         Distribution(settings or Sampling(), VOCABULARY),
         noise or SilentNoise(),
-        StopCriteria(eos=eos, remaining=room, stream=LetterStream(), stops=stops),
+        StopCriteria(eos=eos, remaining=room, stream=LetterStream(), stops=StopStrings([])),
     )
     return Decoding(
         target=context,
