@@ -46,7 +46,7 @@ class Recording:
         right = bool(verdict.accepted[0, 0].item())
         self.right += "01"[right]
         chosen = proposal.tokens[:, 0] if right else verdict.next
-        return Verdict(proposal.none_accepted, chosen)
+        return Verdict(mx.zeros(proposal.tokens.shape, dtype=mx.bool_), chosen)
 
 
 def record(pair: Pair, prompt: str, temperature: float) -> str:

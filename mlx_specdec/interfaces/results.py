@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Protocol
 
 import mlx.core as mx
@@ -111,13 +110,9 @@ class Proposal:
     counts: tuple[int, ...] | None = None
     sources: tuple[str, ...] | None = None
 
-    @cached_property
+    @property
     def size(self) -> int:
         return self.tokens.shape[1]
-
-    @cached_property
-    def none_accepted(self) -> mx.array:
-        return mx.zeros(self.tokens.shape, dtype=mx.bool_)
 
     @classmethod
     def one_hot(cls, drafted: Sequence[Sequence[int]]) -> Proposal:

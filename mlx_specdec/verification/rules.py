@@ -60,7 +60,7 @@ class Coupled:
         choice = draw(log_p, noise.target(n + 1))
         if n == 0:
             # A shortcut for plain steps, in which every additional operation costs time.
-            return Verdict(proposal.none_accepted, choice.squeeze(1))
+            return Verdict(mx.zeros((len(choice), 0), dtype=mx.bool_), choice.squeeze(1))
         accepted = leading(self.passes(log_p[:, :n], choice[:, :n], proposal.tokens))
         return Verdict(accepted, row_after(choice, accepted))
 
@@ -135,7 +135,8 @@ class SampledRule(ABC):
         p = mx.softmax(log_p.astype(mx.float32), axis=-1)
         n = proposal.size
         if n == 0:
-            return Verdict(proposal.none_accepted, draw(mx.log(p[:, 0]), noise.correction()))
+            none = mx.zeros((len(p), 0), dtype=mx.bool_)
+            return Verdict(none, draw(mx.log(p[:, 0]), noise.correction()))
         q = draft_probabilities(proposal, p.shape[-1])
         uniforms = noise.accept(n)
         assert uniforms is not None, "there is no noise at temperature 0"
