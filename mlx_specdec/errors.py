@@ -50,6 +50,10 @@ def check_one_of(name: str, value: object, known: Collection[object]) -> None:
         raise OptionError(f"{name} must be one of {', '.join(map(str, known))}, not {value!r}")
 
 
+DAMAGED = (
+    "the model's logits are not numbers (NaN or infinite): its weights are damaged, or its "
+    "precision is too low for them; try --dtype float32"
+)
 NO_MEMORY = "the memory does not suffice: give less at once, or take a smaller model"
 _DEVICE_PROBLEMS = {
     "malloc]": NO_MEMORY,

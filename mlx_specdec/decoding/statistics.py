@@ -11,11 +11,6 @@ from .. import process
 from ..interfaces import Proposal, Scores
 from ..interfaces.results import RoundListener, RoundReport, RoundTimes, SequenceRound
 
-DAMAGED = (
-    "the model's logits are not numbers (NaN or infinite): its weights are damaged, or its "
-    "precision is too low for them; try --dtype float32"
-)
-
 
 @dataclass(frozen=True)
 class Seconds:

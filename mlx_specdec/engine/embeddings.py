@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..decoding.loop import CHUNK
-from ..decoding.statistics import DAMAGED
-from ..errors import DecodingError
+from ..errors import DAMAGED, DecodingError
 from ..interfaces import FINAL, feed
 from .pair import Pair
 

@@ -9,9 +9,9 @@ from typing import Self, cast
 
 from ..decoding.sequence import Emission, FinishReason, Piece, StopCriteria
 from ..decoding.sequence import Sequence as Decoded
-from ..decoding.statistics import DAMAGED, Recorder, Timed
+from ..decoding.statistics import Recorder, Timed
 from ..draft_length.length import DraftLength
-from ..errors import DecodingError, OptionError
+from ..errors import DAMAGED, DecodingError, OptionError
 from ..interfaces import NoiseSource, Progress, Proposer, Rule
 from ..models.base import check_prompt
 from ..options import Options

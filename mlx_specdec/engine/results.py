@@ -4,7 +4,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..decoding.sequence import Emission, FinishReason, TokenLogprob
-from ..decoding.statistics import DAMAGED, Statistics
+from ..decoding.statistics import Statistics
+from ..errors import DAMAGED
 
 STUCK = (
     "the text cannot go on as json-schema, regex or grammar demands: the model has no token for "

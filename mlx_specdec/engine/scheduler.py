@@ -12,8 +12,8 @@ from functools import cached_property
 from ..decoding.loop import Decoding, chunk
 from ..decoding.sequence import Emission
 from ..decoding.sequence import Sequence as Decoded
-from ..decoding.statistics import DAMAGED, Stopwatch
-from ..errors import SpecdecError, message
+from ..decoding.statistics import Stopwatch
+from ..errors import DAMAGED, SpecdecError, message
 from ..interfaces.results import RoundReport
 from ..options import Options
 from .memory import BatchSize, Extent, MemoryBudget, even

@@ -8,9 +8,8 @@ import mlx.core as mx
 import numpy as np
 
 from ..decoding.loop import chunk
-from ..decoding.statistics import DAMAGED
 from ..engine.pair import Pair
-from ..errors import DecodingError
+from ..errors import DAMAGED, DecodingError
 from ..interfaces import Context, feed
 from ..sampling.noise import derive_key
 

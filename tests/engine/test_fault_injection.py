@@ -21,7 +21,7 @@ import pytest
 
 from mlx_specdec.decoding.loop import PromptReader
 from mlx_specdec.decoding.sequence import Batch, Sequence
-from mlx_specdec.decoding.statistics import DAMAGED, Recorder, Stopwatch
+from mlx_specdec.decoding.statistics import Recorder, Stopwatch
 from mlx_specdec.draft_length.length import FixedLength
 from mlx_specdec.engine import prompt_cache as tree
 from mlx_specdec.engine.generate import generate, stream_generate
@@ -32,7 +32,7 @@ from mlx_specdec.engine.prompt_cache import PromptCache
 from mlx_specdec.engine.request import Job, Request
 from mlx_specdec.engine.results import Part
 from mlx_specdec.engine.scheduler import Scheduler
-from mlx_specdec.errors import DecodingError
+from mlx_specdec.errors import DAMAGED, DecodingError
 from mlx_specdec.models.distributed.leader import Channel, Follower, Leader, Op, Order, led
 from mlx_specdec.models.mlx_lm.context import DecoderOnlyContext
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel

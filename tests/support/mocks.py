@@ -7,9 +7,9 @@ import mlx.core as mx
 from mlx_specdec.decoding.loop import Decoding, PromptReader
 from mlx_specdec.decoding.sequence import Batch, Emission, StopCriteria
 from mlx_specdec.decoding.sequence import Sequence as Decoded
-from mlx_specdec.decoding.statistics import DAMAGED, Recorder, Statistics, Stopwatch
+from mlx_specdec.decoding.statistics import Recorder, Statistics, Stopwatch
 from mlx_specdec.draft_length.length import DraftLength, FixedLength
-from mlx_specdec.errors import DecodingError, RewindError
+from mlx_specdec.errors import DAMAGED, DecodingError, RewindError
 from mlx_specdec.interfaces import Noise, NoiseSource, Proposal, Proposer, Rule, Scores
 from mlx_specdec.sampling.distribution import Distribution
 from mlx_specdec.sampling.noise import SilentNoise
