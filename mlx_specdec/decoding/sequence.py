@@ -206,7 +206,7 @@ class Sequence:
     @property
     def remaining(self) -> int:
         """How many tokens may still be emitted; 0 after the end."""
-        return 0 if self._reason is not None else self.stop.remaining
+        return 0 if self.ended else self.stop.remaining
 
     def score(self, logits: mx.array, tokens: Seq[int]) -> None:
         """Add the log-probabilities of prompt tokens. logits: (rows, width); row i predicts token
@@ -231,7 +231,7 @@ class Sequence:
         last token is -1 if the target's row is NaN or infinite."""
         # The batch still runs passes over this row, and -1 is not a valid input token.
         self.committed += [max(0, token) for token in tokens]
-        if self._reason is not None:
+        if self.ended:
             return Emission((), (), self._reason)
         count = len(tokens) - (tokens[-1] < 0)
         problem: FinishReason = "damaged"
@@ -250,7 +250,7 @@ class Sequence:
 
     def finish(self, reason: FinishReason) -> Emission:
         """End the sequence unless it has ended; emitted tokens remain valid."""
-        if self._reason is not None:
+        if self.ended:
             return Emission((), (), self._reason)
         emission = self.stop.finish(reason)
         self._reason = emission.finish_reason
@@ -260,7 +260,7 @@ class Sequence:
         """End the sequence and discard the text that was held back."""
         if problem is not None:
             log.error("a text has failed", exc_info=problem)
-        if self._reason is None:
+        if not self.ended:
             # Without the traceback, whose frames keep arrays alive.
             self.problem = None if problem is None else problem.with_traceback(None)
             self._reason = "failed"

@@ -175,8 +175,7 @@ def build(key: IndexKey, documents: list[Integers]) -> DocumentIndex:
         _delete_old(key.file.parent, places.nbytes + len(searched))
         stream.write(places.data)
         stream.write(searched)
-    saved = read(key)
-    return DocumentIndex(places.data, searched) if saved is None else saved
+    return read(key) or DocumentIndex(places.data, searched)
 
 
 def _delete_old(directory: Path, needed: int) -> None:

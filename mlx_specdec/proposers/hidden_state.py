@@ -145,8 +145,7 @@ class Confidence:
     to the tokens that the drafter expected to be accepted."""
 
     def __init__(self) -> None:
-        self._expected = self._accepted = 0.0
-        self._pending = 0.0
+        self._expected = self._accepted = self._pending = 0.0
 
     @property
     def scale(self) -> float:

@@ -250,8 +250,8 @@ class Constraint:
         return list(takewhile(lambda token: token < self.size, tokens))
 
     def _answer(self, ask: Callable[[], Answer], otherwise: Answer) -> Answer:
-        """Return the result of `ask`, or `otherwise` if llguidance fails. After a
-        failure, the constraint of this sequence is stuck."""
+        """Return the result of `ask`, or `otherwise` if llguidance fails. After a failure, the
+        constraint of this sequence is stuck."""
         if not self._failed:
             try:
                 return ask()
