@@ -300,7 +300,8 @@ class AutoLength(DraftLength):
             table.add(source.costs, length, seconds)
             if seconds > table.seconds * (1 + TOO_EXPENSIVE * max(1, length)):
                 size.due = 0
-        added = 1 + report.accepted / len(report.sequences)
+        rows = report.sequences
+        added = 1 + sum(row.accepted for row in rows) / len(rows)
         for name in self._unread:
             proposed = drafted and name == source.name
             self._unread[name] = 0.0 if proposed else self._unread[name] + added

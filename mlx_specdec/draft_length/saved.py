@@ -18,7 +18,7 @@ FORMAT = 4
 """The layout of the files. It is part of their names, so that other layouts are not read."""
 WRITE_EVERY = 10.0
 """Seconds between two writes of a file, because a write takes as long as a round of a small pair.
-A process that ends loses what it has learned since its last write."""
+The end of a process loses the rounds after the last write."""
 
 
 class Memory:
