@@ -248,8 +248,9 @@ def test_texts_are_those_of_whole_passes(
     # Quantized caches have no such kernel.
     assert (max(map(len, calls), default=0) > 1) == (name != "8 bits")
     calls.clear()
-    together = list(generate_many(pair, requests, batch_size=3))
+    together = list(generate_many(pair, requests, requests[0].options, batch_size=3))
     assert [result.tokens for result in together] == plain
+    assert all(result.stats.drafted for result in together)
     assert max(map(len, calls), default=0) > 1 or name == "8 bits"
     assert any(result.stats.drafted > result.stats.accepted > 0 for result in alone)
 

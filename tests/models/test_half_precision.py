@@ -82,7 +82,7 @@ def test_drafts_and_batches_change_no_text(family: str, dtype: str) -> None:
         Request(PROMPT[:3], replace(settings, temperature=0.8)),
     ]
     alone = generate(pair, requests[1].prompt, requests[1].options)
-    first, second = generate_many(pair, requests, batch_size=2)
+    first, second = generate_many(pair, requests, settings, batch_size=2)
     assert pair.target.rows_agree and alone.stats.drafted and first.stats.drafted
     for request, results in zip(requests, ([first], [second, alone]), strict=True):
         expected = plain(pair, request, TOKENS)

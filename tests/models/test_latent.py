@@ -113,7 +113,8 @@ def test_texts_with_drafts_are_those_without(name: str, made: Any) -> None:
     before = absorbed_calls()
     alone = [generate(pair, each.prompt, each.options) for each in requests]
     assert [each.tokens for each in alone] == plain
-    together = list(generate_many(pair, requests, batch_size=3))
+    together = list(generate_many(pair, requests, requests[0].options, batch_size=3))
+    assert all(each.stats.drafted for each in together)
     assert [each.tokens for each in together] == plain
     assert any(each.stats.drafted > each.stats.accepted > 0 for each in alone)
     assert absorbed_calls() > before

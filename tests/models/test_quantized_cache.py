@@ -77,7 +77,8 @@ def test_texts_with_drafts_are_those_without(
     ]
     alone = [generate(pair, request.prompt, request.options) for request in requests]
     assert [result.tokens for result in alone] == plain
-    together = list(generate_many(pair, requests, batch_size=3))
+    together = list(generate_many(pair, requests, requests[0].options, batch_size=3))
+    assert all(result.stats.drafted for result in together)
     assert [result.tokens for result in together] == plain
     assert any(result.stats.drafted > result.stats.accepted > 0 for result in alone)
 
