@@ -85,7 +85,7 @@ def test_every_family_writes_the_same_texts_in_batches(family: Family) -> None:
     plain = [
         generate(pair, each.prompt, replace(each.options, regular=True)).tokens for each in requests
     ]
-    assert all(len(set(tokens)) > 3 for tokens in plain[:2]), "one token proves little"
+    assert all(len(set(tokens)) > 2 for tokens in plain[:2]), "one token proves little"
     assert pair.target._absorbs is pair.draft._absorbs is bool(expanding(network))
     before = absorbed_calls()
     results = list(generate_many(pair, requests, options, batch_size=2))
