@@ -96,8 +96,7 @@ class TextIndex:
             end: The last tokens of the sequence, at most DEPTH.
             count: How many following tokens to return.
             least: Length of the shortest match, in tokens."""
-        size, numbers, capacity = len(end), self._numbers, self._capacity
-        wanted = int.from_bytes(np.array(end, np.int32).tobytes(), "little")
+        size, numbers, capacity, wanted = len(end), self._numbers, self._capacity, -1
         levels = zip(self._tables, self._slots(reversed(end)), strict=False)
         for (gram, latest, before), slot in reversed(list(levels)):
             place, age, length = latest[slot], 0, max(gram, least)
@@ -107,6 +106,8 @@ class TextIndex:
                 # A chain ends at a position that newer tokens have overwritten.
                 if not place or older <= age:
                     break
+                if wanted < 0:  # most searches find no candidate and do not need it
+                    wanted = int.from_bytes(np.array(end, np.int32).tobytes(), "little")
                 differs = int.from_bytes(numbers[place - size : place], "little") ^ wanted
                 common = size - (differs.bit_length() + 31) // 32
                 if common > length:
