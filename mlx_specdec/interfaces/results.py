@@ -113,6 +113,7 @@ class Proposal:
 
     @property
     def size(self) -> int:
+        """The number n of draft tokens per row, padding included."""
         return self.tokens.shape[1]
 
     @classmethod
