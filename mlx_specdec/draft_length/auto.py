@@ -17,9 +17,11 @@ from .saved import Memory
 
 MOST = 16
 """The longest draft of a proposer with weights, in tokens, and the longest that is timed."""
-EVERY, TRIED, EXPLORE = 8, 3, 64
-"""Rounds between two choices, rounds of a trial, and rounds before the first trial. Later trials of
-a batch are EXPLORE rounds per sequence apart, because a trial costs more there."""
+EVERY, TRIED, FIRST, EXPLORE = 8, 3, 16, 64
+"""Rounds between two choices, rounds of a trial, rounds before the first trial, and rounds between
+two trials. The first trials are FIRST, 2 FIRST, ... rounds apart. In a batch, this is multiplied by
+the number of sequences, because a trial costs more there. Of three plain steps of a trial, only the
+second one is timed."""
 BETTER = 1.03
 """In a batch, drafting must be 3 % better than plain decoding for each doubling of the sequences.
 They end at different times, and a row that has ended costs more in rounds with drafts."""
@@ -110,7 +112,7 @@ class CostTable:
         names: `Source.costs` of all proposers."""
         trials = f"trials of {rows} rows, {doublings} doublings"
         self._copied = trials not in memory.entries
-        self.trials = memory.entries.setdefault(trials, [EXPLORE, 0])
+        self.trials = memory.entries.setdefault(trials, [FIRST, 0])
         self.doublings, self._costs = doublings, {}
         self.ratios: dict[str, list[float]] = {}
         for name in ("", *names):
@@ -201,6 +203,7 @@ class _Size:
         rate: Tokens per plain step's time of the best candidate, which a trial does not change; for
             plain decoding in a batch, what drafts must reach.
         due: Rounds until the next choice.
+        in_flight: Whether the newest round has submitted the pass of the next one.
         idle: Choices since a free proposer drafted in a batch."""
 
     rows: int
@@ -208,6 +211,7 @@ class _Size:
     limits: dict[str, int] = field(default_factory=dict)
     rate: float = 1.0
     due: int = 0
+    in_flight: bool = False
     idle: int = 0
 
 
@@ -287,14 +291,18 @@ class AutoLength(DraftLength):
         table, unread = size.table, self._unread.get(source.name, 0.0)
         kind = (source.costs if drafted else "", drafted, size.rows)
         self._memory.rounds[kind] += 1
-        # The first round of a kind may have compiled kernels. A plain step that submits no further
-        # pass waits for a pass that was submitted earlier.
+        if report.ended and report.pipelined:
+            seconds *= 2  # the pass in flight is wasted
+        # The first plain step after a draft takes the time of two passes, and the last one none.
+        steady = drafted or (report.pipelined and size.in_flight)
+        size.in_flight = report.pipelined
+        # The first round of a kind may have compiled kernels.
         usable = self._memory.rounds[kind] > 1 and drafted <= MOST
         if usable and drafted and unread > UNREAD:
             steps = seconds / table.seconds - table.ratios[source.costs][drafted]
             prefill = self._prefill(source)
             prefill[0] = (prefill[0] + max(0.0, steps / unread)) / 2
-        elif usable and (drafted or report.pipelined):
+        elif usable and steady:
             limit = size.limits.get(source.name, 0) if drafted and source.stops else 0
             length = max(drafted, limit)
             table.add(source.costs, length, seconds)
@@ -346,7 +354,7 @@ class AutoLength(DraftLength):
         size.rate = rates[best]
         if tries and table.trials[0] <= 0:
             table.trials[1] += 1
-            table.trials[0] = size.rows * EXPLORE
+            table.trials[0] = size.rows * min(EXPLORE, FIRST * table.trials[1])
             if (tried := self._trial(table, rates, best)) != best:
                 best, size.due = tried, TRIED
         if best != PLAIN:

@@ -181,14 +181,28 @@ def test_a_first_round_that_stalled_is_corrected_in_the_next_completion() -> Non
     assert sum(n >= 3 for n in chosen[-50:]) > 40
 
 
-def test_a_plain_step_whose_pass_was_submitted_earlier_is_not_timed() -> None:
+def test_plain_steps_that_fill_or_empty_the_pipeline_are_not_timed() -> None:
     lengths = AutoLength([DRAFT], known((DRAFT, 0.9, 0.5)))
     lengths.begin(10, 5, 1_000)
     before = lengths.size(1).table.seconds
+    lengths.on_round(a_round(0, steps=2.0))
     lengths.on_round(a_round(0, steps=0.1, pipelined=False))
     assert lengths.size(1).table.seconds == before
-    lengths.on_round(a_round(0, steps=2.0))
+    lengths.on_round(a_round(0))
+    lengths.on_round(a_round(0, steps=1.5))
     assert lengths.size(1).table.seconds > before
+
+
+@pytest.mark.parametrize(("pipelined", "dearer"), [(True, True), (False, False)])
+def test_a_plain_step_that_wastes_a_pass_at_the_end_costs_two(
+    pipelined: bool, dearer: bool
+) -> None:
+    lengths = AutoLength([DRAFT], known((DRAFT, 0.9, 0.5)))
+    lengths.begin(10, 5, 1_000)
+    before = lengths.size(1).table.seconds
+    lengths.on_round(a_round(0))
+    lengths.on_round(a_round(0, pipelined=pipelined, ended=True))
+    assert (lengths.size(1).table.seconds > 1.05 * before) is dearer
 
 
 def test_the_first_round_of_a_kind_in_a_process_is_not_timed() -> None:
