@@ -68,9 +68,12 @@ class TextIndex:
         begin = self._end
         self._end += len(tokens)
         self._log[begin : self._end] = tokens
-        longest, unsigned = self._grams[-1], tokens.astype(np.uint32)
-        # The first n-grams of a column are not linked, so it does not matter what is rolled in.
-        columns = (np.roll(unsigned, back) for back in range(1, min(longest, len(tokens) - 1) + 1))
+        longest = self._grams[-1]
+        # The first n-grams of a column are not linked, so it does not matter what precedes them.
+        padded = np.concatenate((np.zeros(longest, np.uint32), tokens.astype(np.uint32)))
+        columns = (
+            padded[longest - back : -back] for back in range(1, min(longest, len(tokens) - 1) + 1)
+        )
         for level, slots in enumerate(self._slots(columns)):
             first = self._grams[level]
             self._link(level, slots[first:], np.arange(begin + first, self._end, dtype=np.int32))
