@@ -94,8 +94,8 @@ class Options(Sampling):
         top_k: Sample from this many of the most likely tokens; 0 for all.
         top_p: Sample from the most likely tokens with this total probability; 1 for all.
         min_p: Sample from tokens with at least this share of the largest probability; 0 for all.
-        repetition_penalty: Divide positive logits of tokens seen before by this number, and
-            multiply negative ones by it; 1 changes nothing.
+        repetition_penalty: For tokens that were seen before, divide positive logits by this number
+            and multiply negative ones by it; 1 changes nothing.
         presence_penalty: Subtract this from the logits of every token seen before.
         frequency_penalty: Subtract this from a token's logit for each time that it was seen.
         logit_bias: The numbers that are added to the logits of single tokens, by id; -inf bans.

@@ -1,4 +1,4 @@
-"""Loads a pair, which is a target with its tokenizer and its drafter, from names of models."""
+"""Load a pair by the names of its models. A pair is a target with its tokenizer and drafters."""
 
 import time
 import weakref

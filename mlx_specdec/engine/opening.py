@@ -27,8 +27,8 @@ from .prompt_cache import PromptCache
 from .request import Job, Overrides, Request, for_model, make_rule, most_drafted
 
 TEMPERATURES = (0.0, 0.4, 0.8, 1.2)
-"""Upper bounds of ranges of temperature. Within a range draft tokens are assumed to have the same
-acceptance rate, so that saved rates are shared."""
+"""Upper bounds of ranges of temperature. All temperatures of a range share the saved acceptance
+rates."""
 _version = functools.cache(version)
 """Looking it up takes as long as a step of a small model."""
 

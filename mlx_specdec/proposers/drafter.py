@@ -80,7 +80,7 @@ class Drafter:
         name: Name in the table of proposers.
         make: Makes the proposer of one request.
         most: Largest draft length to consider, in tokens.
-        nbytes: Size of the weights in bytes; 0 means that drafting costs almost nothing.
+        nbytes: Size of the weights in bytes. A drafter without weights costs almost nothing.
         identity: Distinguishes drafters of the same name, such as draft models.
         stops: Whether the proposer shortens its proposals by `Setup.prices`.
         causes: Why its draft tokens may hardly ever be accepted, for a warning."""

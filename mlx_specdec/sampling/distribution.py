@@ -152,8 +152,7 @@ class Distribution:
     ) -> mx.array:
         """Return log p, up to a constant, of the last m positions, (1, m, vocabulary).
 
-        The dtype is float32, except for greedy rows without bias or penalties, which keep the
-        model's dtype.
+        Greedy rows without bias or penalties keep the model's dtype. All other rows are float32.
 
         Args:
             logits: (1, m, width), m <= n + 1; the last row is for the token after `drafted`.

@@ -228,8 +228,8 @@ class Engine:
         self.close()
 
     def join(self, seconds: float) -> bool:
-        """Wait for the end of the engine, and return whether it has ended. The thread of an engine
-        that was unloaded goes on."""
+        """Wait for the end of the engine and of its thread, and return whether both have ended. If
+        the engine was unloaded, its thread still serves other models, and does not count."""
         assert self.worker is not None, "the engine was not started"
         ended = self._ended.wait(seconds)
         if ended and not self._unloads:

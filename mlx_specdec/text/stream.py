@@ -36,8 +36,8 @@ class TextStream:
         self._printed = len(self._before)
 
     def _end_of(self, ids: Sequence[int]) -> list[int]:
-        """Return the last SHORT_WINDOW printed ids, or more if they begin within a run of byte
-        pieces."""
+        """Return the last SHORT_WINDOW ids that are not special. If these begin within a run of
+        byte pieces, return the whole run."""
         window: list[int] = []
         for id in reversed(ids):
             if len(window) >= SHORT_WINDOW and window[-1] not in self._bytes:

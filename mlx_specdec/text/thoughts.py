@@ -27,7 +27,7 @@ class Thoughts:
 
     @property
     def tokens(self) -> int:
-        """The number of tokens of thoughts so far, without marks."""
+        """The number of thought tokens so far. Start and end marks do not count."""
         return self.spent - (self.matched if self.open else 0)
 
     @property

@@ -37,7 +37,7 @@ COMPARED = (
 LONGEST = 1024
 """Maximum bytes of a message between ranks; the rest is cut off."""
 MEETING = 60.0
-"""Seconds within which all ranks have to be started."""
+"""Seconds that a rank waits for the other ranks when it starts."""
 LATE = "not all ranks have come within {:g} seconds: start all together"
 FAILED, REFUSED = 1, 2
 """Exit codes."""
