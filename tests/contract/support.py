@@ -1,0 +1,241 @@
+"""Tiny checkpoints, commands and servers for tests through the public face.
+
+`command` runs a command in this process, which takes milliseconds where a new process takes a
+second. `served` starts `mlx-specdec serve` as a process of its own."""
+
+import contextlib
+import io
+import json
+import os
+import re
+import runpy
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from tokenizers import AddedToken, Tokenizer
+
+from ..support import tiny
+from ..support.tokenizers import byte_level
+
+ROOT = Path(__file__).resolve().parents[2]
+PATIENCE = 120.0
+"""Seconds that a test waits for a server before it fails. Nothing takes this long."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a command ended: exit code, standard output and standard error."""
+
+    code: int
+    out: str
+    err: str
+
+    def refuses(self, *parts: str) -> None:
+        """Check for one line on standard error with all parts, and exit code 2."""
+        assert (self.code, self.out) == (2, ""), self
+        assert self.err.startswith("error: ") and self.err.count("\n") == 1, self.err
+        for part in parts:
+            assert part in self.err, self.err
+
+
+def command(*arguments: object, stdin: str | bytes = "") -> Outcome:
+    """Run `mlx-specdec` with these arguments in this process, without a terminal."""
+    data = stdin.encode() if isinstance(stdin, str) else stdin
+    before = sys.argv, sys.stdin, signal.getsignal(signal.SIGINT)
+    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
+    sys.argv = ["mlx-specdec", *map(str, arguments)]
+    sys.stdin = io.TextIOWrapper(io.BytesIO(data), encoding="utf-8")
+    code: Any = 0
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            runpy.run_module("mlx_specdec", run_name="__main__")
+    except SystemExit as end:
+        code = end.code or 0
+    finally:
+        sys.argv, sys.stdin = before[:2]
+        signal.signal(signal.SIGINT, before[2])
+        signal.set_wakeup_fd(-1)
+    texts = []
+    for stream in (out, err):
+        stream.flush()
+        texts.append(stream.buffer.getvalue().decode())  # type: ignore[attr-defined]
+    return Outcome(code, *texts)
+
+
+def process(*arguments: object, stdin: bytes = b"", **environment: str) -> Outcome:
+    """Run `mlx-specdec` with these arguments in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-m", "mlx_specdec", *map(str, arguments)],
+        input=stdin,
+        capture_output=True,
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        timeout=PATIENCE,
+    )
+    return Outcome(done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+def checkpoint(
+    directory: Path,
+    family: str = "llama",
+    *,
+    seed: int = 0,
+    template: str = "",
+    tokens: tuple[str, ...] = (),
+    special: bool = False,
+    **config: Any,
+) -> Path:
+    """Write a tiny random decoder-only model of a family in tests/support/tiny.py.
+
+    Args:
+        template: The chat template; a model without one does not chat.
+        tokens: Strings that become one token each.
+        special: Whether these tokens are special, so that they are never printed.
+        config: Changes of config.json.
+    """
+    byte_level(directory, **({"chat_template": template} if template else {}))
+    file = str(directory / "tokenizer.json")
+    tokenizer = Tokenizer.from_file(file)
+    added = [AddedToken(token, special=special, normalized=False) for token in tokens]
+    (tokenizer.add_special_tokens if special else tokenizer.add_tokens)(added)
+    tokenizer.save(file)
+    tiny.write(family, directory, seed, vocab_size=tokenizer.get_vocab_size(), **config)
+    return directory
+
+
+def moved(source: Path, target: Path, amount: float = 0.05) -> Path:
+    """Copy a checkpoint with each weight changed by a random number: a draft for it."""
+    target.mkdir(parents=True, exist_ok=True)
+    for file in source.iterdir():
+        if file.suffix != ".safetensors":
+            (target / file.name).write_bytes(file.read_bytes())
+    weights = mx.load(str(source / "model.safetensors"))
+    keys = mx.random.split(mx.random.key(1), len(weights))
+    changed = {
+        name: array + amount * mx.random.normal(array.shape, key=key)
+        for (name, array), key in zip(sorted(weights.items()), keys, strict=True)
+    }
+    mx.save_safetensors(str(target / "model.safetensors"), changed, {"format": "mlx"})
+    return target
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An HTTP answer: status, headers with names in small letters, and body."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def events(self) -> list[Any]:
+        """The JSON of each server-sent event, or of each line of ollama's streams."""
+        lines = [line.removeprefix("data: ") for line in self.body.decode().splitlines()]
+        return [json.loads(line) for line in lines if line.startswith("{")]
+
+
+class Server:
+    """A running `mlx-specdec serve`.
+
+    log, printed: The lines that it has written to standard error and to standard output."""
+
+    def __init__(self, running: "subprocess.Popen[str]") -> None:
+        self.process, self.log, self.printed = running, list[str](), list[str]()
+        self.port = 0
+        self._listens = threading.Event()
+        self._readers = [threading.Thread(target=read) for read in (self._read, self._read_out)]
+        for reader in self._readers:
+            reader.start()
+
+    def _read_out(self) -> None:
+        assert self.process.stdout is not None
+        with self.process.stdout as lines:
+            self.printed += (line.rstrip("\n") for line in lines)
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.log.append(line.rstrip("\n"))
+            if not self.port and (found := re.search(r"http://[^/:]+:(\d+)", line)):
+                self.port = int(found[1])
+                self._listens.set()
+        self.process.stderr.close()
+        self._listens.set()
+
+    def ready(self) -> None:
+        """Wait until the server listens and its first model is loaded."""
+        assert self._listens.wait(PATIENCE) and self.port, self.log
+        end = time.monotonic() + PATIENCE
+        while self.get("/health").status != 200:
+            assert time.monotonic() < end and self.process.poll() is None, self.log
+            time.sleep(0.02)
+
+    def ask(self, path: str, body: Any = None, **headers: str) -> Answer:
+        """Send a body as JSON, or the bytes themselves; without a body the method is GET."""
+        data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", data)
+        for name, value in {"Content-Type": "application/json", **headers}.items():
+            request.add_header(name.replace("_", "-"), value)
+        try:
+            with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
+                fields = {name.lower(): value for name, value in answer.headers.items()}
+                return Answer(answer.status, fields, answer.read())
+        except urllib.error.HTTPError as error:
+            with error:
+                fields = {name.lower(): value for name, value in error.headers.items()}
+                return Answer(error.code, fields, error.read())
+
+    def get(self, path: str) -> Answer:
+        return self.ask(path)
+
+    def ok(self, path: str, **body: Any) -> Any:
+        """Send a body that must be answered with 200, and return the JSON of the answer."""
+        answer = self.ask(path, body)
+        assert answer.status == 200, answer.body
+        return answer.json
+
+    def close(self, wait: float = PATIENCE) -> int:
+        """End the server as Ctrl-C does, and return its exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGINT)
+        try:
+            return self.process.wait(wait)
+        finally:
+            self.process.kill()
+            for reader in self._readers:
+                reader.join()
+
+
+@contextlib.contextmanager
+def served(*flags: object, **environment: str) -> Iterator[Server]:
+    """Start `mlx-specdec serve` with these flags on a free port, and end it afterwards."""
+    running = subprocess.Popen(
+        [sys.executable, "-m", "mlx_specdec", "serve", "--port", "0", *map(str, flags)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        bufsize=1,
+    )
+    server = Server(running)
+    try:
+        server.ready()
+        yield server
+    finally:
+        server.close()
