@@ -94,10 +94,12 @@ class Options(Sampling):
         top_k: Sample from this many of the most likely tokens; 0 for all.
         top_p: Sample from the most likely tokens with this total probability; 1 for all.
         min_p: Sample from tokens with at least this share of the largest probability; 0 for all.
-        repetition_penalty: For tokens that were seen before, divide positive logits by this number
-            and multiply negative ones by it; 1 changes nothing.
-        presence_penalty: Subtract this from the logits of every token seen before.
-        frequency_penalty: Subtract this from a token's logit for each time that it was seen.
+        repetition_penalty: For tokens in the prompt and in the completion so far, divide positive
+            logits by this number and multiply negative ones by it; 1 changes nothing. The prompt of
+            an encoder-decoder model does not count.
+        presence_penalty: Subtract this from the logit of every token in the completion so far.
+        frequency_penalty: Subtract this from a token's logit for each time that it occurs in the
+            completion so far.
         logit_bias: The numbers that are added to the logits of single tokens, by id; -inf bans.
         xtc_probability: The probability in [0, 1] of excluding the top choices of a position.
         xtc_threshold: The probability in [0, 0.5] above which a token is a top choice.

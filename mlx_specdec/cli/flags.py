@@ -276,7 +276,9 @@ class ModelSampling(SamplingFlags):
     top_k: int | None = flag(None, TOP_K, show_default=by_model("0"))  # type: ignore[assignment]
     min_p: float | None = flag(None, MIN_P, show_default=by_model("0"))  # type: ignore[assignment]
     repetition_penalty: float | None = flag(
-        None, "The factor against earlier tokens; 1 is off.", show_default=by_model("1")
+        None,
+        "The factor against tokens of the prompt and the output; 1 is off.",
+        show_default=by_model("1"),
     )
 
     def for_options(self) -> dict[str, Any]:
@@ -346,8 +348,12 @@ class Penalties(Flags):
     xtc_threshold: float = flag(
         0.1, "The probability above which all tokens but the least likely one are top choices."
     )
-    presence_penalty: float = flag(0.0, "The amount subtracted from the logit of earlier tokens.")
-    frequency_penalty: float = flag(0.0, "The amount subtracted for each time a token occurred.")
+    presence_penalty: float = flag(
+        0.0, "The amount subtracted from the logits of tokens in the output."
+    )
+    frequency_penalty: float = flag(
+        0.0, "The amount subtracted for each time that a token occurs in the output."
+    )
     logit_bias: list[str] | None = flag(
         None,
         "A value to add to the logit of one token id; the flag may be repeated.",

@@ -181,7 +181,7 @@ class Job:
         closing: Constraint | ThoughtBudget | None = constraint
         if request.thoughts is not None and request.thoughts.budget is not None:
             closing = ThoughtBudget(request.thoughts, bound.vocabulary, constraint)
-        distribution = Distribution(options, bound.vocabulary, ids, closing)
+        distribution = Distribution(options, bound.vocabulary, ids, closing, len(prefix))
         noise = make_noise(bound, ids, options)
         # At temperature 0, several rule names mean the same rule class.
         rule = type(make_rule(options)), options.delta

@@ -114,7 +114,7 @@ def score(pair: Pair, options: Options, prompt: Prompt, tokens: Sequence[int]) -
     ids = encode(bound, prompt, options)
     committed = beginning(bound, ids, options)
     constraint = bound.constraint(options.constraint, options.logit_bias)
-    distribution = Distribution(options, bound.vocabulary, ids, constraint)
+    distribution = Distribution(options, bound.vocabulary, ids, constraint, len(committed))
     noise = make_noise(bound, ids, options)
     context: Context = pair.target.open(ids)
     rows = ROWS if pair.target.rows_agree else 1

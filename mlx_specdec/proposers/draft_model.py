@@ -193,12 +193,13 @@ class DraftModel(Proposer):
     def _row(self, prompt: Sequence[int], recalled: tuple[int, Cached | None]) -> DraftRow:
         length, cached = recalled
         fits = self._positions_after(len(prompt)) > 0
+        prefix = len(self.model.prefix(prompt))
         return DraftRow(
-            Distribution(self.settings, self.vocabulary, prompt),
+            Distribution(self.settings, self.vocabulary, prompt, prefix_length=prefix),
             prompt if fits else prompt[:1],
             cached if fits else None,
             fits,
-            prefill=len(self.model.prefix(prompt)) - 1,
+            prefill=prefix - 1,
             target_length=length,
         )
 

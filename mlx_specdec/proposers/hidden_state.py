@@ -42,8 +42,8 @@ def drafter(pair: LoadedPair) -> Drafter | None:
     network = pair.drafter_network
 
     def make(setup: Setup) -> HiddenStateDrafter:
-        settings = setup.sampling, pair.vocabulary, setup.prices
-        return HiddenStateDrafter(network, *settings, eager=setup.eager)
+        settings = setup.sampling, pair.vocabulary, setup.prices, setup.eager
+        return HiddenStateDrafter(network, *settings, pair.target.prefix)
 
     made = Drafter(
         network.kind,
@@ -58,14 +58,15 @@ def drafter(pair: LoadedPair) -> Drafter | None:
 
 @dataclass(eq=False)
 class HiddenStateDrafter(Proposer):
-    """A proposer of one sequence. `settings` and `vocabulary` are the target's. Setup explains
-    `prices` and `eager`."""
+    """A proposer of one sequence. `settings`, `vocabulary` and `prefix` are the target's. Setup
+    explains `prices` and `eager`."""
 
     network: DrafterNetwork
     settings: Sampling
     vocabulary: int
     prices: Callable[[], Prices | None] | None = None
     eager: bool = True
+    prefix: Callable[[Sequence[int]], list[int]] = list
 
     def __post_init__(self) -> None:
         self.taps = self.network.taps
@@ -82,7 +83,10 @@ class HiddenStateDrafter(Proposer):
 
     def begin(self, prompts: Sequence[Sequence[int]]) -> None:
         [prompt] = prompts
-        self._distributions = [Distribution(self.settings, self.vocabulary, prompt)]
+        length = len(self.prefix(prompt))
+        self._distributions = [
+            Distribution(self.settings, self.vocabulary, prompt, prefix_length=length)
+        ]
 
     def observe(self, tokens: Sequence[Sequence[int]], scores: Sequence[Scores]) -> None:
         """Collect the target's hidden states. If many wait, read all but the last, whose next token

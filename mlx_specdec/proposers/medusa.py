@@ -1,7 +1,7 @@
 """The proposer with Medusa heads on the target's last hidden state, one head per draft position
 (Cai et al., arXiv 2401.10774, section 2.1.1)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -25,7 +25,7 @@ def drafter(pair: LoadedPair) -> Drafter | None:
     heads = pair.heads
     return Drafter(
         "medusa",
-        lambda setup: Medusa(heads, setup.sampling, pair.vocabulary),
+        lambda setup: Medusa(heads, setup.sampling, pair.vocabulary, pair.target.prefix),
         most=min(heads.count, MOST_DRAFTED),
         nbytes=heads.nbytes,
     )
@@ -34,18 +34,21 @@ def drafter(pair: LoadedPair) -> Drafter | None:
 @dataclass(eq=False)
 class Medusa(Proposer):
     """A proposer that drafts from the hidden state which predicted the newest committed token.
-    `settings` and `vocabulary` are the target's, since q must be filtered like p."""
+    `settings`, `vocabulary` and `prefix` are the target's, since q must be filtered like p."""
 
     heads: MedusaHeads
     settings: Sampling
     vocabulary: int
+    prefix: Callable[[Sequence[int]], list[int]] = list
 
     taps = (FINAL,)
     batches = True
 
     def begin(self, prompts: Sequence[Sequence[int]]) -> None:
+        settings = self.settings, self.vocabulary
         self._distributions = [
-            Distribution(self.settings, self.vocabulary, prompt) for prompt in prompts
+            Distribution(*settings, prompt, prefix_length=len(self.prefix(prompt)))
+            for prompt in prompts
         ]
         self._states: list[mx.array | None] = [None] * len(prompts)
 

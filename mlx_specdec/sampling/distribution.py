@@ -24,13 +24,20 @@ def fit_vocabulary(logits: mx.array, vocabulary: int) -> mx.array:
     return mx.concatenate([logits, tail], axis=-1)
 
 
-def apply_penalties(logits: mx.array, counts: mx.array, settings: Sampling) -> mx.array:
-    """Penalise tokens by their earlier occurrences. counts: float32, broadcastable to logits."""
+def apply_penalties(
+    logits: mx.array, counts: mx.array, settings: Sampling, in_prefix: mx.array
+) -> mx.array:
+    """Penalize tokens by their earlier occurrences.
+
+    Args:
+        counts: How often each token occurs in the completion, float32 that broadcasts to logits.
+        in_prefix: Whether each token occurs before the completion, (vocabulary,) bool. Only the
+            repetition penalty counts these tokens."""
     occurred = counts > 0
     if settings.repetition_penalty != 1:
         penalty = settings.repetition_penalty
         scaled = mx.where(logits > 0, logits / penalty, logits * penalty)
-        logits = mx.where(occurred, scaled, logits)
+        logits = mx.where(occurred | in_prefix, scaled, logits)
     if settings.presence_penalty != 0:
         logits = logits - settings.presence_penalty * occurred.astype(logits.dtype)
     if settings.frequency_penalty != 0:
@@ -121,6 +128,7 @@ class Distribution:
         prompt: Determines, with the seed, at which positions XTC applies.
         constraint: The state of a grammar or of a thought's budget after the committed tokens; only
             a target has one.
+        prefix_length: The number of committed tokens before the completion.
         kind: Distributions of equal kind compute the same function if no constraint is in force,
             so one call can serve a batch.
     """
@@ -129,10 +137,12 @@ class Distribution:
     vocabulary: int
     prompt: Sequence[int] = ()
     constraint: Constraint | ThoughtBudget | None = None
+    prefix_length: int = 0
 
     def __post_init__(self) -> None:
         settings = self.settings
-        self._counted = 0
+        self._counted = self.prefix_length
+        self._in_prefix: mx.array | None = None
         self._counts: mx.array | None = None
         if settings.counts_tokens:
             self._counts = mx.zeros((self.vocabulary,), dtype=mx.float32)
@@ -184,7 +194,8 @@ class Distribution:
             dense[mx.array(list(bias))] = mx.array(list(bias.values()))
             rows = rows + dense
         if counts is not None:
-            rows = apply_penalties(rows, counts, settings)
+            assert self._in_prefix is not None, "_count has computed it"
+            rows = apply_penalties(rows, counts, settings, self._in_prefix)
         if settings.temperature == 0:
             return rows
         if settings.temperature < COLD:
@@ -212,17 +223,22 @@ class Distribution:
     def _count(
         self, counts: mx.array, committed: Sequence[int], drafted: mx.array, rows: int
     ) -> mx.array:
-        """Return how often each token occurs before each of the last `rows` positions, float32 that
-        broadcasts to (1, rows, vocabulary)."""
-        new = [token for token in committed[self._counted :] if token < self.vocabulary]
+        """Return how often each token occurs in the completion before each of the last `rows`
+        positions, float32 that broadcasts to (1, rows, vocabulary)."""
+        if self._in_prefix is None:
+            self._in_prefix = self._added(counts, committed[: self.prefix_length]) > 0
+        self._counts = counts = self._added(counts, committed[self._counted :])
         self._counted = len(committed)
-        if new:
-            self._counts = counts = counts.at[mx.array(new)].add(1.0)
         if drafted.shape[1] == 0:
             return counts
         hits = drafted[..., None] == mx.arange(self.vocabulary)
         hits = mx.pad(hits.astype(mx.float32), [(0, 0), (0, 1), (0, 0)])
         return counts + mx.cumsum(hits, axis=1, inclusive=False)[:, -rows:]
+
+    def _added(self, counts: mx.array, tokens: Sequence[int]) -> mx.array:
+        """Return `counts` plus the occurrences of each of these tokens."""
+        ids = [token for token in tokens if token < self.vocabulary]
+        return counts.at[mx.array(ids)].add(1.0) if ids else counts
 
 
 def log_probabilities(

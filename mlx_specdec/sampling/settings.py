@@ -29,11 +29,12 @@ class Sampling:
         top_k: Number of tokens to keep; 0 = off.
         top_p: Probability mass to keep, at least LEAST_TOP_P; 1 = off.
         min_p: Least probability relative to the most likely token, in [0, 1); 0 = off.
-        repetition_penalty: Within REPETITION_PENALTIES; 1 = off. Positive logits of tokens that
-            occurred before are divided by it, negative ones multiplied (Keskar et al., arXiv
-            1909.05858, section 4.1).
-        presence_penalty: Subtracted from the logit of every token that occurred; at most LARGEST.
-        frequency_penalty: Subtracted once per occurrence of the token; at most LARGEST.
+        repetition_penalty: Within REPETITION_PENALTIES; 1 = off. Positive logits of tokens in the
+            prompt and the completion are divided by it, negative ones multiplied (Keskar et al.,
+            arXiv 1909.05858, section 4.1).
+        presence_penalty: Subtracted from the logit of every token in the completion; at most
+            LARGEST.
+        frequency_penalty: Subtracted once per occurrence in the completion; at most LARGEST.
         logit_bias: Added to logits by token id; at most LARGEST, or -inf to ban a token.
         xtc_probability: Probability in [0, 1] that a position excludes its top choices; 0 = off.
         xtc_threshold: Probability in [0, 0.5] above which a token is a top choice.

@@ -349,6 +349,7 @@ class Completion(Generated, Constrained):
     frequency_penalty: Penalty | None = None
     repetition_penalty: Repetition | None = None
     repeat_penalty: Repetition | None = None
+    repeat_last_n: Annotated[StrictInt, Field(ge=-1), integral] | None = None
     xtc_probability: Annotated[Number, Field(ge=0, le=1)] | None = None
     xtc_threshold: Annotated[Number, Field(ge=0, le=0.5)] | None = None
     prediction: PredictedOutput | None = None

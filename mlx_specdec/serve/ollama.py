@@ -35,7 +35,7 @@ from .tasks import EngineTask
 LINES = "application/x-ndjson"
 VERSION = "0.12.6"
 """The version of ollama whose API this is. Some clients refuse old ones."""
-OPTIONS = ("top_k", "seed", "stop", *SAME)
+OPTIONS = ("top_k", "seed", "stop", "repeat_last_n", *SAME)
 """Options that a chat completion of OpenAI's API has as well."""
 FOREVER = datetime.max.replace(tzinfo=UTC, microsecond=0)
 """The time of expiry that is reported for a model that stays until another needs its memory."""

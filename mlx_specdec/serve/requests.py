@@ -31,7 +31,9 @@ from .stored import StoredResponses
 
 LANGUAGES = ("target_lang", "source_lang")
 SAME: tuple[str, ...] = ("temperature", "top_p", "min_p", "xtc_probability", "xtc_threshold")
-SAME += (*LANGUAGES, "repetition_penalty", "presence_penalty", "frequency_penalty")
+PENALTIES = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0}
+"""The values that turn penalties off."""
+SAME += (*LANGUAGES, *PENALTIES)
 """Fields with the meaning of the option of the same name."""
 TEMPLATE_FIELDS: tuple[str, ...] = ("messages", "tools", "functions", "chat_template_kwargs")
 TEMPLATE_FIELDS += ("reasoning", "reasoning_effort")
@@ -343,6 +345,8 @@ class RequestParser:
         changes: dict[str, Any] = {name: body[name] for name in SAME if name in body}
         if body.get("top_p") == 0:
             changes["top_p"] = LEAST_TOP_P  # only the likeliest token remains
+        if body.get("repeat_last_n") == 0:
+            changes |= PENALTIES
         changes["top_k"] = max(0, body.get("top_k", self.options.top_k))
         if "stop" in body:
             stop = body["stop"]

@@ -135,7 +135,7 @@ def test_penalties_equal_mlx_lms(settings: dict[str, float], make: Any) -> None:
 
 def penalised(logits: mx.array, tokens: list[int], settings: Sampling) -> mx.array:
     counts = mx.zeros((VOCABULARY,)).at[mx.array(tokens)].add(1.0)
-    return apply_penalties(logits, counts, settings)
+    return apply_penalties(logits, counts, settings, mx.zeros((VOCABULARY,), dtype=mx.bool_))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,248 @@
+"""Presence and frequency penalties count the completion; the repetition penalty counts the prompt
+too."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mlx_specdec import (
+    Options,
+    Pair,
+    PromptCache,
+    Request,
+    generate,
+    generate_many,
+    load,
+    stream_generate,
+    stream_many,
+)
+
+from .support import ROOT, Server, checkpoint, command, moved, served
+
+TEMPLATE = "{% for m in messages %}{{ m.content }}{% if not loop.last %}\n{% endif %}{% endfor %}"
+COUNTED = Options(
+    max_tokens=14, presence_penalty=2.5, frequency_penalty=1.5, num_draft=3, cost_cache=False
+)
+REPEATED = Options(max_tokens=14, repetition_penalty=1e6, num_draft=3, cost_cache=False)
+LETTERS = (
+    "return open(path).read().split('n') def read_lines abcdefghijklmnopqrstuvwxyz;:!?-_0123456"
+)
+PROMPTS = ["def read_lines(path):", LETTERS, "naïve café naïve café naïve"]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp("penalties")
+    moved(checkpoint(home / "target", template=TEMPLATE), home / "draft")
+    return home
+
+
+@pytest.fixture(scope="module")
+def pair(home: Path) -> Pair:
+    return load(home / "target", home / "draft")
+
+
+def laws(
+    pair: Pair, prompts: Sequence[list[int]], options: Options
+) -> list[tuple[list[int], np.ndarray[Any, Any]]]:
+    """Return the tokens of each completion and the log-probabilities of all tokens before
+    penalties, (tokens, vocabulary)."""
+    requests = [Request(prompt, options, top_logprobs=pair.vocabulary) for prompt in prompts]
+    tokens: list[list[int]] = [[] for _ in prompts]
+    rows: list[list[Any]] = [[] for _ in prompts]
+    for part in stream_many(pair, requests, options, batch_size=len(prompts)):
+        assert part.error is None
+        tokens[part.number] += part.emission.tokens
+        for entry in part.emission.logprobs:
+            row = np.full(pair.vocabulary, -np.inf)
+            row[[id for id, _ in entry.top]] = [logprob for _, logprob in entry.top]
+            rows[part.number].append(row)
+    return [(ids, np.array(row)) for ids, row in zip(tokens, rows, strict=True)]
+
+
+@pytest.fixture(scope="module")
+def prompts(pair: Pair) -> list[list[int]]:
+    return [pair.tokenizer.encode(prompt) for prompt in PROMPTS]
+
+
+def test_presence_and_frequency_count_the_completion(pair: Pair, prompts: list[list[int]]) -> None:
+    found = laws(pair, prompts, COUNTED)
+    changed = 0
+    for tokens, rows in found:
+        seen: Counter[int] = Counter()
+        for token, row in zip(tokens, rows, strict=True):
+            counts = np.array([seen[id] for id in range(pair.vocabulary)])
+            penalized = row - 2.5 * (counts > 0) - 1.5 * counts
+            assert token == penalized.argmax()
+            changed += penalized.argmax() != row.argmax()
+            seen[token] += 1
+    assert changed > 0
+
+
+def test_repetition_counts_prompt_and_completion(pair: Pair, prompts: list[list[int]]) -> None:
+    """With a bias that makes all logits positive, this penalty leaves no penalized token."""
+    options = replace(REPEATED, logit_bias=dict.fromkeys(range(pair.vocabulary), 100.0))
+    for prompt, (tokens, rows) in zip(prompts, laws(pair, prompts, options), strict=True):
+        seen = list(prompt)
+        for token, row in zip(tokens, rows, strict=True):
+            row[seen] = -np.inf
+            assert token == row.argmax()
+            seen.append(token)
+
+
+@pytest.mark.parametrize("settings", [COUNTED, REPEATED, replace(COUNTED, temperature=0.8, seed=3)])
+def test_drafts_batches_and_cached_prompts_equal_plain_decoding(
+    pair: Pair, prompts: list[list[int]], settings: Options
+) -> None:
+    drafted, cache = replace(settings, proposer="draft"), PromptCache(max_bytes=1 << 24)
+    plain = [generate(pair, prompt, replace(settings, regular=True)).tokens for prompt in prompts]
+    assert [generate(pair, prompts[0], drafted).tokens] == plain[:1]
+    together = generate_many(pair, prompts, drafted, batch_size=3)
+    assert [result.tokens for result in together] == plain
+    for cached in (False, True):
+        result = stream_generate(pair, prompts[1], drafted, cache=cache).result()
+        assert (result.tokens, result.labels.cached_tokens > 0) == (plain[1], cached)
+
+
+@pytest.mark.parametrize(
+    "model, temperature", [("target", 0), ("target", 1), (ROOT / "weights/t5-enfr", 1)]
+)
+def test_a_draft_is_penalized_like_the_target(home: Path, model: Path, temperature: float) -> None:
+    """The target as its own draft model drafts the completion."""
+    alike = load(home / model, home / model)
+    options = replace(COUNTED, temperature=temperature, max_tokens=9, repetition_penalty=1.2)
+    stats = generate(alike, "translate English to French: Where is the station?", options).stats
+    assert stats.accepted == stats.drafted > 0
+
+
+def first_token_is_in(pair: Pair) -> str:
+    """Return a text whose greedy next token it contains already."""
+    for shift in range(60):
+        prompt = LETTERS[shift:] + LETTERS[:shift]
+        [token] = generate(pair, prompt, Options(max_tokens=1)).tokens
+        if token in pair.tokenizer.encode(prompt) and pair.tokenizer.decode([token]).strip():
+            return prompt
+    raise AssertionError("no text continues with one of its tokens")
+
+
+@pytest.fixture(scope="module")
+def prompt(pair: Pair) -> str:
+    return first_token_is_in(pair)
+
+
+def test_the_first_token_of_a_completion_is_not_penalized(pair: Pair, prompt: str) -> None:
+    for options in (Options(max_tokens=1), Options(max_tokens=1, temperature=1.0, seed=5)):
+        free = generate(pair, prompt, options).tokens
+        for name in ("presence_penalty", "frequency_penalty"):
+            assert generate(pair, prompt, replace(options, **{name: 50.0})).tokens == free
+    free = generate(pair, prompt, Options(max_tokens=1)).tokens
+    assert generate(pair, prompt, Options(max_tokens=1, repetition_penalty=50.0)).tokens != free
+
+
+def test_flags_count_the_completion(home: Path, prompt: str) -> None:
+    flags = ("--model", home / "target", "-m", 1, "--quiet", "--no-cache")
+    free = command("generate", prompt, *flags)
+    assert free.code == 0 and free.out.strip()
+    for name in ("--presence-penalty", "--frequency-penalty"):
+        assert command("generate", prompt, *flags, name, 50).out == free.out
+    assert command("generate", prompt, *flags, "--repetition-penalty", 50).out != free.out
+
+
+@pytest.fixture(scope="module")
+def server(home: Path) -> Iterator[Server]:
+    with served("--model", home / "target", "--draft-model", home / "draft", "--greedy") as server:
+        yield server
+
+
+def completions(server: Server, prompt: str, **fields: Any) -> Any:
+    return server.ok("/v1/completions", prompt=prompt, max_tokens=1, **fields)["choices"][0]["text"]
+
+
+def chat(server: Server, prompt: str, **fields: Any) -> Any:
+    messages = [{"role": "user", "content": prompt}]
+    answer = server.ok("/v1/chat/completions", messages=messages, max_tokens=1, **fields)
+    return answer["choices"][0]["message"]["content"]
+
+
+def continued(server: Server, prompt: str, **fields: Any) -> Any:
+    """The assistant's message has been begun: its beginning belongs to the prompt."""
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": prompt}]
+    fields |= {"continue_final_message": True, "max_tokens": 1}
+    answer = server.ok("/v1/chat/completions", messages=messages, **fields)
+    return answer["choices"][0]["message"]["content"]
+
+
+def several(server: Server, prompt: str, **fields: Any) -> Any:
+    fields |= {"n": 2, "max_tokens": 1}
+    answer = server.ok("/v1/completions", prompt=prompt, **fields)
+    return [choice["text"] for choice in answer["choices"]]
+
+
+def responses(server: Server, prompt: str, **fields: Any) -> Any:
+    answer = server.ok("/v1/responses", input=prompt, max_output_tokens=1, **fields)
+    return answer["output"][0]["content"][0]["text"]
+
+
+def ollama_chat(server: Server, prompt: str, **fields: Any) -> Any:
+    messages = [{"role": "user", "content": prompt}]
+    options = {"num_predict": 1, **fields}
+    answer = server.ok("/api/chat", model="m", messages=messages, options=options, stream=False)
+    return answer["message"]["content"]
+
+
+def ollama_generate(server: Server, prompt: str, **fields: Any) -> Any:
+    options = {"num_predict": 1, **fields}
+    body = {"model": "m", "prompt": prompt, "raw": True, "stream": False, "options": options}
+    return server.ok("/api/generate", **body)["response"]
+
+
+def tgi(server: Server, prompt: str, **fields: Any) -> Any:
+    parameters = {"max_new_tokens": 1, "do_sample": False, **fields}
+    return server.ok("/generate", inputs=prompt, parameters=parameters)["generated_text"]
+
+
+EVERY = (completions, chat, continued, several, responses, ollama_chat, ollama_generate, tgi)
+
+
+@pytest.mark.parametrize("api", EVERY, ids=lambda api: api.__name__)
+def test_no_api_penalizes_the_prompt(server: Server, prompt: str, api: Any) -> None:
+    free = api(server, prompt)
+    assert free
+    assert api(server, prompt, frequency_penalty=50) == free
+    if api is not tgi:
+        assert api(server, prompt, presence_penalty=50) == free
+
+
+REPETITION = {ollama_chat: "repeat_penalty", ollama_generate: "repeat_penalty"}
+
+
+@pytest.mark.parametrize(
+    "api", [api for api in EVERY if api is not responses], ids=lambda api: api.__name__
+)
+def test_the_repetition_penalty_counts_the_prompt(server: Server, prompt: str, api: Any) -> None:
+    assert api(server, prompt, **{REPETITION.get(api, "repetition_penalty"): 50}) != api(
+        server, prompt
+    )
+
+
+@pytest.mark.parametrize(
+    "api", [completions, chat, ollama_chat, ollama_generate], ids=lambda api: api.__name__
+)
+def test_penalties_over_the_last_0_tokens_are_off(server: Server, prompt: str, api: Any) -> None:
+    free = api(server, prompt)
+    for last, equal in ((0, True), (-1, False), (64, False)):
+        found = api(server, prompt, repeat_penalty=50, repeat_last_n=last)
+        assert (found == free) is equal
+
+
+@pytest.mark.parametrize("last", [-2, 1.5])
+def test_a_wrong_number_of_last_tokens_is_named(server: Server, last: Any) -> None:
+    answer = server.ask(
+        "/api/generate", {"model": "m", "prompt": "a", "options": {"repeat_last_n": last}}
+    )
+    assert answer.status == 400 and "repeat_last_n" in answer.json["error"]
