@@ -16,7 +16,7 @@ from ..sampling.settings import integer
 from .memory import AutoBatchSize, BatchSize
 from .pair import Pair
 from .prompt_cache import PromptCache
-from .request import Overrides, Prompt, Request, encode, for_model
+from .request import SIMULATED, Overrides, Prompt, Request, encode, for_model
 from .results import Part, Result
 from .scheduler import Scheduler
 
@@ -173,9 +173,7 @@ def stream_many(
         pair: The models that `load` returns.
         prompts: Prompts as `generate` takes them, or requests, which have their own options. The
             iterator may be endless.
-        options: The settings of the prompts that are no requests, and the proposer and the rule of
-            all of them. The `num_draft` of a request only limits the draft length. None for
-            `Options()`.
+        options: The settings of the prompts that are no requests. None for `Options()`.
         batch_size: The maximum number of sequences in one pass of the target; "auto" for the number
             that brings the most tokens per second.
         memory_budget: The bytes for all sequences together. Sequences that do not fit wait. None
@@ -206,7 +204,7 @@ def stream_many(
     if isinstance(prompts, str):
         raise PromptError("prompts must be a list: put the text into one")
     if options.simulated_acceptance is not None:
-        raise OptionError("simulate-acceptance measures one text: leave it out for many")
+        raise OptionError(SIMULATED)
     mx.reset_peak_memory()
     requests = (
         prompt if isinstance(prompt, Request) else Request(prompt, options) for prompt in prompts

@@ -45,6 +45,13 @@ def pair_key(pair: Pair) -> dict[str, str | int]:
     }
 
 
+def drafting(options: Options) -> tuple[object, ...]:
+    """Return the options that decide on drafters, draft length and kind of passes. Requests share
+    passes only if these are equal."""
+    length, free = (options.num_draft, options.cost_cache), options.constraint is None
+    return options.proposer, length, options.regular, options.exact, free
+
+
 def source(drafter: Drafter, options: Options) -> Source:
     """Return what the choice of the draft length needs to know about a drafter."""
     name = f"{drafter.identity or drafter.name}, {drafter.nbytes} bytes"
@@ -154,11 +161,11 @@ CANNOT = "cannot take several sequences in one pass"
 
 @dataclass(eq=False)
 class Opener:
-    """The opener of requests that share options: it finds their drafters and cached prefixes.
+    """The opener of requests that are drafted alike: it finds drafters and cached prefixes.
 
     Attributes:
         pair: Target and drafters.
-        options: The shared options.
+        options: Options of one request; `drafting` of all requests is equal, or this one counts.
         overrides: Objects that a caller passed in place of options.
         cache: The prefix cache, or None.
         failed: Receives the exceptions that the cache raises.
@@ -211,7 +218,9 @@ class Opener:
 
     def job(self, number: int, request: Request) -> Job:
         """Create the job of a new request. Raises PromptError and OptionError."""
-        return Job.of(self.pair, number, request, self._chosen, self.overrides)
+        alone = request.scores_prompt or not self.batched
+        shares = drafting(self.options), number if alone else -1
+        return Job.of(self.pair, number, request, self._chosen, self.overrides, shares)
 
     def open(self, jobs: Sequence[Job], watch: Stopwatch) -> Decoding:
         options = jobs[0].options

@@ -80,6 +80,7 @@ class Overrides:
     progress: Progress | None = None
 
 
+SIMULATED = "simulate-acceptance measures one text: leave it out for many"
 HOTTEST_TRIAL = 1.0
 """Temperature above which a low acceptance rate is no sign of a wrong drafter. Neither is one under
 a constraint or with simulated acceptance."""
@@ -136,9 +137,14 @@ class Job:
         request: Request,
         chosen: Sequence[Drafter],
         overrides: Overrides = Overrides(),
+        shares: object = None,
     ) -> Self:
-        """Create the job of a new request. `chosen` are the drafters of all requests. Raises
-        PromptError and OptionError."""
+        """Create the job of a new request. Raises PromptError and OptionError.
+
+        Args:
+            chosen: The drafters.
+            shares: Equal for jobs that may share passes, if their rules are equal too.
+        """
         ids, bound, options = prepared(pair, request.prompt, request.options)
         if request.ignore_eos:
             bound = replace(bound, eos_token_ids=frozenset())
@@ -186,13 +192,12 @@ class Job:
         # At temperature 0, several rule names mean the same rule class.
         rule = type(make_rule(options)), options.delta
         alike = replace(options, seed=0, max_tokens=1, stop=())
-        alone = number if request.scores_prompt else -1
         return cls(
             *(pair, number, options, ids),
             sequence=Decoded(prefix, distribution, noise, stop, request.top_logprobs),
             labels=labels,
-            reads_with=(alike, request.prediction, request.tenant, alone),
-            rule=(*rule, options.posterior_threshold, options.posterior_alpha, alone),
+            reads_with=(alike, request.prediction, request.tenant, shares),
+            rule=(*rule, options.posterior_threshold, options.posterior_alpha, shares),
             chosen=chosen,
             prediction=tuple(id for id in request.prediction if 0 <= id < pair.vocabulary),
             tenant=request.tenant,

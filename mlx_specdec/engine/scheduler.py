@@ -13,14 +13,14 @@ from ..decoding.loop import Decoding, chunk
 from ..decoding.sequence import Emission
 from ..decoding.sequence import Sequence as Decoded
 from ..decoding.statistics import Stopwatch
-from ..errors import DAMAGED, SpecdecError, message
+from ..errors import DAMAGED, OptionError, SpecdecError, message
 from ..interfaces.results import RoundReport
 from ..options import Options
 from .memory import BatchSize, Extent, MemoryBudget, even
-from .opening import Opener
+from .opening import Opener, drafting
 from .pair import Pair
 from .prompt_cache import PromptCache
-from .request import Job, Overrides, Request
+from .request import SIMULATED, Job, Overrides, Request
 from .results import Part
 
 BROKEN = "this text could not go on, since something failed inside"
@@ -79,7 +79,8 @@ class Scheduler:
     Attributes:
         pair: The models.
         requests: The requests; None if they come one by one through `add`.
-        options: The settings that decide on proposer, rule and draft length of all requests.
+        options: The settings that decide on proposer and draft length of all requests that come one
+            by one. The `num_draft` and `regular` of such a request only limit its draft length.
         size: The maximum number of sequences in a pass.
         cache: The prefix cache.
         memory_budget: The bytes for all sequences; None takes `memory.default_budget`.
@@ -108,11 +109,12 @@ class Scheduler:
         self._joins_at = JOINS_AT if self._listed else 0.0
         shared = self.pair, self.options, self.overrides, self.cache, self._note, self.size.size
         self._opener = Opener(*shared, one_by_one=not self._listed)
+        self._openers = {drafting(self.options): self._opener}
         self.why_not = self._opener.why_not
         if not self._opener.batched:
             self.size = BatchSize(1)
         self._watch = Stopwatch(
-            [self, self._opener.lengths],
+            [self],
             timed=self.overrides.timed,
             shared=lambda: len(self._running) + len(self._reading) > 1,
         )
@@ -129,9 +131,10 @@ class Scheduler:
 
     @cached_property
     def budget(self) -> MemoryBudget:
+        openers = self._openers.values()
         return MemoryBudget(
             self.pair,
-            self._opener.drafters(),
+            [drafter for opener in openers for drafter in opener.drafters()],
             self.memory_budget,
             cached=0 if self.cache is None else self.cache.max_bytes,
             step=self.options.prefill_step_size,
@@ -195,13 +198,16 @@ class Scheduler:
 
     def save_costs(self) -> None:
         """Save the costs and acceptance rates of the rounds so far."""
-        self._opener.lengths.save()
+        for opener in self._openers.values():
+            opener.lengths.save()
 
     def add(self, number: int, request: Request) -> None:
         """Add a request under a new number. It is prefilled when there is room. An unusable request
         returns a part with an error in the next step."""
         try:
-            job = self._opener.job(number, request)
+            if request.options.simulated_acceptance is not None:
+                raise OptionError(SIMULATED)
+            job = self._opener_of(request.options).job(number, request)
             self.budget.check(len(job.ids), job.sequence.remaining)
         except SpecdecError as problem:  # the request itself is unusable
             self._failed.append(Part(number, Emission((), ()), error=str(problem)))
@@ -222,6 +228,14 @@ class Scheduler:
         self._jobs[job.sequence] = job
         self._reading.append(Group(self._opener.open([job], self._watch), [job]))
 
+    def _opener_of(self, options: Options) -> Opener:
+        """Return the opener of a request with these options. Raises OptionError."""
+        key = drafting(options)
+        if self._listed and key not in self._openers:
+            self._openers[key] = replace(self._opener, options=options)
+            self.__dict__.pop("budget", None)  # its drafters may need memory too
+        return self._openers.get(key, self._opener)
+
     def cancel(self, number: int) -> None:
         """End a request without a last part."""
         if (job := self._find(number)) is not None:
@@ -233,7 +247,7 @@ class Scheduler:
         return None if job is None else self._part(job, job.sequence.finish("interrupted"))
 
     def on_round(self, report: RoundReport) -> None:
-        """Pass the report of a round to the statistics of each request; see RoundListener."""
+        """Pass the report of a round to the draft length and to the statistics of each request."""
         assert self._in_step is not None
         alone = len(report.sequences) == 1
         for sequence, row in zip(self._in_step.sequences, report.sequences, strict=True):
@@ -246,6 +260,7 @@ class Scheduler:
                 if self.raises:
                     raise
                 sequence.fail(problem)
+        self._in_step.draft_length.on_round(report)
 
     def _find(self, number: int) -> Job | None:
         return next((job for job in self._jobs.values() if job.number == number), None)
@@ -280,7 +295,8 @@ class Scheduler:
         while jobs := self._next_jobs():
             self._waiting = [job for job in self._waiting if job not in jobs]
             try:
-                self._reading.append(Group(self._opener.open(jobs, self._watch), jobs))
+                opener = self._opener_of(jobs[0].options)
+                self._reading.append(Group(opener.open(jobs, self._watch), jobs))
             except Exception as problem:
                 self._fail(jobs, problem, a_pass=True)
 

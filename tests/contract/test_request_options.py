@@ -1,0 +1,155 @@
+"""The options of each `Request` hold, whatever the shared options and the other requests say."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlx_specdec import (
+    DecodingError,
+    OptionError,
+    Options,
+    Pair,
+    Request,
+    Result,
+    generate,
+    generate_many,
+    load,
+    stream_many,
+)
+
+from .support import checkpoint, moved
+
+PROMPTS = ["def read_lines(path):", "read read read read", "Les élèves mangent des pâtes"]
+BASE = Options(max_tokens=10, num_draft=3, cost_cache=False, temperature=0.7, seed=7)
+SCHEMA = {"type": "object", "properties": {"n": {"type": "boolean"}}, "required": ["n"]}
+SCHEMA["additionalProperties"] = False
+OWN: dict[str, dict[str, Any]] = {
+    "exact": {"exact": True},
+    "draft model": {"proposer": "draft"},
+    "lookup": {"proposer": "ngram", "temperature": 0.0, "num_draft": 4},
+    "no proposer": {"proposer": "none"},
+    "regular": {"regular": True},
+    "shorter drafts": {"num_draft": 1},
+    "longer drafts": {"num_draft": 6},
+    "no drafts": {"num_draft": 0},
+    "token rule": {"rule": "token"},
+    "block rule": {"rule": "block"},
+    "typical rule": {"rule": "typical", "posterior_threshold": 0.2, "posterior_alpha": 0.6},
+    "lenience": {"delta": 0.4},
+    "greedy lenience": {"delta": 0.6, "temperature": 0.0},
+    "seed": {"seed": 11},
+    "stop": {"stop": "e", "max_tokens": 20},
+    "schema": {"json_schema": SCHEMA, "max_tokens": 24},
+    "regex": {"regex": "[ab]{3,6}"},
+    "grammar": {"grammar": 'start: "yes" | "no"'},
+    "penalties": {"repetition_penalty": 1.3, "presence_penalty": 1.0, "frequency_penalty": 0.5},
+    "filters": {"top_k": 30, "top_p": 0.9, "min_p": 0.01},
+    "choices": {"xtc_probability": 0.5, "xtc_threshold": 0.01},
+    "biases": {"logit_bias": {70: 4.0}},
+    "more ends": {"extra_eos_token": list(range(40, 120))},
+    "prompt template": {"chat_template": False},
+    "system prompt": {"system_prompt": "Read lines."},
+    "template settings": {"chat_template_config": {"greeting": "Salut !"}},
+    "chunks": {"prefill_step_size": 2},
+    "match": {"proposer": "ngram", "temperature": 0.0, "ngram_min": 1, "ngram_choice": "frequent"},
+}
+TEMPLATE = "{{ greeting }}{% for m in messages %}{{ m.content }}\n{% endfor %}"
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    home = tmp_path_factory.mktemp("options")
+    target = checkpoint(home / "target", template=TEMPLATE, max_position_embeddings=512)
+    return load(target, moved(target, home / "draft", 0.02))
+
+
+def shown(result: Result) -> Any:
+    """Return what a request alone and among others must have in common. The draft of the last
+    round may be longer in a batch, which can change the last tokens if the rule is lossy."""
+    tokens = result.tokens[: -BASE.num_draft if result.labels.lossy else None]
+    text = "" if result.labels.lossy else result.text
+    return text, tokens, result.finish_reason, result.labels
+
+
+def alone(pair: Pair, request: Request) -> Any:
+    return shown(generate(pair, request.prompt, request.options))
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_an_option_of_a_request_holds(pair: Pair, name: str) -> None:
+    """Two requests have the option and one has the shared options."""
+    own = replace(BASE, **OWN[name])
+    requests = [Request(prompt, own) for prompt in PROMPTS[:2]] + [Request(PROMPTS[2], BASE)]
+    expected = [generate(pair, one.prompt, one.options) for one in requests]
+    together = generate_many(pair, requests, BASE, batch_size=3)
+    assert list(map(shown, together)) == list(map(shown, expected))
+    in_turn = generate_many(pair, requests, BASE, batch_size=1)
+    assert list(map(shown, in_turn)) == list(map(shown, expected))
+    for one, other in zip(in_turn, expected, strict=True):
+        assert (one.tokens, one.stats.drafted) == (other.tokens, other.stats.drafted)
+        assert one.stats.accepted_by_position == other.stats.accepted_by_position
+
+
+@pytest.mark.parametrize("shared", [{"regular": True}, {"proposer": "ngram"}, {"exact": True}])
+def test_the_shared_options_decide_on_no_request(pair: Pair, shared: dict[str, Any]) -> None:
+    names = ("draft model", "no drafts", "token rule", "exact")
+    options = [replace(BASE, **OWN[name]) for name in names]
+    requests = [Request(PROMPTS[0], one) for one in options]
+    results = generate_many(pair, requests, replace(BASE, **shared), batch_size=4)
+    assert [shown(result) for result in results] == [alone(pair, one) for one in requests]
+
+
+def test_all_options_together_are_decoded_side_by_side(pair: Pair) -> None:
+    requests = [Request(PROMPTS[0], replace(BASE, **settings)) for settings in OWN.values()]
+    results = generate_many(pair, requests, batch_size=8)
+    assert [shown(result) for result in results] == [alone(pair, one) for one in requests]
+    lengths = {
+        name: len(result.stats.drafted_by_position)
+        for name, result in zip(OWN, results, strict=True)
+    }
+    assert [lengths[name] for name in ("no drafts", "regular", "no proposer")] == [0, 0, 0]
+    assert [lengths[name] for name in ("shorter drafts", "exact", "longer drafts")] == [1, 3, 6]
+
+
+def test_a_length_of_auto_holds(pair: Pair) -> None:
+    """Automatic lengths follow the clock, so that only the completion is compared."""
+    own = replace(BASE, num_draft="auto", proposer="draft")
+    requests = [Request(PROMPTS[0], own), Request(PROMPTS[1], BASE)]
+    results = generate_many(pair, requests, replace(BASE, regular=True), batch_size=2)
+    assert [result.tokens for result in results] == [
+        generate(pair, one.prompt, one.options).tokens for one in requests
+    ]
+    assert [result.labels.num_draft for result in results] == ["auto", 3]
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "simulated": ({"simulated_acceptance": 0.5}, "simulate-acceptance measures one text"),
+    "heads": ({"proposer": "medusa"}, "medusa"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_hold_is_refused_in_one_sentence(pair: Pair, name: str) -> None:
+    settings, sentence = REFUSED[name]
+    own = replace(BASE, **settings)
+    requests = [Request(PROMPTS[0], own), Request(PROMPTS[1], BASE)]
+    parts = [part for part in stream_many(pair, requests, BASE) if part.error or part.result]
+    assert {part.number for part in parts} == {0, 1}
+    [error] = [part.error for part in parts if part.number == 0]
+    assert error is not None and sentence in error and "\n" not in error
+    [result] = [part.result for part in parts if part.number == 1]
+    assert result is not None and shown(result) == alone(pair, requests[1])
+    with pytest.raises(DecodingError, match="^prompt 0: .*" + sentence):
+        generate_many(pair, requests, BASE)
+    with pytest.raises(OptionError, match=sentence):
+        list(stream_many(pair, PROMPTS, own))
+
+
+def test_exact_is_refused_where_it_is_impossible(tmp_path: Path) -> None:
+    pair = load(checkpoint(tmp_path, "mamba2"))
+    with pytest.raises(DecodingError, match=r"prompt 1: exact is impossible for .*: "):
+        generate_many(
+            pair, [Request(PROMPTS[0], BASE), Request(PROMPTS[1], replace(BASE, exact=True))]
+        )
