@@ -230,7 +230,8 @@ class Opener:
             self.lengths.begin(len(sequence.committed), len(prompts[0]), sequence.remaining)
         proposer = self._make_proposer(jobs)
         if self.overrides.proposer is not None:
-            proposer = Checked(self.overrides.proposer, self.pair.target.vocabulary)
+            widths = self.pair.target.vocabulary, self.pair.vocabulary
+            proposer = Checked(self.overrides.proposer, *widths)
         cached = [self._cached(job, proposer) for job in jobs]
         prefixes = [states.pop(TARGET, None) for states in cached]
         context = self.pair.target.open_batch(prompts, prefixes)

@@ -177,28 +177,61 @@ class Checked(Delegating):
     beyond it, so such an id never reaches the target, and `observe` raises DecodingError.
 
     Args:
-        vocabulary: The number of ids that the target's embedding has."""
+        vocabulary: The number of ids that the target's embedding has.
+        width: The number of ids of a distribution."""
 
-    def __init__(self, proposer: Proposer, vocabulary: int) -> None:
+    def __init__(self, proposer: Proposer, vocabulary: int, width: int) -> None:
         super().__init__([proposer])
-        self._vocabulary = vocabulary
+        self._name = type(proposer).__name__
+        self._vocabulary, self._width = vocabulary, width
         self._valid = mx.array(True)
 
     def propose(self, committed: Sequence[Sequence[int]], limit: int, noise: Noise) -> Proposal:
+        """See Proposer. Raises DecodingError if the caller's proposer returns anything else than a
+        proposal for one sequence."""
         made = self._parts[0].propose(committed, limit, noise)
+        if wrong := self._wrong(made, limit):
+            raise DecodingError(f"{self._name}.propose returned {wrong}")
         valid = (made.tokens >= 0) & (made.tokens < self._vocabulary)
         self._valid = mx.all(valid)
         mx.async_eval(self._valid)
-        return replace(made, tokens=mx.where(valid, made.tokens, 0))
+        return replace(made, tokens=mx.where(valid, made.tokens, 0).astype(mx.int32))
+
+    def _wrong(self, made: object, limit: int) -> str:
+        """Return what is wrong with a proposal and what to return instead; "" if it is usable."""
+        if not isinstance(made, Proposal):
+            found = f"an object of the type {type(made).__name__}"
+            return f"{found}: return a Proposal, such as Proposal.one_hot([ids])"
+        if found := _misfit("tokens", made.tokens, mx.integer, 1, -1):
+            return f"{found}: return integers of the shape (1, n)"
+        if made.size > limit:
+            return f"{made.size} tokens where the limit is {limit}: return at most that many"
+        shape = 1, made.size, self._width
+        if made.rows is not None and (found := _misfit("rows", made.rows, mx.floating, *shape)):
+            return f"{found}: return None or log q of the shape {shape}"
+        return ""
 
     def observe(self, tokens: Sequence[Sequence[int]], scores: Sequence[Scores]) -> None:
         """See Proposer. The round is over, so that reading `_valid` does not block."""
         if not self._valid.item():
             raise DecodingError(
-                f"{type(self._parts[0]).__name__} proposed a token that the target does not have: "
+                f"{self._name} proposed a token that the target does not have: "
                 f"propose ids from 0 to {self._vocabulary - 1}"
             )
         super().observe(tokens, scores)
+
+
+def _misfit(name: str, value: object, kind: mx.DtypeCategory, *shape: int) -> str:
+    """Return a description of a value that is no array of this kind and shape, else "". A length of
+    -1 stands for any length."""
+    if not isinstance(value, mx.array):
+        return f"{name} of the type {type(value).__name__}"
+    alike = len(shape) == value.ndim and all(
+        wanted in (-1, length) for wanted, length in zip(shape, value.shape, strict=True)
+    )
+    if alike and mx.issubdtype(value.dtype, kind):
+        return ""
+    return f"{name} of the shape {value.shape} and the type {value.dtype}"
 
 
 def side_by_side(proposals: Sequence[Proposal]) -> Proposal:
