@@ -30,7 +30,7 @@ from ...interfaces.results import Cached
 from ...text.tokenizer import Kind
 from ..attention_parts import PROMPT_SIZES
 from ..base import check_prompt, family_of
-from ..cache_settings import CacheSettings
+from ..cache_settings import GROUP_SIZES, CacheSettings
 from ..cpu_layers import lighten
 from ..kv_cache import STEP
 from ..number_format import nbytes, on_cpu
@@ -70,14 +70,25 @@ def cache_maker(network: nn.Module, settings: CacheSettings) -> MakeCaches:
         size = settings.max_size
         return lambda: [RotatingKVCache(max_size=size, keep=0) for _ in caches]
 
+    # MLX checks shapes when the graph is built; nothing is computed.
+    token = mx.zeros((1, 2), dtype=mx.int32)
+    network(token, cache=caches)
+    sizes = {size for both in head_sizes(caches) for size in both}
+    fits = [group for group in GROUP_SIZES if not any(size % group for size in sizes)]
+    if settings.group_size not in fits:
+        raise OptionError(
+            f"kv-bits quantizes groups of {settings.group_size} values, and the heads of this "
+            f"{type_name(network)} model have {' and '.join(map(str, sorted(sizes)))}: "
+            + (f"take kv-group-size {max(fits)}" if fits else "leave kv-bits out")
+        )
     QUANTIZED_ATTENTION.apply(base, "quantized_scaled_dot_product_attention", attend_in_parts)
 
     def quantized() -> list[Any]:
         bits = settings.bits or 8
         return [QuantizedKVCache(group_size=settings.group_size, bits=bits) for _ in caches]
 
-    try:  # MLX checks shapes when the graph is built; nothing is computed.
-        network(mx.zeros((1, 2), dtype=mx.int32), cache=quantized())
+    try:
+        network(token, cache=quantized())
     except Exception as problem:  # some models compute with the keys, which are packed here
         raise OptionError(
             f"{type_name(network)} cannot use a quantized cache with groups of "
