@@ -148,8 +148,8 @@ def test_flags_count_the_completion(home: Path, prompt: str) -> None:
     flags = ("--model", home / "target", "-m", 1, "--quiet", "--no-cache")
     free = command("generate", prompt, *flags)
     assert free.code == 0 and free.out.strip()
-    for name in ("--presence-penalty", "--frequency-penalty"):
-        assert command("generate", prompt, *flags, name, 50).out == free.out
+    added = ("--presence-penalty", 50, "--frequency-penalty", 50)
+    assert command("generate", prompt, *flags, *added).out == free.out
     assert command("generate", prompt, *flags, "--repetition-penalty", 50).out != free.out
 
 

@@ -49,6 +49,8 @@ OWN: dict[str, dict[str, Any]] = {
     "choices": {"xtc_probability": 0.5, "xtc_threshold": 0.01},
     "biases": {"logit_bias": {70: 4.0}},
     "more ends": {"extra_eos_token": list(range(40, 120))},
+    "special tokens": {"show_special_tokens": True, "logit_bias": {0: 6.0}},
+    "no tokens": {"max_tokens": 0},
     "prompt template": {"chat_template": False},
     "system prompt": {"system_prompt": "Read lines."},
     "template settings": {"chat_template_config": {"greeting": "Salut !"}},
