@@ -31,6 +31,9 @@ CUT_SECONDS = 2
 WRITE_SECONDS = 300
 """Seconds for the last step and for writing the prompt cache to disk."""
 MOST_CONNECTIONS = 1024
+"""Connections that are answered. A quarter more get an error, and further ones are closed."""
+BACKLOG = 128
+"""Connections that wait to be accepted, and the most that asyncio accepts at once."""
 FILES = 4096
 """Largest number of open files: accepted and waiting connections, and weights."""
 KEEP_ALIVE = 75
@@ -60,6 +63,8 @@ def serve(
     with contextlib.suppress(ValueError, OSError):
         # The default is 256 on macOS and 1,024 under systemd.
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(files, FILES), most_files))
+    # The rest is for weights, caches, and connections that were accepted and are closed at once.
+    most = min(MOST_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 3)
     service, name = Service(registry), registry.first.name
     server = _Server(
         uvicorn.Config(
@@ -73,8 +78,8 @@ def serve(
             server_header=False,
             proxy_headers=False,
             headers=[("Keep-Alive", f"timeout={KEEP_ALIVE - 5}")],
-            backlog=MOST_CONNECTIONS,
-            limit_concurrency=MOST_CONNECTIONS,
+            backlog=min(BACKLOG, most // 3),
+            limit_concurrency=most,
             timeout_keep_alive=KEEP_ALIVE,
             timeout_graceful_shutdown=int(FINISH_SECONDS) + 2 * CUT_SECONDS,
         ),
@@ -134,7 +139,8 @@ opencode     {{"provider": {{"local": {{{package}, {options}}}}}}}
 
 
 class Connection(H11Protocol):
-    """A connection to a client, which is closed if the client is silent for too long.
+    """A connection to a client, which is closed if the client is silent for too long, or at once
+    if there are too many connections.
 
     Attributes:
         head_seconds: Limit for the headers of a request, and the rest of a body answered early.
@@ -148,6 +154,9 @@ class Connection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        if len(self.connections) > 1.25 * (self.limit_concurrency or MOST_CONNECTIONS):
+            transport.abort()
+            return
         # This limit makes asyncio call pause_writing for any byte that the client has not read.
         transport.set_write_buffer_limits(high=0)
         # asyncio sets TCP_NODELAY only for sockets that name their protocol. On macOS, this call
@@ -261,7 +270,7 @@ class _Server(uvicorn.Server):
 def _listen(host: str, port: int) -> socket.socket:
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, port), family=family, backlog=MOST_CONNECTIONS)
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
     except OSError as problem:
         raise OptionError(
             f"cannot listen on {host} port {port} ({problem.strerror}): choose another --host or "

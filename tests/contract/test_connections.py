@@ -1,0 +1,55 @@
+"""Connections to the server that send nothing."""
+
+import contextlib
+import resource
+import select
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from .support import PATIENCE, Server, checkpoint, served
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with served("--model", checkpoint(tmp_path_factory.mktemp("model") / "tiny")) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def files(count: int) -> Iterator[None]:
+    """Allow this process to open some files, or skip the test."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(count, before[0]), before[1]))
+    except (ValueError, OSError):
+        pytest.skip(f"this system does not let a process open {count} files")
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_silent_connections_beyond_a_bound_are_closed_without_a_line_in_the_log(
+    server: Server,
+) -> None:
+    before = list(server.log)
+    with files(2000), contextlib.ExitStack() as stack:
+        address = ("127.0.0.1", server.port)
+        silent = [
+            stack.enter_context(socket.create_connection(address, timeout=PATIENCE))
+            for _ in range(1400)
+        ]
+        with contextlib.suppress(ConnectionResetError):
+            assert silent[-1].recv(1) == b""
+        poll = select.poll()
+        poll.register(silent[0], select.POLLIN)
+        assert not poll.poll(0), "a connection within the bound was closed"
+        # A request on a connection within the bound is answered, though with an error.
+        silent[0].sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert silent[0].recv(100).startswith(b"HTTP/1.1 503 ")
+    while server.get("/health").status != 200:
+        pass
+    written = [line for line in server.log[len(before) :] if "path=/health" not in line]
+    assert [line for line in written if "concurrency limit" not in line] == []
