@@ -1,16 +1,13 @@
 """Token ids of the messages of a chat, by the checkpoint's chat template. Templates run in jinja's
-sandbox, as transformers runs them, but without the seconds that importing transformers takes. A
-limit of time and a limit of output end a template that would block its thread."""
+sandbox, as transformers runs them, but without the seconds that importing transformers takes."""
 
-import functools
 import json
 import re
-import time
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
 from typing import Any, Literal
 
 from ..errors import CheckpointError, OptionError, first_line
+from .sandbox import METER, MOST_CHARACTERS, Meter, compiler
 
 Messages = Sequence[Mapping[str, str]]
 """The messages of a chat, each with "role" and "content"."""
@@ -27,18 +24,6 @@ _RESERVED = (
 )
 RESERVED = frozenset(_RESERVED.split())
 """Names that are parameters of transformers' apply_chat_template, and cannot be variables."""
-MOST_CHARACTERS, SECONDS = 1 << 24, 5.0
-"""Limits of one rendering: characters of output, and seconds of processor time."""
-_DEADLINE = " deadline"
-"""A variable that no template can name: the thread's processor time at which rendering ends."""
-_CALL = (
-    ("variable_begin", "{{"),
-    ("name", "__clock"),
-    ("lparen", "("),
-    ("rparen", ")"),
-    ("variable_end", "}}"),
-)
-"""The tokens of a call of the function `__clock`, which returns nothing."""
 _GENERATION = re.compile(r"(\{%[-+]?\s*(?:end)?)generation\b")
 """A block around the assistant's text, for trainers. It has the scope of a `with` block."""
 _TAG = "CONTINUE_FINAL_MESSAGE_TAG "
@@ -90,7 +75,7 @@ def apply(
 
 def _rendered(source: str, messages: Any, variables: dict[str, Any], goes_on: bool) -> str:
     """Return the text of messages. goes_on: Whether the last message is left open."""
-    template = _compiler()(_GENERATION.sub(r"\1with", source))
+    template = compiler()(_GENERATION.sub(r"\1with", source))
     for place, message in enumerate(messages):
         filled = {name: value for name, value in message.items() if value is not None}
         for thoughts in [filled[name] for name in _THOUGHTS if name in filled][:1]:
@@ -110,53 +95,11 @@ def _rendered(source: str, messages: Any, variables: dict[str, Any], goes_on: bo
 
 
 def _written(template: Any, messages: Any, variables: dict[str, Any]) -> str:
-    """Return the output of a template. Raises ValueError beyond SECONDS or MOST_CHARACTERS."""
+    """Return the output of a template. Raises ValueError beyond the limits of the sandbox."""
     pieces, characters = [], 0
-    deadline = time.thread_time() + SECONDS
-    for piece in template.generate({_DEADLINE: deadline, "messages": messages, **variables}):
+    for piece in template.generate({"messages": messages, **variables, METER: Meter()}):
         pieces.append(piece)
         characters += len(piece)
         if characters > MOST_CHARACTERS:
             raise ValueError(f"it writes more than {MOST_CHARACTERS} characters")
     return "".join(pieces)
-
-
-@functools.cache
-def _compiler() -> Any:
-    """Return the function that compiles templates."""
-    from jinja2.ext import Extension
-    from jinja2.lexer import Token
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    class Clock(Extension):
-        """Calls `__clock` in each iteration of a loop."""
-
-        def filter_stream(self, stream: Any) -> Any:
-            last = opened = None
-            for token in stream:
-                if last == "block_begin":
-                    opened = token.value
-                yield token
-                if token.type == "block_end" and opened == "for":
-                    for kind, value in _CALL:
-                        yield Token(token.lineno, kind, value)
-                last = token.type
-
-    class Environment(ImmutableSandboxedEnvironment):
-        """A sandbox that checks the time at every call of a template."""
-
-        def call(self, context: Any, what: Any, /, *args: Any, **kwargs: Any) -> Any:
-            if time.thread_time() > context.parent[_DEADLINE]:
-                raise ValueError(f"it takes more than {SECONDS:.0f} s of computing")
-            return super().call(context, what, *args, **kwargs)
-
-    def raise_exception(message: str) -> None:
-        raise ValueError(message)
-
-    environment = Environment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", Clock]
-    )
-    environment.globals |= {"__clock": lambda: "", "raise_exception": raise_exception}
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    environment.filters["tojson"] = functools.partial(json.dumps, ensure_ascii=False)
-    return functools.lru_cache(environment.from_string)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from mlx_specdec.errors import CheckpointError, OptionError, PromptError
-from mlx_specdec.text import chat
+from mlx_specdec.text import chat, sandbox
 from mlx_specdec.text.prompts import prompt_ids
 from mlx_specdec.text.tokenizer import Tokenizer, load_tokenizer
 from mlx_specdec.text.vocabulary import token_bytes
@@ -32,6 +32,7 @@ LOOP = "{% for i in range(99999) %}"
 ENDLESS = {
     "it writes more than 1000 characters": f"{LOOP}hello{{% endfor %}}",
     "it takes more than 0 s": f"{LOOP}{LOOP}{{% endfor %}}{{% endfor %}}",
+    "more than 0 s": "{% for i in range(99999) if i in range(99999) | list %}{% endfor %}",
     "it takes more than 0 s of computing": (
         "{% macro m(n) %}{% if n %}{% set a = m(n - 1) ~ m(n - 1) %}{% endif %}{% endmacro %}"
         "{{ m(99) }}"
@@ -45,7 +46,7 @@ ENDLESS = {
 def test_a_hostile_template_is_refused_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: str
 ) -> None:
-    monkeypatch.setattr(chat, "SECONDS", 0.01 if "0 s" in reason else 60.0)
+    monkeypatch.setattr(sandbox, "SECONDS", 0.01 if "0 s" in reason else 60.0)
     monkeypatch.setattr(chat, "MOST_CHARACTERS", 1000 if "1000" in reason else 1 << 24)
     with pytest.raises(CheckpointError, match=f"cannot be applied .*{reason}") as caught:
         chatty(tmp_path, ENDLESS[reason]).apply_chat("hello")
