@@ -144,11 +144,16 @@ def test_stop_ends_an_answer_while_the_box_is_empty(page: Any, root: str, width:
     playwright.expect(page.locator("#send")).to_have_text("Send")
     # The model may end an answer as well, but only the page aborts a request.
     assert [request.failure for request in requests] == ["net::ERR_ABORTED"]
+    stopped = page.locator("article .notice")
+    playwright.expect(stopped).to_have_text("You stopped this answer.")
+    picture(page, f"stopped-{width}")
+    page.reload()
+    playwright.expect(stopped).to_have_text("You stopped this answer.")
 
 
 def test_an_empty_box_sends_nothing(page: Any, root: str) -> None:
     page.goto(root)
-    playwright.expect(page.locator("#about")).not_to_have_text("connecting")
+    playwright.expect(page.locator("#about")).to_contain_text("·")
     page.click("#send")
     assert page.locator("article").count() == 0
 
@@ -190,7 +195,7 @@ def test_a_server_that_is_gone_is_reported_with_what_to_do(page: Any, root: str)
 
 def test_the_translator_offers_examples_and_needs_no_prefix(page: Any, translator: str) -> None:
     page.goto(translator)
-    playwright.expect(page.locator("#about")).not_to_have_text("connecting")
+    playwright.expect(page.locator("#about")).to_contain_text("·")
     assert "translate English to French:" in page.get_attribute("#prompt", "placeholder")
     page.get_by_role("button", name="Where is the station?").click()
     answer = page.locator("article[data-done=true]")
@@ -223,7 +228,7 @@ def test_a_conversation_survives_a_reload_and_goes_on(page: Any, root: str) -> N
     assert goes_on == answer["choices"][0]["message"]["content"]
     page.click("#reset")
     page.reload()
-    playwright.expect(page.locator("#about")).not_to_have_text("connecting")
+    playwright.expect(page.locator("#about")).to_contain_text("·")
     assert page.locator("article").count() == 0
 
 
@@ -295,42 +300,86 @@ def test_one_of_several_models_is_chosen(page: Any, root: str) -> None:
     page.route("**/v1/models", lambda route: route.fulfill(json=listed))
 
     loading = {"error": {"message": "Loading model", "code": "loading"}}
-    waiting = {"first": 0, "second one": 2}
-
-    def tokenize(route: Any) -> None:
-        name = json.loads(route.request.post_data)["model"]
-        waiting[name] -= 1
-        if waiting[name] >= 0:
-            route.fulfill(status=503, json=loading)
-        else:
-            route.fulfill(json={"tokens": [1]})
+    loaded, loads = {"first"}, []
 
     def props(route: Any) -> None:
         name = "second one" if "second" in route.request.url else "first"
-        route.fulfill(json={**facts, "model_alias": name})
+        if name in loaded:
+            route.fulfill(json={**facts, "model_alias": name})
+        else:
+            route.fulfill(status=503, json=loading)
 
     with urllib.request.urlopen(f"{root}/props") as answer:
         facts = json.load(answer)
     page.route("**/props*", props)
-    page.route("**/tokenize", tokenize)
+    page.route("**/api/generate", lambda route: loads.append(route))
     page.goto(root)
     assert page.locator("#models option").all_text_contents() == names
     assert not page.is_visible("#model")
     bodies = answer_with(page, "Hello.")
     say(page, "Who?")
     page.select_option("#models", "second one")
-    playwright.expect(page.locator("#about")).to_have_text("the model is being loaded")
+    playwright.expect(page.locator("#about .waiting")).to_contain_text("Loading the model")
     assert page.locator("article").count() == 0
-    say(page, "And you?")
+    page.fill("#prompt", "And you?")
+    page.press("#prompt", "Enter")
+    sign = page.locator("article .waiting")
+    playwright.expect(page.locator("article")).to_contain_text("And you?")
+    playwright.expect(sign).to_have_text(re.compile(r"Loading the model · \d+ s"))
+    playwright.expect(page.locator("#send")).to_have_text("Stop")
+    picture(page, "loading")
+    page.keyboard.press("Escape")
+    playwright.expect(page.locator("article")).to_have_count(0)
+    assert page.input_value("#prompt") == "And you?"
+    page.press("#prompt", "Enter")
+    playwright.expect(sign).to_have_count(1)
+    [load] = loads
+    assert json.loads(load.request.post_data)["model"] == "second one"
+    loaded.add("second one")
+    load.fulfill(json={"done": True})
+    page.locator("article[data-done=true]").last.wait_for()
     assert [body["model"] for body in bodies] == names
     assert [len(body["messages"]) for body in bodies] == [1, 1]
     page.select_option("#models", "first")
     playwright.expect(page.locator("article")).to_have_count(2)
 
 
+def test_a_prompt_that_is_being_read_shows_that_something_goes_on(page: Any, root: str) -> None:
+    page.goto(root)
+    held: list[Any] = []
+    page.route("**/v1/chat/completions", lambda route: held.append(route))
+    page.fill("#prompt", "Who?")
+    page.press("#prompt", "Enter")
+    sign = page.locator("article .waiting")
+    playwright.expect(sign).to_have_text(re.compile(r"Reading the prompt · \d+ s"))
+    picture(page, "reading")
+    data = json.dumps({"choices": [{"delta": {"content": "Me."}, "tokens": 1}]})
+    held[0].fulfill(content_type="text/event-stream", body=f"data: {data}\n\ndata: [DONE]\n\n")
+    page.locator("article[data-done=true]").wait_for()
+    playwright.expect(sign).to_have_count(0)
+
+
+def test_the_panel_opens_and_closes_with_the_width_of_the_window(page: Any, root: str) -> None:
+    page.goto(root)
+    panel = page.locator("#panel")
+    for width, opened in ((1100, True), (500, False), (1100, True)):
+        page.set_viewport_size({"width": width, "height": 720})
+        playwright.expect(panel.locator("#tokens")).to_be_visible(visible=opened)
+
+
+def test_the_draft_length_is_named(page: Any, root: str) -> None:
+    page.goto(root)
+    about = page.locator("#about")
+    playwright.expect(about).to_have_text("chat · with a draft model, draft length 2")
+    facts = page.request.get(f"{root}/props").json()
+    page.route("**/props", lambda route: route.fulfill(json={**facts, "num_draft": "auto"}))
+    page.reload()
+    playwright.expect(about).to_contain_text("automatic draft length")
+
+
 def test_a_single_model_is_not_chosen(page: Any, root: str) -> None:
     page.goto(root)
-    playwright.expect(page.locator("#about")).not_to_have_text("connecting")
+    playwright.expect(page.locator("#about")).to_contain_text("·")
     assert page.is_visible("#model") and not page.is_visible("#models")
     bodies = answer_with(page, "Hello.")
     say(page, "Who?")
@@ -391,7 +440,7 @@ def test_a_narrow_screen_shows_everything_in_readable_colors(
 ) -> None:
     page = browser.new_page(viewport={"width": 360, "height": 640}, color_scheme=scheme)
     page.goto(root)
-    playwright.expect(page.locator("#about")).not_to_have_text("connecting")
+    playwright.expect(page.locator("#about")).to_contain_text("·")
     page.locator("summary").click()
     page.fill("#max_tokens", "40")
     page.fill("#temperature", "0")
