@@ -1,10 +1,14 @@
 """Checkpoints by strangers: whatever they contain, an error names it at once."""
 
+import shutil
+import zipfile
 from pathlib import Path
 
 import pytest
 
-from .support import checkpoint, command
+from .support import ROOT, checkpoint, command
+
+FIXTURES = ROOT / "tests" / "fixtures"
 
 DOUBLING = (
     "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = STEP %}{% endfor %}"
@@ -50,3 +54,36 @@ def test_a_chat_template_that_would_never_end_is_refused(tmp_path: Path, name: s
     model = checkpoint(tmp_path / "model", template=TEMPLATES[name])
     flags = ("--max-tokens", "1", "--temperature", "0")
     command("generate", "--model", model, *flags, "hello").refuses("the chat template cannot be")
+
+
+TUPLE = b")" + b"".join(b"2\x86" for _ in range(60))
+"""Operations that make a tuple of two tuples, each of which has two tuples, and so on."""
+NESTED = {
+    "key": b"}" + TUPLE + b"K\x01s.",
+    "item of a set": b"\x8f(" + TUPLE + b"\x90.",
+    "key of a storage": (
+        b"}X\x01\x00\x00\x00a(X\x07\x00\x00\x00storagectorch\nFloatStorage\n"
+        + TUPLE
+        + b"X\x03\x00\x00\x00cpuK\x01tQs."
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NESTED)
+def test_a_pickle_whose_tuples_have_tuples_is_refused(tmp_path: Path, name: str) -> None:
+    model = shutil.copytree(FIXTURES / "t5" / "tied-unscaled", tmp_path / "model")
+    for file in model.glob("*.safetensors"):
+        file.unlink()
+    with zipfile.ZipFile(model / "pytorch_model.bin", "w") as archive:
+        archive.writestr("archive/data.pkl", b"\x80\x02" + NESTED[name])
+    command("generate", "--model", model, "hello").refuses("pytorch_model.bin", "damaged")
+
+
+@pytest.mark.parametrize("name", ["llama-f32", "mixtral", "t5-f32"])
+def test_a_gguf_file_with_a_wrong_number_of_layers_is_refused(tmp_path: Path, name: str) -> None:
+    data = bytearray((FIXTURES / "gguf" / f"{name}.gguf").read_bytes())
+    at = data.index(b".block_count") + len(b".block_count") + 4
+    data[at + 2] += 1
+    file = tmp_path / "model.gguf"
+    file.write_bytes(data)
+    command("generate", "--model", file, "hello").refuses("layers: download it again")

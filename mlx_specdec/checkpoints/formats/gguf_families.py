@@ -225,7 +225,7 @@ def _config(metadata: Metadata, family: GgufFamily, finder: Finder) -> dict[str,
     if width != metadata.get(".attention.value_length", int, width):
         raise Malformed("has keys and values of different widths, which is not supported")
     key_heads = metadata.get(".attention.head_count_kv", int, heads)
-    layers = metadata.get(".block_count", int)
+    layers = _layers(finder, "blk", metadata.get(".block_count", int))
     epsilon = "rms_epsilon" if family.epsilon == "rms_norm_eps" else "epsilon"
     spelled = (_SPELLED.get(part, part.capitalize()) for part in family.model_type.split("_"))
     return {
@@ -252,6 +252,14 @@ def _config(metadata: Metadata, family: GgufFamily, finder: Finder) -> dict[str,
         **family.constant,
         **{name: metadata.get(key, kind) for name, (key, kind) in family.stated.items()},
     }
+
+
+def _layers(finder: Finder, prefix: str, count: int) -> int:
+    """Return a number of layers. Raises Malformed if the file does not have the last layer, since a
+    model with thousands of layers would take long before a tensor is missed."""
+    if not any(name.startswith(f"{prefix}.{count - 1}.") for name in finder.tensors):
+        raise Malformed(f"is damaged: it lacks the last of its {count} layers: download it again")
+    return count
 
 
 def _rotated_part(metadata: Metadata, family: GgufFamily, width: int) -> float:
@@ -359,10 +367,11 @@ of a head that was trained separately is near 0."""
 
 
 def _describe_t5(metadata: Metadata, finder: Finder) -> dict[str, Any]:
-    layers = metadata.get(".block_count", int)
-    decoder_layers = metadata.get(".decoder_block_count", int, layers)
     if "dec.blk.0.attn_norm.weight" not in finder.tensors:
         raise Malformed(_ENCODER_ALONE)
+    layers = _layers(finder, "enc.blk", metadata.get(".block_count", int))
+    decoder_layers = metadata.get(".decoder_block_count", int, layers)
+    _layers(finder, "dec.blk", decoder_layers)
     own_head = _has_own_head(finder)
     every_layer = layers > 1 and "enc.blk.1.attn_rel_b.weight" in finder.tensors
     gated = "enc.blk.0.ffn_gate.weight" in finder.tensors

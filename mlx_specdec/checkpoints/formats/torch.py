@@ -20,6 +20,8 @@ from ..tensors import Contents, Malformed, TensorInfo, TensorReader
 
 ZIP_MAGIC, OLD_MAGIC = b"PK\x03\x04", 0x1950A86A20F9469CFC6C
 _LOCAL_BYTES = 30
+_MOST_ITEMS = 1 << 16
+"""Limit of the items of a tuple, with those of the tuples in it. A shape has a few."""
 _BROKEN = "is truncated or damaged: download it again"
 
 
@@ -114,18 +116,41 @@ ADMITTED: Mapping[tuple[str, str], Any] = {
 }
 """Every name that a pickle may use: (module, name) -> the object that it gets instead."""
 _Base: Any = pickle._Unpickler
+_TUPLES = pickle.EMPTY_TUPLE + pickle.TUPLE + pickle.TUPLE1 + pickle.TUPLE2 + pickle.TUPLE3
+"""The operations that make a tuple."""
+
+
+def _counting(load: Any) -> Any:
+    """Return an operation that makes a tuple, with a check of its items. A few bytes can make a
+    tuple that has another one twice, which has a third one twice, and so on. To hash it as a key
+    would take for ever."""
+
+    def make(self: "Unpickler") -> None:
+        load(self)
+        made = self.stack[-1]
+        inner = sum(self.items[id(item)] for item in made if type(item) is tuple)
+        self.items[id(made)] = items = len(made) + inner
+        if items > _MOST_ITEMS:
+            raise Malformed("is damaged or no state dict: its pickle has too large a tuple")
+
+    return make
 
 
 class Unpickler(_Base):
     """The unpickler in Python, whose operations can be changed. storages: Key -> storage that the
-    pickle mentions."""
+    pickle mentions. items: Id of each tuple -> its number of items."""
 
     # The state of a dictionary is metadata, which is not needed. Nothing else may be changed by it.
-    dispatch: ClassVar = {**_Base.dispatch, pickle.BUILD[0]: lambda self: self.stack.pop()}
+    dispatch: ClassVar = {
+        **_Base.dispatch,
+        pickle.BUILD[0]: lambda self: self.stack.pop(),
+        **{code: _counting(_Base.dispatch[code]) for code in _TUPLES},
+    }
 
     def __init__(self, file: mmap.mmap) -> None:
         super().__init__(file, encoding="latin1")  # for strings of Python 2
         self.storages: dict[str, Storage] = {}
+        self.items: dict[int, int] = {}
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in ADMITTED:
@@ -135,7 +160,12 @@ class Unpickler(_Base):
 
     def persistent_load(self, identity: Any) -> Storage:
         _, kind, key, _, count, *view = identity
-        if not isinstance(kind, TorchType) or count < 0 or view not in ([], [None]):
+        if (
+            not isinstance(kind, TorchType)
+            or type(key) is not str
+            or count < 0
+            or view not in ([], [None])
+        ):
             raise Malformed("is damaged or no state dict: its pickle refers to what is no storage")
         self.storages[key] = storage = Storage(key, kind, count)
         return storage
