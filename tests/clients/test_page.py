@@ -359,6 +359,24 @@ def test_a_prompt_that_is_being_read_shows_that_something_goes_on(page: Any, roo
     playwright.expect(sign).to_have_count(0)
 
 
+def test_a_page_that_is_opened_while_the_model_is_loaded_waits_for_it(page: Any, root: str) -> None:
+    loading = {"error": {"message": "Loading model", "code": "loading"}}
+    paths = ["/props", "/health", "/health"]
+
+    def answer(route: Any) -> None:
+        if route.request.url.removeprefix(root) in paths:
+            paths.remove(route.request.url.removeprefix(root))
+            route.fulfill(status=503, json=loading)
+        else:
+            route.continue_()
+
+    page.route("**/*", answer)
+    page.goto(root)
+    playwright.expect(page.locator("#about .waiting")).to_contain_text("Loading the model")
+    playwright.expect(page.locator("#about")).to_contain_text("draft length")
+    assert paths == []
+
+
 def test_the_panel_opens_and_closes_with_the_width_of_the_window(page: Any, root: str) -> None:
     page.goto(root)
     panel = page.locator("#panel")
