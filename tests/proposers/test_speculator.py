@@ -88,7 +88,7 @@ def test_tokens_are_drawn_from_the_rows_with_the_rounds_noise(source) -> None:
     newest, text = 3, [1, 2, 3]
     for index, token in enumerate(tokens):
         logits = network.readings[0]._likes(newest)
-        law = Distribution(Sampling(**settings), SIZE)
+        law = Distribution(Sampling(**settings), SIZE, prefix_length=3)
         row = law.log_probabilities(logits, text, NO_DRAFT)
         assert mx.array_equal(proposal.rows[:, index : index + 1], row)
         assert choose(row, noise.draft(index)).item() == token
