@@ -1,5 +1,6 @@
 """Reads the output of a model that writes messages in channels, OpenAI's Harmony format."""
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,6 +8,7 @@ from typing import Literal
 
 from ..text.stream import overlap
 from ..text.tool_formats import CHANNEL, CONSTRAIN, MESSAGE, MESSAGE_ENDS, START
+from ..text.tool_values import arguments_of
 from .events import Arguments, Call, Event, Kind, Reader, Text, new_id
 
 MessageKind = Literal["content", "reasoning", "arguments", "nothing"]
@@ -33,6 +35,8 @@ class ChannelReader(Reader):
         if not self.header:
             self._kind = "reasoning" if self.thinking else "content"
         self._begun = not self.header
+        # The name of the called tool.
+        self._called = ""
 
     def _read(self, events: list[Event], over: bool) -> None:
         while (self._header if self._kind is None else self._message)(events, over):
@@ -49,9 +53,7 @@ class ChannelReader(Reader):
             return False
         self._text, self._begun, self._kind = rest, True, self._kind_of(header)
         if self._kind == "arguments":
-            name = RECIPIENT.findall(header)[-1]
-            events.append(Call(self.count, new_id(), name))
-            self.count += 1
+            self._called = RECIPIENT.findall(header)[-1]
         return True
 
     def _kind_of(self, header: str) -> MessageKind:
@@ -68,16 +70,28 @@ class ChannelReader(Reader):
         places = [(place, end) for end in ENDS if (place := self._text.find(end)) >= 0]
         place, end = min(places, default=(len(self._text), ""))
         if not end and not over:
+            if self._kind == "arguments":
+                return False
             place -= max(overlap(self._text, marker) for marker in ENDS)
         text, self._text = self._text[:place], self._text[place:]
         if self._kind == "arguments":
-            events.append(Arguments(self.count - 1, text))
+            events += self._call(text)
         elif self._kind in ("content", "reasoning"):
             events.append(Text(self._kind, text))
         if end:
             self._kind = None
             self._text = self._text if end in (START, CHANNEL) else self._text[len(end) :]
         return bool(end)
+
+    def _call(self, text: str) -> list[Event]:
+        """Return the call with these arguments, or their text as content if they are not JSON."""
+        try:
+            arguments = json.dumps(arguments_of(text), ensure_ascii=False)
+        except (ValueError, RecursionError):
+            return [Text("content", text)]
+        self.count += 1
+        call = Call(self.count - 1, new_id(), self._called)
+        return [call, Arguments(call.index, arguments)]
 
 
 def _may_begin(text: str, *, over: bool) -> bool:

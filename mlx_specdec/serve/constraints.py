@@ -153,9 +153,6 @@ the schema."""
 OF_STRINGS = NOTES | {"type", "enum", "const", "minLength", "maxLength", "pattern", "nullable"}
 OF_LISTS = NOTES | {"type", "items"}
 ANYTHING = r"(.|\n)*"
-NULL = "~/[nN][uU][lL][lL]/"
-"""Excludes the text null, which parsers read as null even if the type is string."""
-TRIMMED = rf"~/\s{ANYTHING}/ & ~/{ANYTHING}\s/"
 
 
 def _lark(parts: Parts, name: str = "", markers: Markers = NONE) -> str:
@@ -267,9 +264,7 @@ class _Tagged:
         least, most = schema.get("minLength", 0), schema.get("maxLength", "")
         patterns = [schema["pattern"]] if "pattern" in schema else []
         terms = [rf"/(.|\n){{{least},{most}}}/"]
-        for text in filter(None, (end, tags.excluded)):
-            terms.append(f"~(/{ANYTHING}/ {json.dumps(text)} /{ANYTHING}/)")
-        terms += [] if tags.quote else [NULL, *([TRIMMED] if tags.trimmed else [])]
+        terms.append(f"~(/{ANYTHING}/ {json.dumps(end)} /{ANYTHING}/)")
         terms += map(_pattern, patterns)
         yield f"{rule.upper()}: {' & '.join(terms)}"
         if end in self.markers.special.values():
@@ -280,8 +275,6 @@ class _Tagged:
 
     def _nested(self, rule: str, schema: Mapping[str, Any], where: str) -> Iterator[str]:
         """Yield the rules of a list or an object. schema: With a `type`."""
-        if not self.tags.nested:
-            raise unsupported("tools", f"{where} must be no list or object in calls of this model")
         if schema["type"] == "object":
             yield f'{rule}: "{{" {rule}_of "}}"'
             yield from self.properties(f"{rule}_of", schema, where)

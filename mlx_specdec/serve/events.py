@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from ..text.markers import NONE, CallFormat, Markers
 from ..text.stream import overlap
+from ..text.tool_calls import Reading
 
 Kind = Literal["content", "reasoning"]
 
@@ -33,7 +34,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Arguments:
-    """A piece of the arguments of the call with this index. All pieces together are JSON."""
+    """The arguments of the call with this index, in JSON."""
 
     index: int
     text: str
@@ -48,22 +49,18 @@ def new_id() -> str:
 
 
 def joined(events: Iterable[Event]) -> Iterator[Event]:
-    """Join consecutive texts of one kind, and consecutive arguments of one call."""
+    """Join consecutive texts of one kind."""
     for _, group in groupby(events, lambda event: (type(event), getattr(event, "kind", None))):
         first, *rest = group
-        if isinstance(first, Call):
-            yield from (first, *rest)
-        else:
-            texts = (event.text for event in rest if not isinstance(event, Call))
+        if isinstance(first, Text):
+            texts = [event.text for event in rest if isinstance(event, Text)]
             yield replace(first, text="".join([first.text, *texts]))
+        else:
+            yield from (first, *rest)
 
 
-MOST_HEAD = 1024
-"""Characters of earlier text in which a search for a head begins: more than the longest head."""
 MOST_BARE = 64
 """Characters after which it is certain whether an answer begins with a call without a marker."""
-MOST_PARSED = 1 << 16
-"""Largest number of characters for mlx-lm's parsers, some of which take quadratic time."""
 
 
 class Section:
@@ -75,14 +72,10 @@ class Section:
         self._begun = begun
         self._calls = calls
         self._tools = tools
-        self._before = count
-        self._head = calls.format.head
         self._text = ""
-        self._at = 0
         self._searched = 0
-        # The number of open brackets in arguments that are JSON, or None outside of arguments.
-        self._depth: int | None = None
-        self._quoted = self._escaped = False
+        # What was read up to the first end marker that may be part of a value, and its end.
+        self._first: tuple[Reading, int] | None = None
 
     def push(self, text: str, *, over: bool) -> tuple[list[Event], str | None]:
         """Read the next piece of text. over: Whether the completion has ended.
@@ -91,73 +84,34 @@ class Section:
             The events, and the text after the section, or None if the section has not ended.
         """
         self._text += text
+        end = self._calls.end.text
+        while end and (place := self._text.find(end, self._searched)) >= 0:
+            self._searched = place = place + len(end)
+            reading = self._calls.read(self._text[:place], self._tools)
+            if not reading.open:
+                return self._events(reading, place)
+            self._first = self._first or (reading, place)
+        if not over:
+            self._searched = max(self._searched, len(self._text) - len(end))
+            return [], None
+        reading = self._calls.read(self._text, self._tools)
+        if self._first is not None and (reading.open or reading.rest):
+            return self._events(*self._first)
+        return self._events(reading, len(self._text))
+
+    def _events(self, reading: Reading, place: int) -> tuple[list[Event], str]:
+        """Return the events of a section, and the text after it. place: The end of the section."""
         events: list[Event] = []
-        while True:
-            if self._depth is not None:
-                begin, ended = self._at, self._read_arguments()
-                events.append(Arguments(self.count - 1, self._text[begin : self._at]))
-                if not ended:
-                    return events, "" if over else None
-            end = self._calls.end.text
-            place = self._text.find(end, max(self._at, self._searched - len(end))) if end else -1
-            limit = place if place >= 0 else len(self._text)
-            begin = max(self._at, self._searched - MOST_HEAD)
-            head = self._head.search(self._text, begin, limit) if self._head else None
-            self._searched = self._at if head is not None else limit
-            if head is not None:
-                self._at, self._depth = head.end(), 0
-                events.append(self._begin(head.groupdict()))
-            elif place >= 0:
-                return events + self._rest(limit, end), self._text[place + len(end) :]
-            else:
-                return events + (self._rest(limit) if over else []), "" if over else None
-
-    def _read_arguments(self) -> bool:
-        """Read arguments. Return True at the end of the JSON, or at a character outside of JSON."""
-        assert self._depth is not None
-        for at in range(self._at, len(self._text)):
-            character = self._text[at]
-            if self._quoted:
-                self._quoted = self._escaped or character != '"'
-                self._escaped = character == "\\" and not self._escaped
-                continue
-            self._quoted = character == '"'
-            self._depth += (character in "{[") - (character in "}]")
-            if character == "<" or self._depth == 0:
-                self._at, self._depth = at + (character != "<"), None
-                return True
-        self._at = len(self._text)
-        return False
-
-    def _begin(self, found: Mapping[str, Any]) -> Call:
-        id, name = found.get("id"), found.get("name") or found.get("listed")
-        if not isinstance(name, str):
-            raise TypeError
-        call = Call(self.count, id if isinstance(id, str) else new_id(), name)
-        self.count += 1
-        return call
-
-    def _rest(self, limit: int, end: str = "") -> list[Event]:
-        """Parse a section without a head, and return its calls, or content if it has none."""
-        if self.count > self._before:
-            return []
-        text = self._text[:limit]
-        try:
-            if self._head is not None:
-                json.loads(text)
-            elif len(text) > MOST_PARSED:
-                raise ValueError
-            parsed = self._calls.parse(text, list(self._tools))
-            events: list[Event] = []
-            for call in parsed if isinstance(parsed, list) else [parsed]:
-                arguments = call["arguments"]
-                if not isinstance(arguments, str):
-                    arguments = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
-                events += [self._begin(call), Arguments(self.count - 1, arguments)]
-            return events
-        except Exception:  # each parser fails in its own ways
-            self.count = self._before
-            return [Text("content", self._begun + text + end)]
+        for call in reading.calls:
+            id, text = call.get("id"), json.dumps(call["arguments"], ensure_ascii=False)
+            called = Call(self.count, id if isinstance(id, str) else new_id(), call["name"])
+            events += [called, Arguments(called.index, text)]
+            self.count += 1
+        if not reading.calls:
+            events.append(Text("content", self._begun + reading.rest))
+        elif rest := reading.rest.removesuffix(self._calls.end.text).strip():
+            events.append(Text("content", rest))
+        return events, self._text[place:]
 
 
 @dataclass

@@ -1,5 +1,5 @@
 """The markers that a model writes around thoughts and tool calls, and the types of tools'
-parameters. mlx-lm's parsers treat a parameter without a `type` as a string."""
+parameters."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -8,8 +8,10 @@ from typing import Any, Self
 
 from .thoughts import Thoughts
 from .tokenizer import DirectoryTokenizer, Tokenizer
+from .tool_calls import Reading
 from .tool_formats import (
     CHANNEL,
+    FORMATS,
     HARMONY,
     MESSAGE,
     NOT_READ,
@@ -18,11 +20,10 @@ from .tool_formats import (
     CallGrammar,
     ToolFormat,
     format_in,
-    format_named,
     parser_names,
 )
+from .tool_values import Schema, schema_at
 
-Schema = Mapping[str, Any]
 MOST_STEPS = 16
 """Largest number of references that are followed, since references may form a circle."""
 EMPTY: tuple[Any, ...] = ({"type": "null"}, {"not": {}}, False)
@@ -45,25 +46,11 @@ def typed(schema: object, root: Schema) -> dict[str, Any]:
     return {**found, "type": names[0]} if len(names) == 1 and isinstance(names[0], str) else found
 
 
-def with_types(tools: Sequence[Any]) -> list[Any]:
-    """Return tools, in the format of chat templates, with types for their parameters."""
-    found = []
-    for tool in tools:
-        parameters = tool["function"].get("parameters") or {}
-        properties = parameters.get("properties")
-        if isinstance(properties, Mapping):
-            properties = {name: typed(schema, parameters) for name, schema in properties.items()}
-            function = {**tool["function"], "parameters": {**parameters, "properties": properties}}
-            tool = {**tool, "function": function}
-        found.append(tool)
-    return found
-
-
 def _inner(schema: dict[str, Any], root: Schema) -> Schema | None:
     """Remove and return the reference of a schema, or its only branch. Return None without them."""
     reference = schema.pop("$ref", None)
     if isinstance(reference, str):
-        return _at(root, reference)
+        return schema_at(root, reference)
     for name in ("anyOf", "oneOf", "allOf"):
         branches = schema.get(name)
         branches = branches if isinstance(branches, list) else []
@@ -72,14 +59,6 @@ def _inner(schema: dict[str, Any], root: Schema) -> Schema | None:
             del schema[name]
             return left[0]
     return None
-
-
-def _at(root: Schema, reference: str) -> Schema | None:
-    """Return the schema at a reference such as `#/$defs/name`, or None."""
-    here: Any = root
-    for part in reference.removeprefix("#/").split("/"):
-        here = here.get(part) if isinstance(here, Mapping) else None
-    return here if isinstance(here, Mapping) else None
 
 
 def _enumerated(schema: Schema) -> list[str]:
@@ -106,7 +85,7 @@ class CallFormat:
 
     Attributes:
         name: The name of the format.
-        format: The format's entry in the table, with its parser.
+        format: The format's entry in the table.
         begin: The marker before a section of calls.
         end: The marker after a section of calls. Its text is empty if there is none.
         inner: Ids of the tokenizer's special tokens within a section, by their texts.
@@ -124,10 +103,10 @@ class CallFormat:
         without = self.format.grammar_without_inner
         return self.format.grammar if self.inner or without is None else without
 
-    def parse(self, text: str, tools: Sequence[Any]) -> Any:
-        """Return the call or the calls in a section. Raises an exception if there are none."""
-        assert self.format.parse is not None, "format_named returns complete formats"
-        return self.format.parse(text, with_types(tools))
+    def read(self, text: str, tools: Sequence[Any]) -> Reading:
+        """Read the calls in a section. text: The text after the begin marker, with the end marker
+        if there is one."""
+        return self.format.reader.read(text, tools)
 
 
 @dataclass(frozen=True)
@@ -218,9 +197,13 @@ def _markers(tokenizer: Tokenizer, templated: Any, parser: str) -> Markers:
     begin, end, *_ = tokenizer_utils._infer_thinking(templated)
     if begin is None and pieces.keys() >= {*SEED_THOUGHT}:
         begin, end = SEED_THOUGHT
-    named = VLLM_NAMES.get(parser, parser) or templated.init_kwargs.get("tool_parser_type")
-    name = named or tokenizer_utils._infer_tool_parser(templated) or format_in(template)
-    calls = _call_format(str(name), pieces, marker) if name in parser_names() else None
+    # Converters write a label that may contradict the template, from which the model has learned.
+    label = str(templated.init_kwargs.get("tool_parser_type"))
+    by_vocabulary = tokenizer_utils._infer_tool_parser(templated)
+    known = {*parser_names(), *NOT_READ}
+    names = (parser, format_in(template), label, by_vocabulary)
+    name = next((VLLM_NAMES.get(name, name) for name in names if name in known), None)
+    calls = None if name is None or name in NOT_READ else _call_format(name, pieces, marker)
     thinks = begin is not None and name not in NOT_READ
     before, after = (marker(begin), marker(end)) if thinks else (None, None)
     parts = [before, after, *((calls.begin, calls.end) if calls else ())]
@@ -243,7 +226,7 @@ def _harmony(pieces: Mapping[str, int], marker: Callable[[str], Marker]) -> Mark
 def _call_format(
     name: str, pieces: Mapping[str, int], marker: Callable[[str], Marker]
 ) -> CallFormat:
-    found = format_named(name)
+    found = FORMATS[name]
     inner = {text: pieces[text] for text in found.inner if text in pieces}
     return CallFormat(name, found, marker(found.begin), marker(found.end), inner)
 

@@ -1,20 +1,14 @@
-"""Formats in which models write tool calls: one table for parsing, streaming and constraining them.
+"""Formats in which models write tool calls: one table for reading and constraining them.
 
-The names are those of mlx-lm's parsers, or of vLLM's parsers if mlx-lm has none."""
+The names are those of mlx-lm's parsers, or of vLLM's parsers if mlx-lm has none. tool_calls.py says
+how each format writes a string."""
 
-import importlib
-import json
-import pkgutil
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
-from pathlib import Path
-from typing import Any
 
-Parse = Callable[[str, Any], Any]
-BETWEEN = re.compile(r"[\s,;\]]*")
-"""Characters that separate or follow calls in JSON."""
+from .tool_calls import CallReader, GemmaCalls, JsonCalls, PythonCalls, TaggedCalls
+
 Parts = tuple[str, ...]
 """A sequence of texts, regular expressions and markers. In a text, NAME is replaced by a name.
 A regular expression begins with a slash. BEGIN and END are the markers of a section of calls."""
@@ -30,23 +24,17 @@ class ArgumentTags:
         before: The sequence before the value of an argument.
         end: The text that ends a value.
         after: The text after `end`.
-        trimmed: Whether parsers strip white space around a string.
         between: The text between two arguments.
         quote: The text around strings, or "" if strings are written without quotes. With a double
             quote, all values are JSON. Otherwise, values that are no strings are JSON.
-        nested: Whether parsers read lists and objects.
-        excluded: A text that no string may contain, beside `end` and `quote`.
         names: Matches the names that parsers read.
     """
 
     before: Parts
     end: str = ""
     after: str = ""
-    trimmed: bool = True
     between: str = ""
     quote: str = ""
-    nested: bool = True
-    excluded: str = ""
     names: re.Pattern[str] = re.compile(r"[A-Za-z0-9_.-]+")
 
 
@@ -80,70 +68,26 @@ class ToolFormat:
     Attributes:
         begin: The text before a section of calls.
         end: The text after a section of calls, or "" if only the end of the answer ends it.
-        parse: Turns the text between `begin` and `end`, and the tools, into one call or a list of
-            calls, each with "name" and "arguments". Raises an exception for a text that is no call.
-            None if mlx-lm has the parser, and with it `begin` and `end`.
+        reader: Reads the text between `begin` and `end`.
         inner: Special tokens within a section.
         also: Further texts that begin a section.
         bare: Beginnings of a section without `begin`, at the start of an answer. They contain no
             white space; the model may write it anywhere.
-        sign: Matches the chat templates of models with this format.
-        head: Matches the text before arguments in JSON, so that arguments can be streamed. The
-            search takes linear time: no part is tried at two lengths, and a name is a whole word.
+        sign: Matches the chat templates of models with this format, or None for a format that no
+            template distinguishes from another one.
         grammar: The grammar of demanded calls, or None if calls cannot be demanded.
         grammar_without_inner: The grammar if the tokenizer lacks the tokens of `inner`.
     """
 
-    begin: str = ""
-    end: str = ""
-    parse: Parse | None = None
+    begin: str
+    end: str
+    reader: CallReader
     inner: Sequence[str] = ()
     also: Sequence[str] = ()
     bare: Sequence[str] = ()
     sign: re.Pattern[str] | None = None
-    head: re.Pattern[str] | None = None
     grammar: CallGrammar | None = None
     grammar_without_inner: CallGrammar | None = None
-
-
-def json_calls(text: str, tools: Any) -> list[dict[str, Any]]:
-    """Return the calls in a JSON list, or in JSON objects that follow each other. Raises
-    ValueError."""
-    found, place, decoder = [], 0, json.JSONDecoder()
-    text = text.strip()
-    while place < len(text):
-        value, place = decoder.raw_decode(text, place)
-        found += value if isinstance(value, list) else [value]
-        place = BETWEEN.match(text, place).end()  # type: ignore[union-attr]
-    return [_call(value) for value in found]
-
-
-def _call(value: Any) -> dict[str, Any]:
-    """Return the name and the arguments of a call in JSON. Raises ValueError."""
-    called = value if isinstance(value, dict) else {}
-    name, arguments = called.get("name"), called.get("arguments", called.get("parameters"))
-    if isinstance(arguments, str):
-        arguments = json.loads(arguments)
-    if not isinstance(name, str) or not isinstance(arguments, dict):
-        raise ValueError(f"no call: {value!r:.80}")
-    return {"name": name, "arguments": arguments}
-
-
-def _tagged_calls(text: str, tools: Any) -> Any:
-    """Parse the call of a Seed-OSS, whose tags are those of Qwen3-Coder."""
-    return importlib.import_module("mlx_lm.tool_parsers.qwen3_coder").parse_tool_call(text, tools)
-
-
-def _longcat_call(text: str, tools: Any) -> Any:
-    """Parse the call of a LongCat. mlx-lm's parser needs an argument."""
-    if WORD.fullmatch(text.strip().replace("-", "_")):
-        return {"name": text.strip(), "arguments": {}}
-    return importlib.import_module("mlx_lm.tool_parsers.longcat").parse_tool_call(text, tools)
-
-
-def _no_calls(text: str, tools: Any) -> list[Any]:
-    """Return no call, since a Harmony channel has the call's name in its header."""
-    return []
 
 
 DEEPSEEK = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
@@ -157,114 +101,117 @@ MESSAGE_ENDS = ("<|end|>", CALL, "<|return|>")
 HARMONY = (START, CHANNEL, CONSTRAIN, MESSAGE, *MESSAGE_ENDS)
 """Special tokens of OpenAI's Harmony format, in which gpt-oss writes."""
 
-_S, _NAME = r"\s{0,64}+", r'[^"\\]{1,256}+'
-_LISTED = (
-    rf'\{{{_S}(?:"type"{_S}:{_S}"function"{_S},{_S})?"name"{_S}:{_S}"(?P<listed>{_NAME})"'
-    rf'{_S},{_S}"(?:arguments|parameters)"{_S}:'
+_DEEPSEEK = JsonCalls(
+    (*DEEPSEEK, _CALL, _CALL_END),
+    re.compile(
+        rf"(?:function\s*{_SEPARATOR}\s*)?(?P<name>[^\s<>{{]{{1,256}}+)\s*"
+        rf"(?:```json|{_SEPARATOR})\s*"
+    ),
 )
-_JSON_HEAD = re.compile(rf"{_LISTED}{_S}(?=\{{)")
-_DEEPSEEK_HEAD = re.compile(
-    rf"{_CALL}{_S}(?P<fenced>function{_S}{_SEPARATOR}{_S})?"
-    rf"(?P<name>[^\s<>{{]{{1,256}}+){_S}(?(fenced)```json|{_SEPARATOR}){_S}(?=\{{)"
+_KIMI = JsonCalls(
+    ("<|tool_calls_section_end|>", _KIMI_CALL, _KIMI_CALL_END),
+    re.compile(
+        r"(?P<id>(?:functions\.)?(?P<name>[^\s<>:{}]{1,256}+):\d{1,16}+)\s*"
+        rf"{re.escape(_KIMI_ARGUMENTS)}\s*"
+    ),
 )
-_KIMI_HEAD = re.compile(
-    r"(?<![^\s<>:{}])(?P<id>(?:functions\.)?(?P<name>[^\s<>:{}]{1,256}+):\d{1,16}+)"
-    rf"{_S}{re.escape(_KIMI_ARGUMENTS)}{_S}(?=\{{)"
+_MISTRAL = JsonCalls(
+    ("[TOOL_CALLS]",),
+    re.compile(r"(?P<name>[\w-]{1,256}+)\s*(?:\[CALL_ID\]\s*(?P<id>[\w-]{1,256}+)\s*)?\[ARGS\]\s*"),
 )
-_MISTRAL_HEAD = re.compile(
-    rf"(?:(?<![\w-])(?P<name>[\w-]{{1,256}}+){_S}\[ARGS\]|{_LISTED}){_S}(?=\{{)"
-)
+
+
+def _glm_calls(prefix: str) -> TaggedCalls:
+    return TaggedCalls(
+        f"<{prefix}tool_call>",
+        f"</{prefix}tool_call>",
+        r"(?P<name>[^\s<{]+)\s*",
+        rf"<{prefix}arg_key>(?P<name>[^<]*)</{prefix}arg_key>\s*<{prefix}arg_value>",
+        f"</{prefix}arg_value>",
+    )
+
+
+def _qwen_calls(prefix: str, *, lines: bool) -> TaggedCalls:
+    return TaggedCalls(
+        f"<{prefix}tool_call>",
+        f"</{prefix}tool_call>",
+        r"<function=(?P<name>[^\s<>]+)>\s*",
+        r"<parameter=(?P<name>[^\s<>]+)>",
+        "</parameter>",
+        "</function>",
+        lines,
+    )
+
+
+def _invoked_calls(begin: str, end: str, space: str) -> TaggedCalls:
+    return TaggedCalls(
+        begin,
+        end,
+        rf"<{space}invoke\s[^>]*?name=(?P<name>[^>]+)>\s*",
+        rf"<{space}parameter\s[^>]*?name=(?P<name>[^>]+)>",
+        f"</{space}parameter>",
+        f"</{space}invoke>",
+    )
+
 
 WORD, IDENTIFIER = re.compile(r"\w+", re.ASCII), re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _JSON_CALL = '{"name": "NAME", "arguments": '
 _JSON_LIST = CallGrammar((_JSON_CALL,), ("}",), between=(", ",), first=(BEGIN, "["), last=("]",))
 _GLM = ToolFormat(
+    "<tool_call>",
+    "</tool_call>",
+    _glm_calls(""),
+    sign=re.compile("<arg_key>"),
     grammar=CallGrammar(
         (BEGIN, "NAME"),
         (LINE, END),
         between=(LINE,),
         # GLM 4.5 begins a line here, and GLM 4.7 does not.
         tags=ArgumentTags((LINE, "<arg_key>NAME</arg_key>", LINE, "<arg_value>"), "</arg_value>"),
+    ),
+)
+
+
+def _gemma(begin: str, end: str, quote: str, sign: str) -> ToolFormat:
+    tags = ArgumentTags(("NAME:",), between=",", quote=quote, names=WORD)
+    return ToolFormat(
+        begin,
+        end,
+        GemmaCalls(end, quote),
+        (quote,),
+        sign=re.compile(sign),
+        grammar=CallGrammar((BEGIN, "call:NAME{"), ("}", END), tags=tags),
     )
-)
-_GEMMA = CallGrammar(
-    (BEGIN, "call:NAME{"),
-    ("}", END),
-    tags=ArgumentTags(("NAME:",), between=",", quote='<|"|>', names=WORD),
-)
+
+
 FORMATS: Mapping[str, ToolFormat] = {
-    "deepseek_v3": ToolFormat(
-        *DEEPSEEK,
-        json_calls,
-        DEEPSEEK_INNER,
-        sign=re.compile(f"{DEEPSEEK[0]}(?s:.)*```json"),
-        head=_DEEPSEEK_HEAD,
+    "minimax_m2": ToolFormat(
+        "<minimax:tool_call>",
+        "</minimax:tool_call>",
+        _invoked_calls("<minimax:tool_call>", "</minimax:tool_call>", ""),
+        sign=re.compile("<minimax:tool_call>"),
         grammar=CallGrammar(
-            (f"{_CALL}function{_SEPARATOR}NAME\n```json\n",),
-            (f"\n```{_CALL_END}",),
-            between=(LINE,),
-            first=(BEGIN,),
+            ('<invoke name="NAME">\n',),
+            ("</invoke>\n",),
+            first=(BEGIN, "\n"),
             last=(END,),
+            tags=ArgumentTags(('<parameter name="NAME">',), "</parameter>", "\n"),
         ),
     ),
-    "deepseek_v31": ToolFormat(
-        *DEEPSEEK,
-        json_calls,
-        DEEPSEEK_INNER,
-        sign=re.compile(DEEPSEEK[0]),
-        head=_DEEPSEEK_HEAD,
-        grammar=CallGrammar(
-            (f"{_CALL}NAME{_SEPARATOR}",), (_CALL_END,), first=(BEGIN,), last=(END,)
-        ),
+    "gemma4": _gemma(
+        "<|tool_call>",
+        "<tool_call|>",
+        '<|"|>',
+        r"(?s)\A(?=.*<\|tool_call>)(?=.*<tool_call\|>)",
     ),
-    # The parser takes a call to end at its first brace.
-    "function_gemma": ToolFormat(
-        inner=("<escape>",),
-        grammar=replace(
-            _GEMMA,
-            tags=ArgumentTags(
-                ("NAME:",), between=",", quote="<escape>", nested=False, excluded="}", names=WORD
-            ),
-        ),
-    ),
-    "gemma4": ToolFormat(inner=('<|"|>',), grammar=_GEMMA),
-    "glm47": _GLM,
-    "harmony": ToolFormat(
-        f"{CHANNEL}commentary to=functions.",
-        CALL,
-        _no_calls,
-        (CONSTRAIN, MESSAGE),
-        grammar=CallGrammar((BEGIN, f"NAME {CONSTRAIN}json{MESSAGE}"), single=True),
-    ),
-    "json_tools": ToolFormat(
-        head=_JSON_HEAD,
-        grammar=CallGrammar((BEGIN, f"\n{_JSON_CALL}"), ("}\n", END), between=(LINE,)),
-    ),
-    "kimi_k2": ToolFormat(
-        inner=KIMI_INNER,
-        head=_KIMI_HEAD,
-        grammar=CallGrammar(
-            (f"{_KIMI_CALL}functions.NAME:", "/[0-9]{1,3}/", _KIMI_ARGUMENTS),
-            (_KIMI_CALL_END,),
-            first=(BEGIN,),
-            last=(END,),
-        ),
-    ),
-    "laguna": _GLM,
-    "llama3_json": ToolFormat(
-        "<|python_tag|>",
-        "",
-        json_calls,
-        bare=('{"name":"', '{"type":"function","name":"'),
-        sign=re.compile('"parameters": dictionary of argument name'),
-        head=_JSON_HEAD,
-        # The chat templates of Llama 3 refuse a message with several calls.
-        grammar=CallGrammar(('{"name": "NAME", "parameters": ',), ("}",), single=True),
+    "function_gemma": _gemma(
+        "<start_function_call>", "<end_function_call>", "<escape>", "<start_function_call>"
     ),
     "longcat": ToolFormat(
         "<longcat_tool_call>",
         "</longcat_tool_call>",
-        _longcat_call,
+        _glm_calls("longcat_"),
+        sign=re.compile("<longcat_tool_call>"),
         grammar=CallGrammar(
             (BEGIN, "NAME"),
             (LINE, END),
@@ -275,60 +222,12 @@ FORMATS: Mapping[str, ToolFormat] = {
             ),
         ),
     ),
-    "minicpm5": ToolFormat(
-        grammar=CallGrammar(
-            (BEGIN, '"NAME">'),
-            (END,),
-            between=(LINE,),
-            tags=ArgumentTags((LINE, '<param name="NAME">'), "</param>", excluded="</function>"),
-        )
-    ),
-    "minimax_m2": ToolFormat(
-        grammar=CallGrammar(
-            ('<invoke name="NAME">\n',),
-            ("</invoke>\n",),
-            first=(BEGIN, "\n"),
-            last=(END,),
-            tags=ArgumentTags(('<parameter name="NAME">',), "</parameter>", "\n"),
-        )
-    ),
-    "mistral": ToolFormat(
-        inner=("[ARGS]",),
-        head=_MISTRAL_HEAD,
-        grammar=CallGrammar((BEGIN, "NAME[ARGS]")),
-        grammar_without_inner=replace(_JSON_LIST, first=(BEGIN, "/ ?/", "[")),
-    ),
-    "muse_spark": ToolFormat(
-        grammar=CallGrammar(
-            ('<atem:invoke name="NAME">\n',),
-            ("</atem:invoke>\n",),
-            first=(BEGIN, "\n"),
-            last=(END,),
-            # The parser reads every string that is JSON as JSON, so that strings need quotes.
-            tags=ArgumentTags(
-                ('<atem:parameter name="NAME">',), "</atem:parameter>", "\n", quote='"'
-            ),
-        )
-    ),
-    "phi4_mini_json": ToolFormat(
-        "<|tool_call|>",
-        "<|/tool_call|>",
-        json_calls,
-        also=("functools[",),
-        sign=re.compile(r"<\|/tool(?:_call)?\|>|functools\["),
-        head=_JSON_HEAD,
-        grammar=replace(_JSON_LIST, last=("]", END)),
-    ),
-    "granite": ToolFormat(
-        "<|tool_call|>",
-        "",
-        json_calls,
-        also=("<tool_call>",),
-        sign=re.compile(r"<\|tool_call\|>"),
-        head=_JSON_HEAD,
-        grammar=_JSON_LIST,
-    ),
+    "glm47": _GLM,
     "pythonic": ToolFormat(
+        "<|tool_call_start|>",
+        "<|tool_call_end|>",
+        PythonCalls("<|tool_call_end|>"),
+        sign=re.compile(r"<\|tool_list_start\|>|<\|tool_call_start\|>"),
         grammar=CallGrammar(
             ("NAME(",),
             (")",),
@@ -336,20 +235,131 @@ FORMATS: Mapping[str, ToolFormat] = {
             first=(BEGIN, "["),
             last=("]", END),
             tags=ArgumentTags(("NAME=",), between=", ", quote='"', names=IDENTIFIER),
-        )
+        ),
     ),
     "qwen3_coder": ToolFormat(
+        "<tool_call>",
+        "</tool_call>",
+        _qwen_calls("", lines=True),
+        sign=re.compile(r"<tool_call>(?:\\n|\s)*<function="),
         grammar=CallGrammar(
             (BEGIN, "\n<function=NAME>\n"),
             ("</function>\n", END),
             between=(LINE,),
-            tags=ArgumentTags(("<parameter=NAME>\n",), "\n</parameter>", "\n", trimmed=False),
-        )
+            tags=ArgumentTags(("<parameter=NAME>\n",), "\n</parameter>", "\n"),
+        ),
+    ),
+    "kimi_k2": ToolFormat(
+        "<|tool_calls_section_begin|>",
+        "<|tool_calls_section_end|>",
+        _KIMI,
+        KIMI_INNER,
+        sign=re.compile(r"<\|tool_calls_section_begin\|>"),
+        grammar=CallGrammar(
+            (f"{_KIMI_CALL}functions.NAME:", "/[0-9]{1,3}/", _KIMI_ARGUMENTS),
+            (_KIMI_CALL_END,),
+            first=(BEGIN,),
+            last=(END,),
+        ),
+    ),
+    "minicpm5": ToolFormat(
+        "<function name=",
+        "</function>",
+        TaggedCalls(
+            "<function name=",
+            "</function>",
+            r"(?P<name>\"[^\"]*\"|'[^']*'|[^\s\"'<>]+)\s*>\s*",
+            r"<param\s+name\s*=\s*(?P<name>\"[^\"]*\"|'[^']*'|[^\s\"'<>]+)\s*>",
+            "</param>",
+        ),
+        sign=re.compile(r'(?s)\A(?=.*<function name=")(?=.*<param name=")'),
+        grammar=CallGrammar(
+            (BEGIN, '"NAME">'),
+            (END,),
+            between=(LINE,),
+            tags=ArgumentTags((LINE, '<param name="NAME">'), "</param>"),
+        ),
+    ),
+    "mistral": ToolFormat(
+        "[TOOL_CALLS]",
+        "",
+        _MISTRAL,
+        ("[ARGS]", "[CALL_ID]"),
+        sign=re.compile(r"\[TOOL_CALLS\]"),
+        grammar=CallGrammar((BEGIN, "NAME[ARGS]")),
+        grammar_without_inner=replace(_JSON_LIST, first=(BEGIN, "/ ?/", "[")),
+    ),
+    "muse_spark": ToolFormat(
+        "<atem:function_calls>",
+        "</atem:function_calls>",
+        _invoked_calls("<atem:function_calls>", "</atem:function_calls>", "atem:"),
+        sign=re.compile("<atem:function_calls>"),
+        grammar=CallGrammar(
+            ('<atem:invoke name="NAME">\n',),
+            ("</atem:invoke>\n",),
+            first=(BEGIN, "\n"),
+            last=(END,),
+            tags=ArgumentTags(('<atem:parameter name="NAME">',), "</atem:parameter>", "\n"),
+        ),
+    ),
+    "json_tools": ToolFormat(
+        "<tool_call>",
+        "</tool_call>",
+        JsonCalls(("</tool_call>",)),
+        sign=re.compile(r"(?s)\A(?=.*<tool_call>)(?=.*tool_call\.name)"),
+        grammar=CallGrammar((BEGIN, f"\n{_JSON_CALL}"), ("}\n", END), between=(LINE,)),
+    ),
+    "deepseek_v3": ToolFormat(
+        *DEEPSEEK,
+        _DEEPSEEK,
+        DEEPSEEK_INNER,
+        sign=re.compile(f"{DEEPSEEK[0]}(?s:.)*```json"),
+        grammar=CallGrammar(
+            (f"{_CALL}function{_SEPARATOR}NAME\n```json\n",),
+            (f"\n```{_CALL_END}",),
+            between=(LINE,),
+            first=(BEGIN,),
+            last=(END,),
+        ),
+    ),
+    "deepseek_v31": ToolFormat(
+        *DEEPSEEK,
+        _DEEPSEEK,
+        DEEPSEEK_INNER,
+        sign=re.compile(DEEPSEEK[0]),
+        grammar=CallGrammar(
+            (f"{_CALL}NAME{_SEPARATOR}",), (_CALL_END,), first=(BEGIN,), last=(END,)
+        ),
+    ),
+    "llama3_json": ToolFormat(
+        "<|python_tag|>",
+        "",
+        JsonCalls(),
+        bare=('{"name":"', '{"type":"function","name":"'),
+        sign=re.compile('"parameters": dictionary of argument name'),
+        # The chat templates of Llama 3 refuse a message with several calls.
+        grammar=CallGrammar(('{"name": "NAME", "parameters": ',), ("}",), single=True),
+    ),
+    "phi4_mini_json": ToolFormat(
+        "<|tool_call|>",
+        "<|/tool_call|>",
+        JsonCalls(("<|/tool_call|>",)),
+        also=("functools[",),
+        sign=re.compile(r"<\|/tool(?:_call)?\|>|functools\["),
+        grammar=replace(_JSON_LIST, last=("]", END)),
+    ),
+    "granite": ToolFormat(
+        "<|tool_call|>",
+        "",
+        JsonCalls(),
+        also=("<tool_call>",),
+        sign=re.compile(r"<\|tool_call\|>"),
+        grammar=_JSON_LIST,
     ),
     "seed_oss": ToolFormat(
         "<seed:tool_call>",
         "</seed:tool_call>",
-        _tagged_calls,
+        _qwen_calls("seed:", lines=False),
         sign=re.compile("<seed:tool_call>"),
         grammar=CallGrammar(
             (BEGIN, "\n<function=NAME>\n"),
@@ -358,10 +368,19 @@ FORMATS: Mapping[str, ToolFormat] = {
             tags=ArgumentTags(("<parameter=NAME>",), "</parameter>", "\n"),
         ),
     ),
+    "laguna": replace(_GLM, sign=None),
+    # A call in a Harmony channel is a message of its own, so that no section is read.
+    "harmony": ToolFormat(
+        f"{CHANNEL}commentary to=functions.",
+        CALL,
+        JsonCalls(),
+        (CONSTRAIN, MESSAGE),
+        grammar=CallGrammar((BEGIN, f"NAME {CONSTRAIN}json{MESSAGE}"), single=True),
+    ),
 }
-"""Formats by name, as far as more is known than mlx-lm's parser. Sources: the models' chat
-templates, and vLLM's parsers. The first `sign` that matches decides: unlike V3.1, DeepSeek V3 puts
-arguments into a code block, and unlike Granite, Phi-4 ends a section."""
+"""Formats by name. Sources: the models' chat templates, and the parsers of mlx-lm and vLLM. The
+first `sign` that matches decides: unlike V3.1, DeepSeek V3 puts arguments into a code block, and
+unlike Granite, Phi-4 ends a section."""
 NOT_READ = frozenset(("kimi_k3",))
 """Parsers of mlx-lm for models that divide the complete answer into sections."""
 VLLM_NAMES = {
@@ -379,22 +398,7 @@ def format_in(chat_template: str) -> str | None:
     return next((name for name, sign in signs if sign and sign.search(chat_template)), None)
 
 
-def format_named(name: str) -> ToolFormat:
-    """Return the format of this name, with mlx-lm's parser if it needs one."""
-    entry = FORMATS.get(name, ToolFormat())
-    if entry.parse is not None:
-        return entry
-    module = importlib.import_module(f"mlx_lm.tool_parsers.{name}")
-    begin, end = module.tool_call_start, module.tool_call_end
-    return replace(entry, begin=begin, end=end, parse=module.parse_tool_call)
-
-
 def parser_names() -> list[str]:
-    """Return the names that `format_named` takes, and vLLM's names. mlx-lm is not imported. Harmony
-    is left out, because models with another format cannot write it."""
-    spec = find_spec("mlx_lm")
-    roots = [] if spec is None else spec.submodule_search_locations or []
-    places = [str(Path(root) / "tool_parsers") for root in roots]
-    found = {module.name for module in pkgutil.iter_modules(places)} - NOT_READ
-    parsed = {name for name, entry in FORMATS.items() if entry.parse is not None} - {"harmony"}
-    return sorted({*found, *parsed, *VLLM_NAMES})
+    """Return the names of formats, and vLLM's names. Harmony is left out, because models with
+    another format cannot write it."""
+    return sorted({*FORMATS, *VLLM_NAMES} - {"harmony"})

@@ -57,7 +57,7 @@ CASES: dict[str, tuple[str, str, str, list[tuple[str, str]]]] = {
         [("keep", KEEP)],
     ),
     "cut header": ("<|channel|>ana", "", "", []),
-    "cut call": (CALLING[:-5], "", "", [("keep", KEEP[:-5])]),
+    "cut call": (CALLING[:-5], "", KEEP[:-5], []),
     "less than": ("<|channel|>final<|message|>a <| b <|en", "", "a <| b <|en", []),
 }
 
@@ -163,7 +163,7 @@ def test_a_chat_has_thoughts_answers_and_calls(client: TestClient) -> None:
     assert choice["finish_reason"] == "tool_calls" and choice["message"]["content"] is None
     chunks = [each["choices"][0]["delta"] for each in streamed(client, CHAT, **calling)]
     parts = [one["function"] for each in chunks for one in each.get("tool_calls", [])]
-    assert "".join(each["arguments"] for each in parts) == KEEP and len(parts) > 2
+    assert "".join(each["arguments"] for each in parts) == KEEP
 
 
 def test_other_wire_formats_have_the_same_parts(client: TestClient) -> None:

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from mlx_specdec.serve import events as calls
-from mlx_specdec.serve.events import Arguments, Call, Event, Reader, Text, joined
+from mlx_specdec.serve.events import Call, Event, Reader, Text, joined
 from mlx_specdec.text.markers import Marker, Markers
 
 from ..support.tooled import GET_TOOLS, of_parser
@@ -112,15 +111,6 @@ def test_a_text_means_the_same_in_any_pieces(name: str, text: str, expected: obj
         assert answer_to(read(text, sizes, name)) == expected
 
 
-def test_arguments_that_are_json_are_sent_as_they_come() -> None:
-    reader = Reader(replace(THINKING, calls=of_parser("json_tools")), GET_TOOLS)
-    begun = reader.read('<tool_call>\n{"name": "get", "arguments": {"city": "Bo')
-    call, arguments = begun
-    assert isinstance(call, Call) and arguments == Arguments(0, '{"city": "Bo')
-    assert (call.index, call.name, call.id[:5]) == (0, "get", "call_") and reader.count
-    assert reader.read(None) == []
-
-
 def test_ids_of_the_models_own_stay() -> None:
     [(_, text, _)] = [each for each in TEXTS if each[0] == "kimi_k2"]
     calls = [each for each in read(text, [], "kimi_k2") if isinstance(each, Call)]
@@ -147,15 +137,3 @@ def test_a_section_is_searched_once_whatever_its_pieces(name: str, word: str) ->
     """A million letters would take hours in quadratic time."""
     text = of_parser(name).begin.text + word * (1_000_000 // len(word)) + " x [ARGS]"
     assert answer_to(read(text, [10_000] * 50, name))[2] == []
-
-
-def test_a_section_that_is_too_long_for_mlx_lms_parsers_stays_a_text() -> None:
-    begin, end = of_parser("qwen3_coder").begin.text, of_parser("qwen3_coder").end.text
-    for letters in (calls.MOST_PARSED // 2, calls.MOST_PARSED):
-        city = "x" * letters
-        call = f"\n<function=get>\n<parameter=city>\n{city}\n</parameter>\n</function>\n"
-        said, _, called = answer_to(read(f"{begin}{call}{end}", [], "qwen3_coder"))
-        if letters < calls.MOST_PARSED:
-            assert (said, called) == ("", [("get", {"city": city})])
-        else:
-            assert (said, called) == (f"{begin}{call}{end}", [])

@@ -8,7 +8,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from mlx_specdec.text.markers import CallFormat, Marker
 from mlx_specdec.text.tokenizer import load_tokenizer
-from mlx_specdec.text.tool_formats import format_named
+from mlx_specdec.text.tool_formats import FORMATS
 
 from . import tiny
 from .serving import SCHEMA
@@ -62,5 +62,5 @@ GET_TOOLS = [function("get", CITY)]
 
 
 def of_parser(name: str) -> CallFormat:
-    found = format_named(name)
+    found = FORMATS[name]
     return CallFormat(name, found, Marker(found.begin, (7,)), Marker(found.end, (8,)))

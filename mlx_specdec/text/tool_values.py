@@ -1,0 +1,153 @@
+"""Values of arguments in tool calls, read from JSON, from Python's literals and from texts without
+quotes, and the types that a tool's schema admits."""
+
+import ast
+import json
+import math
+import re
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+Schema = Mapping[str, Any]
+KINDS: Mapping[type, str] = {
+    str: "string",
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    list: "array",
+    dict: "object",
+    type(None): "null",
+}
+"""JSON Schema's names of types."""
+ANY = frozenset(KINDS.values())
+STRING = frozenset(("string",))
+WORDS: Mapping[str, object] = {"True": True, "False": False, "None": None}
+"""Python's names of values."""
+ESCAPES = "\\'\"abfnrtvxuUN01234567"
+"""Characters that Python reads after a backslash."""
+CONTROLS = {"\n": "\\n", "\r": "\\r", "\0": "\\0"}
+
+
+def finite(text: str) -> float:
+    """Return a number. Raises ValueError for a number that JSON cannot write."""
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError(f"too large: {text:.80}")
+    return number
+
+
+def no_number(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+DECODER = json.JSONDecoder(strict=False, parse_float=finite, parse_constant=no_number)
+"""Reads JSON, in which strings may contain control characters such as line breaks: a model means
+the character."""
+
+
+def arguments_of(text: str) -> dict[str, Any]:
+    """Return the arguments in JSON. Raises ValueError or RecursionError."""
+    return object_of(sendable(DECODER.decode(text)))
+
+
+def sendable(value: Any) -> Any:
+    """Return a value. Raises ValueError if it contains halves of characters, which UTF-8 lacks."""
+    json.dumps(value, ensure_ascii=False).encode()
+    return value
+
+
+def object_of(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"no arguments: {value!r:.80}")
+    return value
+
+
+def kinds_of(schema: object, root: Schema) -> frozenset[str]:
+    """Return the names of the types that a schema admits. root: The schema to which references are
+    relative."""
+    return _kinds(schema, root, {})
+
+
+def _kinds(schema: object, root: Schema, known: dict[str, frozenset[str]]) -> frozenset[str]:
+    """known: The types of references. A reference that is being resolved admits all types."""
+    if not isinstance(schema, Mapping):
+        return ANY
+    found = ANY
+    reference = schema.get("$ref")
+    if isinstance(reference, str):
+        if reference not in known:
+            known[reference] = ANY
+            known[reference] = _kinds(schema_at(root, reference), root, known)
+        found &= known[reference]
+    names = schema.get("type", ())
+    names = {str(name).lower() for name in (names if isinstance(names, list) else [names])} & ANY
+    found &= (names | {"integer"} if "number" in names else names) or ANY
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    if isinstance(values, list):
+        found &= {KINDS.get(type(value), "null") for value in values}
+    for name in ("anyOf", "oneOf"):
+        branches = schema.get(name)
+        if isinstance(branches, list) and branches:
+            found &= frozenset().union(*(_kinds(branch, root, known) for branch in branches))
+    for branch in schema.get("allOf") or ():
+        found &= _kinds(branch, root, known)
+    return found | {"null"} if schema.get("nullable") is True else found
+
+
+def schema_at(root: Schema, reference: str) -> Schema | None:
+    """Return the schema at a reference such as `#/$defs/name`, or None."""
+    here: Any = root
+    for part in reference.removeprefix("#/").split("/"):
+        here = here.get(part) if isinstance(here, Mapping) else None
+    return here if isinstance(here, Mapping) else None
+
+
+def value_of(text: str, kinds: frozenset[str]) -> Any:
+    """Return the value of a text in a format that writes strings without quotes. kinds: The types
+    that the schema admits."""
+    value = text if kinds == STRING else unquoted(text.strip(), words="string" not in kinds)
+    kind = KINDS[type(value)]
+    integral = isinstance(value, float) and value.is_integer() and "integer" in kinds
+    return value if kind != "string" and (kind in kinds or integral) else text
+
+
+def unquoted(text: str, *, words: bool = True) -> Any:
+    """Return the value of a text in JSON, or of Python's literals, or the text itself. words:
+    Whether Python's literals are read."""
+    try:
+        return sendable(DECODER.decode(text))
+    except (ValueError, RecursionError):
+        pass
+    if words and text in WORDS:
+        return WORDS[text]
+    if words and text.startswith(("[", "{")):
+        try:
+            value = ast.literal_eval(text)
+            # A tuple or a number as a key would become something else in JSON.
+            if json.loads(json.dumps(sendable(value), allow_nan=False)) == value:
+                return value
+        except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
+            pass
+    return text
+
+
+def string_of(literal: str) -> str:
+    """Return the value of a literal of JSON or Python, in which control characters mean
+    themselves. Raises ValueError."""
+    if literal[0] == '"':
+        try:
+            return str(sendable(DECODER.decode(literal)))
+        except ValueError:
+            pass
+
+    def escaped(found: re.Match[str]) -> str:
+        last = CONTROLS.get(found[0][-1], found[0][-1])
+        known = len(found[0]) == 2 and last in ESCAPES
+        return found[0] if known else "\\\\" * (len(found[0]) - 1) + last
+
+    try:
+        return str(
+            sendable(ast.literal_eval(re.sub(r"\\.|[\n\r\0]", escaped, literal, flags=re.DOTALL)))
+        )
+    except (SyntaxError, MemoryError) as error:
+        raise ValueError(str(error)) from None
