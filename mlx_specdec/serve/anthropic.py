@@ -1,6 +1,5 @@
 """Anthropic's Messages API. A request is translated into a chat of OpenAI's API."""
 
-import contextlib
 import json
 import uuid
 from collections.abc import Mapping, Sequence
@@ -282,8 +281,7 @@ class MessagesWriter(Writer):
                 blocks[-1][name] = blocks[-1].get(name, "") + text
         for block in blocks:
             if arguments := block.pop("partial_json", ""):
-                with contextlib.suppress(ValueError):  # the arguments may have been cut
-                    block["input"] = json.loads(arguments)
+                block["input"] = json.loads(arguments)
         return {**self._message(blocks, choice), **_end(choice)}
 
     def start(self, choice: Choice) -> list[Payload]:

@@ -36,7 +36,7 @@ Name = Annotated[
     worded(f"a name of at most {LONGEST_NAME} letters, digits, underscores, dots and dashes"),
 ]
 JsonSchema = Annotated[Object, worded("a JSON schema, an object")]
-Role = Literal["system", "developer", "user", "assistant", "tool"]
+Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 MaxTokens = Annotated[
     StrictInt,
     Field(ge=-1),
@@ -135,6 +135,7 @@ class ChatMessage(Fields):
     tool_call_id: String | None = None
     reasoning_content: String | None = None
     tool_calls: list[EarlierCall] | None = None
+    function_call: CalledFunction | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -17,7 +17,7 @@ from .answer_models import Anything
 from .answers import Choice, Payload, Writer
 from .bodies import Body, Fields
 from .embeddings import task_of
-from .events import Arguments, Call, Event, Text, joined
+from .events import Arguments, Call, Event, Text
 from .models import ChatRequest, TextRequest
 from .ollama_bodies import (
     EmbedRequest,
@@ -71,9 +71,8 @@ class OllamaWriter(Writer):
 
     def __init__(self, parser: RequestParser, body: Body) -> None:
         self._began = time.perf_counter()
-        # The call whose arguments are not complete, with their pieces.
-        self._call: Call | None = None
-        self._pieces: list[str] = []
+        # The call whose arguments come next.
+        self._call = Call(0, "", "")
         super().__init__(parser, body)
         self.stream = body.get("stream", True)
         _kept(parser, body)
@@ -91,21 +90,18 @@ class OllamaWriter(Writer):
         for event in choice.events:
             if isinstance(event, Text):
                 texts[event.kind] += event.text
-        calls = [one for event in joined(choice.events) for one in self._after(event)]
-        whole = self.content(texts["content"], texts["reasoning"], [*calls, *self._after(None)])
-        return self._last(choice, whole)
+        calls = [call for event in choice.events for call in self._called(event)]
+        return self._last(choice, self.content(texts["content"], texts["reasoning"], calls))
 
     def event(self, event: Event) -> list[Payload]:
-        lines = [self.content("", "", [call]) for call in self._after(event)]
+        lines = [self.content("", "", [call]) for call in self._called(event)]
         if isinstance(event, Text):
             texts = (event.text, "") if event.kind == "content" else ("", event.text)
             lines.append(self.content(*texts, []))
         return [{**self._head(), **line, "done": False} for line in lines]
 
     def end(self, choice: Choice) -> list[Payload]:
-        calls = self._after(None)
-        lines = [{**self._head(), **self.content("", "", [one]), "done": False} for one in calls]
-        return [*lines, self._last(choice, self.nothing)]
+        return [self._last(choice, self.nothing)]
 
     def content(self, text: str, thought: str, calls: list[Payload]) -> Payload:
         """Return the fields of an answer that contain a piece of the text, or the complete text."""
@@ -136,22 +132,15 @@ class OllamaWriter(Writer):
             fields["enable_thinking"] = think
         return self.parser.chat(ChatRequest.read(fields))
 
-    def _after(self, event: Event | None) -> list[Payload]:
-        """Read an event, and return the call that it completes as a list of at most one entry. None
-        stands for the end of the answer."""
-        if isinstance(event, Arguments):
-            self._pieces.append(event.text)
+    def _called(self, event: Event) -> list[Payload]:
+        """Return the call that an event completes, as a list of at most one entry."""
+        if isinstance(event, Call):
+            self._call = event
+        if not isinstance(event, Arguments):
             return []
-        ended, pieces = self._call, self._pieces
-        self._call, self._pieces = (event if isinstance(event, Call) else None), []
-        if ended is None:
-            return []
-        try:
-            arguments = json.loads("".join(pieces) or "{}")
-        except ValueError:
-            return []  # the completion was cut
-        function = {"index": ended.index, "name": ended.name, "arguments": arguments}
-        return [{"id": ended.id, "function": function}]
+        call, arguments = self._call, json.loads(event.text)
+        function = {"index": call.index, "name": call.name, "arguments": arguments}
+        return [{"id": call.id, "function": function}]
 
     def _head(self) -> Payload:
         return {"model": self.parser.name, "created_at": _time()}

@@ -3,7 +3,6 @@ openresponses/openresponses and openai/codex (codex-rs/codex-api/src/sse/respons
 
 import functools
 import json
-import re
 import time
 import uuid
 from collections.abc import Sequence
@@ -182,7 +181,7 @@ class ResponsesWriter(Writer):
         assert self._pieces is not None, "arguments came before their call"
         self._pieces.append(event.text)
         if self._kind == "custom_tool_call":
-            return begun  # the JSON string around the input is parsed at the end
+            return begun  # the event at the end has the input without the JSON around it
         more: Payload = {"logprobs": []} if self._kind == "message" else {}
         name = f"response.{ITEMS[self._kind][1]}.delta"
         return [*begun, self._of_item(name, delta=event.text, **more)]
@@ -251,13 +250,11 @@ def _output_text(text: str) -> Payload:
 
 
 def custom_input(arguments: str) -> str:
-    """Return the text in the arguments of a custom tool, {"input": "..."}, which may be cut."""
-    characters = r'(?:[^"\\]|\\(?:u[0-9a-fA-F]{4}|[^u]))*'
-    text = re.match(rf'\s*\{{\s*"input"\s*:\s*("{characters})', arguments)
-    try:
-        return arguments if text is None else str(json.loads(f'{text[1]}"', strict=False))
-    except ValueError:
-        return arguments
+    """Return the text in the arguments of a custom tool, {"input": "..."}, or other arguments as
+    they are."""
+    values = json.loads(arguments)
+    text = values.get("input")
+    return text if isinstance(text, str) and len(values) == 1 else arguments
 
 
 ERROR = ResponsesWriter.error

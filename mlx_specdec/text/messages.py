@@ -43,12 +43,28 @@ log_once = functools.lru_cache(maxsize=64)(logging.getLogger(__name__).info)
 def messages_of(sent: Sequence[Message]) -> list[Message]:
     """Convert messages of a request to messages of chat templates, whose contents are strings."""
     messages = []
-    for source in sent:
+    for source in with_tool_calls(sent):
         role = "system" if source["role"] in SYSTEM else source["role"]
         message = {"role": role, "content": text_of(source.get("content", ""))}
         message |= {name: source[name] for name in MESSAGE_FIELDS if name in source}
         if role == "assistant" and source.get("tool_calls"):
             message["tool_calls"] = [tool_call(call) for call in source["tool_calls"]]
+        messages.append(message)
+    return messages
+
+
+def with_tool_calls(sent: Sequence[Message]) -> list[Message]:
+    """Turn the calls and results of OpenAI's older `functions` into calls and results of tools,
+    which are what chat templates know. A result belongs to the last call before it."""
+    messages: list[Message] = []
+    # Mistral's templates want ids of nine characters.
+    id = "call_0000"
+    for place, message in enumerate(sent):
+        if message["role"] == "function":
+            message = {**message, "role": "tool", "tool_call_id": id}
+        elif message.get("function_call"):
+            id = f"call_{place:04d}"
+            message = {**message, "tool_calls": [{"id": id, "function": message["function_call"]}]}
         messages.append(message)
     return messages
 

@@ -326,10 +326,8 @@ def test_what_the_assistant_does_is_one_turn() -> None:
     ("arguments", "text"),
     [
         ('{"input": "a\\n\\u00e9\\"b"}', 'a\né"b'),
-        ('{"input":"cut \\u00', "cut "),
-        ('{"input": "cut', "cut"),
         ('{"other": 1}', '{"other": 1}'),
-        ('{"input": "\\x"}', '{"input": "\\x"}'),
+        ('{"input": "a", "other": 1}', '{"input": "a", "other": 1}'),
     ],
 )
 def test_the_input_of_a_custom_tool_is_no_json(arguments: str, text: str) -> None:
@@ -353,9 +351,6 @@ def test_a_round_trip_of_a_call(calling: TestClient, choice: Any) -> None:
         again["usage"]["input_tokens"]
         == respond(calling, input=given, tools=[KEEP])["usage"]["input_tokens"]
     )
-    patch = {"tools": [PATCH], "tool_choice": {"type": "custom", "name": "patch"}}
-    last = respond(calling, input="Edit.", max_output_tokens=60, **patch)["output"][-1]
-    assert last["type"] == "custom_tool_call" and not last["input"].startswith("{")
 
 
 @pytest.mark.parametrize("path", ["chat", "responses"])
