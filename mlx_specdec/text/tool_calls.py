@@ -325,7 +325,10 @@ class PythonCalls(QuotedCalls):
         if opened in ("[", "{"):
             begin, depth = cursor.at, 0
             while cursor.at == begin or depth:
-                token = cursor.need(rf"(?:{QUOTED}|[^\[\]{{}}\"'])*+([\[\]{{}}])")[1]
+                cursor.take(rf"(?:{QUOTED}|[^\[\]{{}}\"'])*+")
+                if cursor.take("[\"']") is not None:
+                    raise OpenEndError
+                token = cursor.need(r"[\[\]{}]")[0]
                 depth += 1 if token in "[{" else -1
             value = unquoted(cursor.text[begin : cursor.at])
             if isinstance(value, str):

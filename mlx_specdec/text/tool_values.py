@@ -25,7 +25,7 @@ WORDS: Mapping[str, object] = {"True": True, "False": False, "None": None}
 """Python's names of values."""
 ESCAPES = "\\'\"abfnrtvxuUN01234567"
 """Characters that Python reads after a backslash."""
-CONTROLS = {"\n": "\\n", "\r": "\\r", "\0": "\\0"}
+CONTROLS = {"\n": "\\n", "\r": "\\r", "\0": "\\x00"}
 
 
 def finite(text: str) -> float:
