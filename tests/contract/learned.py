@@ -3,7 +3,7 @@
 The weights are made by hand. The answer follows from the last token of the prompt alone: each
 answer has a cue, which is a token, and each token of an answer has one successor."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import mlx.core as mx
@@ -39,18 +39,27 @@ def pieces_of(answer: str, taken: set[str]) -> list[str]:
     return pieces
 
 
-def learned(directory: Path, answers: Mapping[str, str], template: str, **settings: object) -> Path:
+def learned(
+    directory: Path,
+    answers: Mapping[str, str],
+    template: str,
+    *,
+    tokens: Sequence[str] = (),
+    **settings: object,
+) -> Path:
     """Write a model that gives each of these answers to its cue, whatever else is in the prompt.
 
     Args:
         answers: The answers by their cues, in ASCII. Each cue becomes a token. The first answer is
             given to all prompts that do not end with a cue.
         template: The chat template. Its output must end with the cue.
+        tokens: Further special tokens.
         settings: Further entries of tokenizer_config.json.
     """
     byte_level(directory, chat_template=template, **settings)
     file = str(directory / "tokenizer.json")
     tokenizer = Tokenizer.from_file(file)
+    tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in tokens])
     taken = {*tokenizer.get_vocab(), *answers}
     chains = {cue: pieces_of(answer, taken) for cue, answer in answers.items()}
     added = [*answers, *(piece for chain in chains.values() for piece in chain)]

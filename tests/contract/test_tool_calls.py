@@ -1,0 +1,313 @@
+"""Tool calls: what a model writes reaches the client unchanged, in four APIs, streamed or not."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ..support.call_templates import TEMPLATES, written
+from .learned import learned
+from .support import Server, served
+
+PROPERTIES = {
+    "path": {"type": "string"},
+    "old": {"type": "string"},
+    "note": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+    "count": {"type": "integer"},
+    "lines": {"type": "array", "items": {"type": "string"}},
+}
+PARAMETERS = {"type": "object", "properties": PROPERTIES}
+INDENTED = {"path": "null", "old": "    if a:\n\treturn b  \n"}
+TAGS = {
+    "path": "a</parameter>b</tool_call>c</arg_value>d</param>e]]>f</invoke>g",
+    "old": "  <parameter=path>x</function>\n}y<tool_call|>z\n",
+    "note": "null and more",
+    "count": 3,
+    "lines": ["</tool_call>", " <|tool_call_end|> ", "'"],
+}
+TWO = [("edit", {"path": "a\n", "count": 1}), ("edit", {"path": " b"})]
+Said = tuple[str, list[tuple[str, Any]]]
+"""The content of an answer, and its calls."""
+
+JSON = '<tool_call>\n{"name": "edit", "arguments": {"path": "a", "old": %s}}\n</tool_call>'
+QWEN = "<tool_call>\n<function=edit>\n%s</function>\n</tool_call>"
+PAGE = f"See\n{QWEN % '<parameter=a>b</parameter>'}\nThere."
+ANSWERS: dict[str, dict[str, tuple[str, Said]]] = {
+    "json_tools": {
+        "line break": (JSON % '"x\n\ty\\n"', ("", [("edit", {"path": "a", "old": "x\n\ty\n"})])),
+        "quotes": (text := JSON % '"say "hi""', (text, [])),
+        "no end": (text := (JSON % '"x')[:-20], (text, [])),
+        "no number": (text := JSON % "NaN", (text, [])),
+        "infinity": (text := JSON % "1e999", (text, [])),
+        "half a character": (text := JSON % '"\\ud83d"', (text, [])),
+        "a list": (
+            text := '<tool_call>\n{"name": "edit", "arguments": [1]}\n</tool_call>',
+            (text, []),
+        ),
+        "arguments as a string": (
+            '<tool_call>{"name": "edit", "arguments": "{\\"path\\": \\"b\\"}"}</tool_call>',
+            ("", [("edit", {"path": "b"})]),
+        ),
+        "the second one": (
+            JSON % '"x"' + "\n" + (text := JSON % "oops"),
+            (text, [("edit", {"path": "a", "old": "x"})]),
+        ),
+        "a text after it": (
+            JSON % '"</tool_call>"' + "\nDone.",
+            ("Done.", [("edit", {"path": "a", "old": "</tool_call>"})]),
+        ),
+        "one brace too many": (
+            '<tool_call>\n{"name": "edit", "arguments": {"path": "c"}}}\n</tool_call>',
+            ("", [("edit", {"path": "c"})]),
+        ),
+    },
+    "qwen3_coder": {
+        "a word for a number": (
+            QWEN % "<parameter=count>\nhigh\n</parameter>\n",
+            ("", [("edit", {"count": "high"})]),
+        ),
+        "null": (
+            QWEN
+            % (
+                "<parameter=path>\nnull\n</parameter>\n<parameter=note>\nnull\n</parameter>\n"
+                "<parameter=count>\nnull\n</parameter>\n"
+            ),
+            ("", [("edit", {"path": "null", "note": None, "count": "null"})]),
+        ),
+        "no line breaks": (
+            QWEN % "<parameter=path> a </parameter>",
+            ("", [("edit", {"path": " a "})]),
+        ),
+        "a page about calls": (
+            QWEN % f"<parameter=old>\n{PAGE}\n</parameter>\n",
+            ("", [("edit", {"old": PAGE})]),
+        ),
+        "no end of a value": (text := QWEN % "<parameter=path>\na\n", (text, [])),
+        "no end": (
+            text := "<tool_call>\n<function=edit>\n<parameter=path>\na\n</parameter>\n<para",
+            (text, []),
+        ),
+        "JSON": (
+            '<tool_call>\n{"name": "edit", "arguments": {"path": "d"}}\n</tool_call>',
+            ("", [("edit", {"path": "d"})]),
+        ),
+    },
+    "glm47": {
+        "no end": (
+            text := "<tool_call>edit<arg_key>path</arg_key><arg_value>a</arg_value><arg",
+            (text, []),
+        ),
+    },
+    "harmony": {
+        "a call": (
+            '<|channel|>commentary to=functions.edit <|constrain|>json<|message|>{"path": "a\nb"}',
+            ("", [("edit", {"path": "a\nb"})]),
+        ),
+        "no end": (
+            '<|channel|>commentary to=functions.edit <|constrain|>json<|message|>{"path": "a',
+            ('{"path": "a', []),
+        ),
+    },
+}
+"""Answers of models by their format and a cue, and how they are read."""
+HARMONY = ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>")
+HARMONY += ("<|end|>", "<|call|>", "<|return|>")
+SIGNS = {
+    "llama3_json": '{# "parameters": dictionary of argument name and its value #}',
+    "harmony": "{# <|channel|> #}",
+}
+"""Texts by which the templates of a format are recognized, if they do not write them."""
+
+
+def template_of(format: str) -> str:
+    """Return a chat template that writes calls in a format, and ends with the last content."""
+    return (
+        f"{SIGNS.get(format, '')}{{% for tool in tools or [] %}}{{{{ tool.function.name }}}}"
+        "{% endfor %}{% for m in messages %}[{{ m.role }}]{% if m.tool_calls %}"
+        "{% set calls = m.tool_calls | map(attribute='function') | list %}"
+        f"{TEMPLATES.get(format, '{{ calls | tojson }}')}{{% endif %}}"
+        "{{ m.content }}{% endfor %}"
+    )
+
+
+def expected(format: str) -> dict[str, tuple[str, Said]]:
+    """Return the answers of a format by their cues, and how they are read."""
+    answers = dict(ANSWERS.get(format, {}))
+    if format in TEMPLATES:
+        for cue, calls in (("indented", [("edit", INDENTED)]), ("tags", [("edit", TAGS)])):
+            answers[cue] = written(format, calls), ("", calls)
+        if format != "llama3_json":
+            answers["two"] = written(format, TWO), ("", TWO)
+    return answers
+
+
+FORMATS = [*(name for name in TEMPLATES if "'" not in name), "harmony"]
+
+
+def model_of(directory: Path, format: str, **settings: Any) -> Path:
+    """Write a model that has learned the answers of a format."""
+    answers = {f"<<{cue}>>": answer for cue, (answer, _) in expected(format).items()}
+    if format == "json_tools":
+        answers["<<custom>>"] = written(format, [("patch", {"input": "a\n  b"})])
+    tokens = HARMONY if format == "harmony" else ()
+    return learned(directory, answers, template_of(format), tokens=tokens, **settings)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    root = tmp_path_factory.mktemp("models")
+    models = [model_of(root / format, format) for format in FORMATS]
+    models += [
+        model_of(root / "older-label", "qwen3_coder", tool_parser_type="json_tools"),
+        model_of(root / "unknown-label", "qwen3_coder", tool_parser_type="my_parser"),
+    ]
+    flags = [flag for model in models for flag in ("--model", model)]
+    with served(*flags, "--max-tokens", 400, "--wait-for-model") as running:
+        yield running
+
+
+def chat(server: Server, body: dict[str, Any], *, stream: bool) -> Said:
+    function = {"name": "edit", "parameters": PARAMETERS}
+    body = {"tools": [{"type": "function", "function": function}], **body, "stream": stream}
+    answer = server.ask("/v1/chat/completions", body)
+    assert answer.status == 200, answer.body
+    content, calls = "", list[dict[str, str]]()
+    parts = answer.events if stream else [answer.json]
+    for choice in (choice for part in parts for choice in part["choices"]):
+        message = choice["delta" if stream else "message"]
+        content += message.get("content") or ""
+        for call in message.get("tool_calls", ()):
+            function = call["function"]
+            calls += [{"name": function["name"], "arguments": ""}] if "id" in call else []
+            calls[-1]["arguments"] += function["arguments"]
+        reason = choice["finish_reason"]
+    assert reason == ("tool_calls" if calls else "stop")
+    return content, [(call["name"], json.loads(call["arguments"])) for call in calls]
+
+
+def responses(server: Server, body: dict[str, Any], *, stream: bool) -> Said:
+    tool = {"type": "function", "name": "edit", "parameters": PARAMETERS}
+    input = body.pop("messages")
+    answer = server.ask(
+        "/v1/responses", {**body, "input": input, "tools": [tool], "stream": stream}
+    )
+    assert answer.status == 200, answer.body
+    items = (answer.events[-1]["response"] if stream else answer.json)["output"]
+    if stream:
+        done = [event for event in answer.events if event["type"] == "response.output_item.done"]
+        assert [event["item"] for event in done] == items
+        deltas = [event["delta"] for event in answer.events if "delta" in event]
+        texts = [item.get("arguments") or item["content"][0]["text"] for item in items]
+        assert "".join(deltas) == "".join(texts)
+    messages = [item for item in items if item["type"] == "message"]
+    content = "".join(part["text"] for item in messages for part in item["content"])
+    calls = [item for item in items if item["type"] == "function_call"]
+    return content, [(call["name"], json.loads(call["arguments"])) for call in calls]
+
+
+def messages(server: Server, body: dict[str, Any], *, stream: bool) -> Said:
+    tool = {"name": "edit", "input_schema": PARAMETERS}
+    body = {**body, "tools": [tool], "max_tokens": 400, "stream": stream}
+    answer = server.ask("/v1/messages", body)
+    assert answer.status == 200, answer.body
+    if not stream:
+        blocks, reason = answer.json["content"], answer.json["stop_reason"]
+    else:
+        blocks = []
+        for event in answer.events:
+            if event["type"] == "content_block_start":
+                blocks.append({**event["content_block"], "written": ""})
+            elif event["type"] == "content_block_delta":
+                delta = event["delta"]
+                blocks[-1]["written"] += delta.get("text") or delta.get("partial_json") or ""
+            elif event["type"] == "message_delta":
+                reason = event["delta"]["stop_reason"]
+        for block in blocks:
+            text = block["written"]
+            block |= {"text": text} if block["type"] == "text" else {"input": json.loads(text)}
+    content = "".join(block["text"] for block in blocks if block["type"] == "text")
+    calls = [block for block in blocks if block["type"] == "tool_use"]
+    assert reason == ("tool_use" if calls else "end_turn")
+    return content, [(call["name"], call["input"]) for call in calls]
+
+
+def ollama(server: Server, body: dict[str, Any], *, stream: bool) -> Said:
+    function = {"name": "edit", "parameters": PARAMETERS}
+    body = {**body, "tools": [{"type": "function", "function": function}], "stream": stream}
+    answer = server.ask("/api/chat", body)
+    assert answer.status == 200, answer.body
+    parts = [part["message"] for part in (answer.events if stream else [answer.json])]
+    calls = [call["function"] for part in parts for call in part.get("tool_calls", ())]
+    content = "".join(part["content"] for part in parts)
+    return content, [(call["name"], call["arguments"]) for call in calls]
+
+
+WAYS = (chat, responses, messages, ollama)
+
+
+def check(server: Server, model: str, cue: str, said: Said) -> None:
+    """Check an answer in all APIs, whole and streamed."""
+    for way in WAYS:
+        for stream in (False, True):
+            body = {"model": model, "messages": [{"role": "user", "content": f"<<{cue}>>"}]}
+            assert way(server, body, stream=stream) == said, (way.__name__, stream)
+
+
+CASES = [(format, cue) for format in FORMATS for cue in expected(format)]
+
+
+@pytest.mark.parametrize(("format", "cue"), CASES)
+def test_a_call_has_the_arguments_that_the_model_wrote(
+    server: Server, format: str, cue: str
+) -> None:
+    check(server, format, cue, expected(format)[cue][1])
+
+
+@pytest.mark.parametrize("label", ["older-label", "unknown-label"])
+def test_the_chat_template_wins_over_a_label_of_the_format(server: Server, label: str) -> None:
+    check(server, label, "tags", ("", [("edit", TAGS)]))
+
+
+@pytest.mark.parametrize(
+    "format", [*(name for name in FORMATS if name != "harmony"), "older-label"]
+)
+def test_a_demanded_call_may_begin_with_blanks(server: Server, format: str) -> None:
+    pytest.importorskip("llguidance", reason="the extra grammar is not installed")
+    body = {"messages": [{"role": "user", "content": "<<indented>>"}], "tool_choice": "required"}
+    said = chat(server, {"model": format, **body}, stream=False)
+    assert said == ("", [("edit", INDENTED)])
+
+
+def test_a_tool_whose_input_is_a_text_gets_the_text(server: Server) -> None:
+    for stream in (False, True):
+        body = {"model": "json_tools", "input": "<<custom>>", "stream": stream}
+        body |= {"tools": [{"type": "custom", "name": "patch"}]}
+        answer = server.ask("/v1/responses", body)
+        [item] = (answer.events[-1]["response"] if stream else answer.json)["output"]
+        assert (item["type"], item["input"]) == ("custom_tool_call", "a\n  b")
+
+
+def test_a_conversation_with_older_functions_goes_on(server: Server) -> None:
+    call = {"name": "edit", "arguments": '{"path": "a"}'}
+    history = [
+        {"role": "user", "content": "Edit."},
+        {"role": "assistant", "content": None, "function_call": call},
+        {"role": "function", "name": "edit", "content": "<<tags>>"},
+    ]
+    body = {"model": "qwen3_coder", "functions": [{"name": "edit", "parameters": PARAMETERS}]}
+    said = chat(server, {**body, "messages": history, "tools": None}, stream=False)
+    assert said == ("", [("edit", TAGS)])
+    tools = [{"type": "function", "function": body.pop("functions")[0]}]
+    calls = [{"id": "call_0001", "type": "function", "function": call}]
+    newer = [
+        history[0],
+        {"role": "assistant", "content": None, "tool_calls": calls},
+        {"role": "tool", "tool_call_id": "call_0001", "content": "<<tags>>"},
+    ]
+    prompts = [
+        server.ok("/apply-template", **body, tools=tools, messages=each)["prompt"]
+        for each in (history, newer)
+    ]
+    assert prompts[0] == prompts[1] and "<parameter=path>\na\n" in prompts[0]
