@@ -38,9 +38,9 @@ from .tool_values import (
     value_of,
 )
 
-JSON_STRING = re.compile(r'"(?:[^"\\]|\\.)*+"', re.DOTALL)
+JSON_STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 SPACE = re.compile(r"\s*")
-QUOTED = r""""(?:[^"\\]|\\.)*+"|'(?:[^'\\]|\\.)*+'"""
+QUOTED = rf"""{JSON_STRING.pattern}|'[^'\\]*+(?:\\.[^'\\]*+)*+'"""
 """Matches a string of Python."""
 
 
@@ -229,6 +229,15 @@ class Cursor:
         self.at = self.at if found is None else found.end()
         return found
 
+    def until(self, pattern: str) -> str:
+        """Pass the text up to the end of the first match of a regular expression, and return the
+        text before the match. Raises OpenEndError if there is no match."""
+        found = re.compile(pattern, re.DOTALL).search(self.text, self.at)
+        if found is None:
+            raise OpenEndError
+        begin, self.at = self.at, found.end()
+        return self.text[begin : found.start()]
+
     def need(self, pattern: str) -> re.Match[str]:
         """As `take`. Raises ValueError if the text does not match."""
         if (found := self.take(pattern)) is None:
@@ -274,9 +283,7 @@ class GemmaCalls(QuotedCalls):
     def _value(self, cursor: Cursor) -> Any:
         quote = re.escape(self.quote)
         if cursor.take(quote) is not None:
-            if (text := cursor.take(rf"(.*?){quote}(?=\s*[,}}\]])")) is None:
-                raise OpenEndError
-            return text[1]
+            return cursor.until(rf"{quote}(?=\s*[,}}\]])")
         if cursor.take(r"\{\s*") is not None:
             value = {}
             while cursor.take(r"\s*\}") is None:
@@ -290,7 +297,7 @@ class GemmaCalls(QuotedCalls):
                 items.append(self._value(cursor))
                 cursor.take(r"\s*,\s*")
             return items
-        return unquoted(cursor.need(r'"(?:[^"\\]|\\.)*+"|[^,{}\[\]]+')[0].strip())
+        return unquoted(cursor.need(rf"{JSON_STRING.pattern}|[^,{{}}\[\]]+")[0].strip())
 
 
 @dataclass(frozen=True)
@@ -316,12 +323,11 @@ class PythonCalls(QuotedCalls):
     def _value(self, cursor: Cursor) -> Any:
         opened = cursor.text[cursor.at : cursor.at + 1]
         if opened in ("'", '"'):
-            if text := cursor.take(rf"{opened}(?:[^{opened}\\]|\\.)*+{opened}(?=\s*[,)])"):
+            if text := cursor.take(rf"(?:{QUOTED})(?=\s*[,)])"):
                 return string_of(text[0])
-            further = r"\s*(?:,\s*[^\s=,()]+\s*=|\)\s*[,\]])"
-            if text := cursor.take(rf"{opened}(.*?){opened}(?={further})"):
-                return text[1]
-            raise OpenEndError
+            # Older templates write the text as it is.
+            cursor.need(opened)
+            return cursor.until(rf"{opened}(?=\s*(?:,\s*[^\s=,()]+\s*=|\)\s*[,\]]))")
         if opened in ("[", "{"):
             begin, depth = cursor.at, 0
             while cursor.at == begin or depth:
