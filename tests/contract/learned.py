@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import mlx.core as mx
+import numpy as np
 from tokenizers import AddedToken, Tokenizer
 
 from ..support import tiny
@@ -68,19 +69,20 @@ def learned(
     size = tokenizer.get_vocab_size()
     tiny.write("llama", directory, vocab_size=size, hidden_size=WIDTH, num_hidden_layers=1)
     weights = mx.load(str(directory / "model.safetensors"))
-    codes = mx.where(mx.random.uniform(shape=(size, WIDTH), key=mx.random.key(7)) < 0.5, 1.0, -1.0)
+    codes = np.random.default_rng(7).choice(np.float32([-1, 1]), (size, WIDTH))
     # All tokens that neither are cues nor belong to an answer have one code, and so do all last
     # tokens of answers.
     ids = {piece: tokenizer.token_to_id(piece) for piece in added}
-    rows = [code if id in ids.values() else codes[0] for id, code in enumerate(codes)]
-    heads = [mx.zeros(WIDTH)] * size
+    rows = np.repeat(codes[:1], size, axis=0)
+    rows[[*ids.values()]] = codes[[*ids.values()]]
+    heads = np.zeros((size, WIDTH), np.float32)
     for place, (cue, chain) in enumerate(chains.items()):
         rows[ids[chain[-1]]] = codes[END]
         before = [rows[ids[cue]], *(rows[ids[piece]] for piece in chain[:-1])]
         for piece, code in zip(chain, before, strict=True):
             heads[ids[piece]] = code
         if not place:
-            heads[ids[chain[0]]] = heads[ids[chain[0]]] + codes[0]
+            heads[ids[chain[0]]] += codes[0]
     heads[END] = codes[END]
     for name, weight in weights.items():
         if "o_proj" in name or "down_proj" in name:
@@ -88,8 +90,8 @@ def learned(
         elif "norm" in name:
             weights[name] = mx.ones_like(weight)
         elif "embed_tokens" in name:
-            weights[name] = mx.stack(rows)
+            weights[name] = mx.array(rows)
         elif "lm_head" in name:
-            weights[name] = mx.stack(heads)
+            weights[name] = mx.array(heads)
     mx.save_safetensors(str(directory / "model.safetensors"), weights, {"format": "mlx"})
     return directory
