@@ -92,6 +92,8 @@ ELEMENTS: Mapping[str, tuple[mx.Dtype, str]] = {
 }
 """Element type in safetensors files -> dtype in MLX, and the numpy type that reads its bytes."""
 DTYPES = {name: dtype for name, (dtype, _) in ELEMENTS.items()}
+NAMES = {dtype: name for name, dtype in DTYPES.items() if name != "F8_E4M3"}
+"""Dtype in MLX -> element type in safetensors files."""
 
 
 class Malformed(Exception):

@@ -14,9 +14,8 @@ import numpy as np
 from ..errors import CheckpointError, first_line
 from .quantization import Quantization
 from .shards import INDEX
-from .tensors import DTYPES, Tensor, dtype_name
+from .tensors import NAMES, Tensor, dtype_name
 
-_NAMES = {dtype: name for name, dtype in DTYPES.items() if name != "F8_E4M3"}
 _PART = "part-{}.safetensors"
 
 
@@ -165,7 +164,7 @@ def _header(items: list[_Item], layout: str) -> tuple[dict[str, int], bytes]:
     for name, array in arrays:
         offsets[name] = position
         entries[name] = {
-            "dtype": _NAMES[array.dtype],
+            "dtype": NAMES[array.dtype],
             "shape": list(array.shape),
             "data_offsets": [position, position + array.nbytes],
         }

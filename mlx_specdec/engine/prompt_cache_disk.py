@@ -1,33 +1,43 @@
-"""The directory of a prompt cache. Blocks are safetensors files whose names are digests of their
-contents, so that truncated or damaged files are recognized."""
+"""The directory of a prompt cache. Blocks are safetensors files. The name of a file is a digest of
+its header, which contains a digest of the data, so that damaged files are recognized.
+
+MLX gets no Python stream here. Its threads would need Python's lock to use the stream, and
+`mx.clear_cache` in another thread can hold this lock until all of MLX's threads are idle."""
 
 import contextlib
 import functools
 import hashlib
-import io
 import json
 import logging
 import os
 import queue
 import re
 import threading
+from array import array as numbers
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import mlx.core as mx
+import numpy as np
+from safetensors import SafetensorError, deserialize
 
 from .. import process
+from ..checkpoints.tensors import ELEMENTS, NAMES, to_mlx
 from ..interfaces.results import Cached
 
-FORMAT = "mlx-specdec prompt cache block 1"
+FORMAT = "mlx-specdec prompt cache block 2"
 HEADER = 1 << 24
 """Limit of the bytes of a block's header. Files with a longer header are no blocks."""
 OVERHEAD, OF_ARRAY, OF_TOKEN = 2048, 160, 12
 """Upper bounds on the bytes of a file besides the data of its arrays: in total, for each array, and
 for each token."""
 NAME = re.compile("[0-9a-f]{64}")
+UNREADABLE = (
+    *(OSError, ValueError, KeyError, IndexError, TypeError, OverflowError, RecursionError),
+    SafetensorError,
+)
+"""What is raised if a file is no block."""
 log = logging.getLogger(__name__)
 
 
@@ -101,11 +111,11 @@ class Directory:
 
     def blocks(self) -> list[DiskBlock]:
         """Return the blocks of earlier processes that fit these models, the oldest one first."""
-        for half_written in self.path.glob(".*.partial"):
+        for half_written in filter(Path.is_file, self.path.glob(".*.partial")):
             half_written.unlink(missing_ok=True)
         found = []
         named = (file for file in self.path.glob("*.safetensors") if NAME.fullmatch(file.stem))
-        stats = [(file.stat(), file) for file in named]
+        stats = [(file.stat(), file) for file in named if file.is_file()]
         for stat, file in sorted(stats, key=lambda pair: pair[0].st_mtime_ns):
             self.nbytes += stat.st_size
             record = _record(file)
@@ -142,13 +152,9 @@ class Directory:
         if value is not None or block.file is None:
             return value
         try:
-            content = block.file.read_bytes()
-            if _digest(content) != block.file.stem:
-                return None
-            loaded: Any = mx.load(io.BytesIO(content), format="safetensors")
-            arrays = tuple(loaded[str(number)] for number in range(len(loaded)))
+            arrays = _arrays(block.file.read_bytes(), block.file.stem)
             mx.eval(arrays)
-        except (OSError, RuntimeError, ValueError, KeyError):
+        except UNREADABLE:
             return None
         record = block.record
         if not record.snapshot:
@@ -162,7 +168,7 @@ class Directory:
     def touch(self, blocks: Iterable[DiskBlock]) -> None:
         """Mark these blocks as the most recently used ones."""
         for block in blocks:
-            self._jobs.put(functools.partial(block.with_file, os.utime))
+            self._jobs.put(functools.partial(block.with_file, _touch))
 
     def close(self) -> None:
         """Wait until all blocks are written, and end the thread."""
@@ -179,15 +185,12 @@ class Directory:
 
     def _write(self, block: DiskBlock) -> None:
         try:
-            value, stream = block.value, io.BytesIO()
-            arrays = () if value is None else value.arrays
-            metadata = {"format": FORMAT, "record": json.dumps(asdict(block.record))}
-            parts = {str(number): array for number, array in enumerate(arrays)}
-            mx.save_safetensors(stream, parts, metadata)
-            content = stream.getvalue()
-            file = self.path / f"{_digest(content)}.safetensors"
+            value = block.value
+            header, data = _packed(block.record, () if value is None else value.arrays)
+            file = self.path / f"{_digest(header)}.safetensors"
             with process.replacing(file, make_parents=False) as out:
-                out.write(content)
+                out.write(header)
+                out.write(data)
             block.file = file
         finally:
             block.value = None
@@ -200,18 +203,76 @@ def nbytes_of(record: Record, value: Cached) -> int:
     return value.nbytes + rest + 2 * len(record.state or "")
 
 
+def _touch(file: Path) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.utime(file)
+
+
 def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
+def _packed(record: Record, arrays: Sequence[mx.array]) -> tuple[bytes, bytes]:
+    """Return the header of a block's file and the data after it."""
+    entries: dict[str, object] = {}
+    parts, end = [], 0
+    for number, array in enumerate(arrays):
+        # numpy has no bfloat16.
+        bits = array.view(mx.uint16) if array.dtype == mx.bfloat16 else array
+        parts.append(np.asarray(bits).tobytes())
+        begin, end = end, end + len(parts[-1])
+        entries[str(number)] = {
+            "dtype": NAMES[array.dtype],
+            "shape": array.shape,
+            "data_offsets": [begin, end],
+        }
+    data = b"".join(parts)
+    text = json.dumps(asdict(record))
+    entries["__metadata__"] = {"format": FORMAT, "record": text, "digest": _digest(data)}
+    header = json.dumps(entries).encode()
+    return len(header).to_bytes(8, "little") + header, data
+
+
 def _record(file: Path) -> Record | None:
-    """Return the record in a file's header, or None if there is none."""
+    """Return the record in a file's header, or None if the file is no block or is damaged."""
     try:
         with file.open("rb") as stream:
-            size = int.from_bytes(stream.read(8), "little")
-            metadata = json.loads(stream.read(min(size, HEADER)))["__metadata__"]
-        if metadata["format"] != FORMAT:
-            return None
-        return Record(**json.loads(metadata["record"]))
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            size = stream.read(8)
+            header = size + stream.read(min(int.from_bytes(size, "little"), HEADER))
+        record = Record(**json.loads(_metadata(header, file.stem)["record"]))
+        _check(record)
+    except UNREADABLE:
         return None
+    return record
+
+
+def _metadata(header: bytes, name: str) -> dict[str, str]:
+    """Return the metadata in the header of a file with this name, or raise one of UNREADABLE."""
+    metadata: dict[str, str] = json.loads(header[8:])["__metadata__"]
+    if _digest(header) != name or metadata["format"] != FORMAT:
+        raise ValueError
+    return metadata
+
+
+def _check(record: Record) -> None:
+    """Raise one of UNREADABLE if a record that was read has a value of a wrong type."""
+    state = "" if record.state is None else record.state
+    texts = record.name, record.model, record.before, record.tenant, state
+    "".join(texts).encode()  # half a surrogate pair raises ValueError
+    numbers("I", [record.begin, record.lag, *record.tokens])
+    if record.snapshot not in (True, False):
+        raise TypeError
+
+
+def _arrays(content: bytes, name: str) -> tuple[mx.array, ...]:
+    """Return the arrays of a file with this name, or raise one of UNREADABLE."""
+    header = content[: 8 + int.from_bytes(content[:8], "little")]
+    if _digest(content[len(header) :]) != _metadata(header, name)["digest"]:
+        raise ValueError
+    parts = dict(deserialize(content))
+    arrays = []
+    for number in range(len(parts)):
+        part = parts[str(number)]
+        values = np.frombuffer(part["data"], f"<{ELEMENTS[part['dtype']][1]}")
+        arrays.append(to_mlx(values.reshape(part["shape"]), part["dtype"]))
+    return tuple(arrays)
