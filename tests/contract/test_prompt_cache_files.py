@@ -1,0 +1,229 @@
+"""Files in the directory of a prompt cache never change a completion or stop a command."""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from .support import ROOT, checkpoint, command, moved
+
+PROMPT = "Damaged files are computed anew. " * 12
+OTHER = "What another user has written stays. " * 12
+"""Prompts of several blocks each."""
+TOKENS = 48
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    directory = tmp_path_factory.mktemp("models")
+    target = checkpoint(directory / "target")
+    tokenizer = json.loads((target / "tokenizer.json").read_text())
+    tokenizer["post_processor"] = None  # without a first token, the prompts share no block
+    (target / "tokenizer.json").write_text(json.dumps(tokenizer))
+    return target, moved(target, directory / "draft")
+
+
+def generate(models: tuple[Path, Path], directory: Path, prompt: str = PROMPT) -> str:
+    """Complete a prompt with the cache in a directory."""
+    target, draft = models
+    drafts = ("--draft-model", draft, "--num-draft", 2)
+    flags = ("--model", target, *drafts, "-m", TOKENS, "--prompt-cache-dir", directory)
+    done = command("generate", *flags, "--quiet", prompt)
+    assert done.code == 0 and done.out, done
+    return done.out
+
+
+@dataclass(frozen=True)
+class Cached:
+    """A directory in which two prompts are cached.
+
+    first: Names of the files of PROMPT, which are older than those of OTHER.
+    plain, other: The completions of both prompts without a cache."""
+
+    directory: Path
+    first: list[str]
+    plain: str
+    other: str
+
+
+@pytest.fixture(scope="module")
+def cached(models: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Cached:
+    directory = tmp_path_factory.mktemp("cache")
+    command("generate", "--model", models[0], "-m", 1, "The first command may warn.")
+    plain = generate(models, directory)
+    names = sorted(file.name for file in directory.iterdir())
+    other = generate(models, directory, OTHER)
+    assert len(names) >= 4 and {*names} < {file.name for file in directory.iterdir()}
+    return Cached(directory, names, plain, other)
+
+
+def header_size(content: bytes) -> int:
+    return 8 + int.from_bytes(content[:8], "little")
+
+
+def flip(file: Path, at: int, bit: int) -> None:
+    """Flip a bit of a file, and leave its time as it was."""
+    content, times = bytearray(file.read_bytes()), file.stat()
+    content[at] ^= 1 << bit
+    file.write_bytes(content)
+    os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+
+def lag_of(content: bytes) -> int:
+    """Return the position of the digit of `lag` in a file's header."""
+    found = re.search(rb"lag\W+(\d)", content)
+    assert found
+    return found.start(1)
+
+
+def test_a_damaged_lag_changes_no_completion_of_another_prompt(
+    models: tuple[Path, Path], cached: Cached, tmp_path: Path
+) -> None:
+    """A lag of 8 for 0 would move the keys and values of all blocks but the first."""
+    shutil.copytree(cached.directory, tmp_path / "cache")
+    for name in cached.first:
+        file = tmp_path / "cache" / name
+        flip(file, lag_of(file.read_bytes()), 3)
+    assert generate(models, tmp_path / "cache", OTHER) == cached.other
+    assert generate(models, tmp_path / "cache") == cached.plain
+
+
+@pytest.mark.parametrize("count", [4, 32], ids=["few", "many"])
+def test_a_flipped_bit_changes_no_completion(
+    count: int, models: tuple[Path, Path], cached: Cached, tmp_path: Path
+) -> None:
+    """Each run flips a bit of every second file, in its header or in its data."""
+    for step in range(count):
+        directory = tmp_path / str(step)
+        shutil.copytree(cached.directory, directory)
+        for file in sorted(directory.iterdir())[step % 2 :: 2]:
+            content = file.read_bytes()
+            size = header_size(content)
+            first, end = ((0, size), (size, len(content)))[step // 2 % 2]
+            flip(file, first + (end - 1 - first) * step // (count - 1), step % 7)
+        assert generate(models, directory, OTHER) == cached.other, step
+        assert generate(models, directory) == cached.plain, step
+        shutil.rmtree(directory)
+
+
+def with_record(content: bytes, change: Callable[[dict[str, Any]], object]) -> bytes:
+    """Return a file with another record."""
+    size = header_size(content)
+    header = json.loads(content[8:size])
+    record = json.loads(header["__metadata__"]["record"])
+    change(record)
+    header["__metadata__"]["record"] = json.dumps(record)
+    changed = json.dumps(header).encode()
+    return len(changed).to_bytes(8, "little") + changed + content[size:]
+
+
+WRONG: dict[str, Any] = {
+    "name": [["target"], {}, None, 1],
+    "model": [[], {"a": 1}, 5],
+    "before": [[], 0, None],
+    "begin": ["0", None, [], 0.5, -1, 1 << 70],
+    "tokens": [5, None, ["a"], [None], [1.5], [1 << 70], [-1], {"a": 1}, "ab"],
+    "lag": ["0", None, [0], 1.5, -1, 1 << 40],
+    "snapshot": ["true", None, [], 5],
+    "state": [5, [], {}],
+    "tenant": [5, None, [], "\ud800"],
+    "unknown": [1],
+}
+"""Field of a record -> values that it cannot have."""
+
+
+def test_records_of_other_types_are_ignored(
+    models: tuple[Path, Path], cached: Cached, tmp_path: Path
+) -> None:
+    """Each file has the name that fits its changed header."""
+    shutil.copytree(cached.directory, tmp_path / "cache")
+    for file in sorted(cached.directory.iterdir()):
+        for field, values in WRONG.items():
+            for value in values:
+                content = with_record(
+                    file.read_bytes(), lambda record, f=field, v=value: record.update({f: v})
+                )
+                name = hashlib.sha256(content[: header_size(content)]).hexdigest()
+                (tmp_path / "cache" / f"{name}.safetensors").write_bytes(content)
+    for _ in range(2):
+        assert generate(models, tmp_path / "cache") == cached.plain
+    assert {file.name for file in (tmp_path / "cache").iterdir()} >= {
+        file.name for file in cached.directory.iterdir()
+    }
+
+
+def test_directories_and_links_with_the_names_of_blocks_are_ignored(
+    models: tuple[Path, Path], cached: Cached, tmp_path: Path
+) -> None:
+    names = [file.name for file in cached.directory.iterdir()]
+    for name in (*names, f"{0:064}.safetensors", ".a.partial"):
+        (tmp_path / name / "inner").mkdir(parents=True)
+    (tmp_path / f"{1:064}.safetensors").symlink_to(tmp_path / "nowhere")
+    for _ in range(2):
+        assert generate(models, tmp_path) == cached.plain
+    assert all((tmp_path / name / "inner").is_dir() for name in names)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "flags"),
+    [("bfloat16", ()), ("float16", ()), ("bfloat16", ("--kv-bits", 8, "--kv-group-size", 32))],
+    ids=["bfloat16", "float16", "8 bits"],
+)
+def test_a_cache_on_disk_keeps_every_bit(
+    dtype: str, flags: tuple[object, ...], tmp_path: Path
+) -> None:
+    """A long completion from a cached prompt equals one from a prefilled prompt."""
+    target = checkpoint(tmp_path / "target", hidden_size=128, head_dim=32)
+    weights = mx.load(str(target / "model.safetensors"))
+    cast = {name: array.astype(getattr(mx, dtype)) for name, array in weights.items()}
+    mx.save_safetensors(str(target / "model.safetensors"), cast, {"format": "mlx"})
+    flags = ("--model", target, "-m", 40, "--quiet", *flags)
+    cache = ("--prompt-cache-dir", tmp_path / "cache")
+    plain = command("generate", *flags, PROMPT)
+    assert plain.code == 0 and plain.out, plain.err
+    for _ in range(2):
+        assert command("generate", *flags, *cache, PROMPT).out == plain.out
+
+
+CLEARING = """
+import runpy, threading, time
+import mlx.core as mx
+
+def clear():
+    while True:
+        mx.clear_cache()
+        time.sleep(0)
+
+threading.Thread(target=clear, daemon=True).start()
+for _ in range(3):
+    try:
+        runpy.run_module("mlx_specdec", run_name="__main__", alter_sys=False)
+    except SystemExit as end:
+        assert not end.code
+"""
+
+
+def test_a_cache_is_read_while_another_thread_clears_mlx_memory(
+    models: tuple[Path, Path], cached: Cached
+) -> None:
+    """An MLX thread that needs Python's lock would wait for ever."""
+    target, draft = models
+    flags = ["--model", target, "--draft-model", draft, "--num-draft", 2, "-m", 4, "--quiet"]
+    arguments = ["generate", *flags, "--prompt-cache-dir", cached.directory, PROMPT]
+    done = subprocess.run(
+        [sys.executable, "-c", CLEARING, *map(str, arguments)],
+        capture_output=True,
+        cwd=ROOT,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
