@@ -1,5 +1,5 @@
-"""Settings of the process: the BLAS that MLX uses, the environment of Python, the cache directory,
-and cleanup of threads.
+"""Settings of the process: the BLAS that MLX uses, the environment of Python, the limit of open
+files, the cache directory, and cleanup of threads.
 
 MLX's CPU wheel for Linux contains the reference BLAS, whose matrix products read all weights once
 for each row. MKL (from the PyPI package `mkl`, extra `fast-cpu`) or the system's OpenBLAS replaces
@@ -11,6 +11,7 @@ import gc
 import os
 import platform
 import re
+import resource
 import shlex
 import sys
 import tempfile
@@ -143,6 +144,18 @@ def install(extra: str) -> str:
     if find_spec("pip") is None:
         return f"uv pip install --python {python} {needed}"
     return f"{python} -m pip install {needed}"
+
+
+@contextlib.contextmanager
+def open_files_kept() -> Iterator[None]:
+    """Keep the limits of open files in a block that may import mlx_lm.utils. This module sets them
+    to 2,048 and 4,096, which fails if the hard limit is lower, and lowers those of a server."""
+    change = resource.setrlimit
+    resource.setrlimit = lambda *_: None
+    try:
+        yield
+    finally:
+        resource.setrlimit = change
 
 
 PLACE = "MLX_SPECDEC_CACHE"

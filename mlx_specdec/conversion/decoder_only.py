@@ -9,8 +9,6 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
-from mlx_lm.convert import mixed_quant_predicate_builder
-from mlx_lm.utils import dequantize_model
 
 from ..checkpoints import files, mtp_layers
 from ..checkpoints.quantization import Quantization, WeightFormat, is_known
@@ -18,8 +16,13 @@ from ..checkpoints.tensors import Tensor
 from ..checkpoints.writer import TensorChange, write_weights
 from ..errors import CheckpointError, OptionError
 from ..models.mlx_lm.loader import HEAD, embedding_of, open_model
+from ..process import open_files_kept
 from .plan import Plan, gguf_notes, summary_of, unsettled
 from .report import TensorReport, report_tensors
+
+with open_files_kept():
+    from mlx_lm.convert import mixed_quant_predicate_builder
+    from mlx_lm.utils import dequantize_model
 
 
 def plan(directory: Path, config: Mapping[str, Any], weight_format: WeightFormat) -> Plan:

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 
 import mlx.nn as nn
 
+from ..process import open_files_kept
+
 _CHANGES = "_changes_of_mlx_specdec"
 """Name of an owner's attribute that stores what was replaced, so that both are freed together."""
 _TOKENIZERS = "mlx_lm.tokenizer_utils"
@@ -102,7 +104,8 @@ class FastStart(Patch):
         sys.modules |= {"mlx_lm": package, _TOKENIZERS: tokenizers}
         os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"  # mlx-lm's `__init__` sets it, too
         try:
-            importlib.import_module("mlx_lm.utils")
+            with open_files_kept():
+                importlib.import_module("mlx_lm.utils")
         finally:
             del sys.modules[_TOKENIZERS]
 

@@ -13,11 +13,11 @@ from typing import Any, ClassVar, Self
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx_lm.models.gemma3_text import MLP, RMSNorm
 
 from ..checkpoints.files import whole_number
 from ..checkpoints.tensors import MOST_LAYERS
 from ..errors import CheckpointError, PromptError
+from ..process import open_files_kept
 from .encoder_decoder.context import Caches, EncodedSources, Network, Tables
 from .encoder_decoder.family import EncoderDecoderFamily
 from .encoder_decoder.layers import (
@@ -28,6 +28,9 @@ from .encoder_decoder.layers import (
     attend_in_parts,
 )
 from .rows import Place
+
+with open_files_kept():
+    from mlx_lm.models.gemma3_text import MLP, RMSNorm
 
 KINDS = ("sliding_attention", "full_attention")
 Config = Mapping[str, Any]

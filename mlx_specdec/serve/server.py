@@ -59,12 +59,8 @@ def serve(
     where = f"[{address}]" if ":" in address else address
     reached = "127.0.0.1" if address in ("0.0.0.0", "::") else where
     access = replace(access, loopback_name=host if loopback else None)
-    files, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(ValueError, OSError):
-        # The default is 256 on macOS and 1,024 under systemd.
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(files, FILES), most_files))
     # The rest is for weights, caches, and connections that were accepted and are closed at once.
-    most = min(MOST_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 3)
+    most = min(MOST_CONNECTIONS, _allow_files() // 3)
     service, name = Service(registry), registry.first.name
     server = _Server(
         uvicorn.Config(
@@ -103,6 +99,18 @@ def serve(
     for engine in engines:
         if engine.problem is not None:
             raise engine.problem
+
+
+def _allow_files() -> int:
+    """Raise the limit of open files to FILES, as far as the hard limit allows, and return it, or
+    FILES if there is none. The default is 256 on macOS and 1,024 under systemd."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return FILES
+    most = max(soft, FILES if hard == resource.RLIM_INFINITY else min(FILES, hard))
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
 def _join(model: ServedModel) -> bool:

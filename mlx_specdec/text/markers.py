@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
+from ..process import open_files_kept
 from .thoughts import Thoughts
 from .tokenizer import DirectoryTokenizer, Tokenizer
 from .tool_calls import Reading
@@ -185,7 +186,8 @@ def markers_of(tokenizer: Tokenizer, parser: str = "") -> Markers:
 
 
 def _markers(tokenizer: Tokenizer, templated: Any, parser: str) -> Markers:
-    from mlx_lm import tokenizer_utils
+    with open_files_kept():
+        from mlx_lm import tokenizer_utils
 
     def marker(text: str) -> Marker:
         return Marker(text, tuple(templated.encode(text, add_special_tokens=False)))

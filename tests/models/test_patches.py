@@ -28,6 +28,7 @@ PACKAGE = Path(mlx_specdec.__file__).parent
 MODEL = PACKAGE.parent / "weights" / "py-llama"
 HOOKS = {
     ("models/patches.py", "sys.modules"),
+    ("process.py", "resource.setrlimit"),
     ("models/patches.py", "os.environ"),
     ("cli/app.py", "warnings.showwarning"),
     ("cli/app.py", "setattr(sys, name)"),

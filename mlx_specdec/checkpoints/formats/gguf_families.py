@@ -10,6 +10,7 @@ import mlx.core as mx
 import numpy as np
 
 from ...errors import first_line
+from ...process import open_files_kept
 from ..tensors import Malformed
 from .gguf_header import Metadata, Stored
 
@@ -274,7 +275,8 @@ def _rotated_part(metadata: Metadata, family: GgufFamily, width: int) -> float:
 
 def _model(config: Mapping[str, Any]) -> tuple[Any, Any]:
     """Return mlx-lm's model with lazy arrays, and the class of its arguments."""
-    from mlx_lm.utils import _get_classes
+    with open_files_kept():
+        from mlx_lm.utils import _get_classes
 
     try:
         model, arguments = _get_classes(dict(config))

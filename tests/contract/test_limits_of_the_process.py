@@ -1,0 +1,71 @@
+"""Few open files, and signals at every time of a server's life."""
+
+import contextlib
+import ctypes
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from .support import PATIENCE, ROOT, Outcome, checkpoint, served
+
+FEW = 256
+"""The default limit of open files on macOS."""
+DROP_CAPABILITY, SYS_RESOURCE = 24, 24
+"""Numbers of Linux: the order to give up a privilege, and the privilege to raise hard limits."""
+
+
+def few_files() -> None:
+    """Limit the open files of this process, which cannot raise the limit, not even as root."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(DROP_CAPABILITY, SYS_RESOURCE, 0, 0, 0)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (FEW, FEW))
+
+
+def limited(*arguments: object) -> Outcome:
+    """Run `mlx-specdec` with few open files."""
+    done = subprocess.run(
+        [sys.executable, "-m", "mlx_specdec", *map(str, arguments)],
+        capture_output=True,
+        cwd=ROOT,
+        preexec_fn=few_files,
+        timeout=PATIENCE,
+    )
+    return Outcome(done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+@contextlib.contextmanager
+def few_at_first() -> Iterator[None]:
+    """Lower the soft limit of this process, which its processes inherit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (FEW, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return checkpoint(tmp_path_factory.mktemp("llama"))
+
+
+def test_commands_run_with_few_open_files(llama: Path, tmp_path: Path) -> None:
+    done = limited("generate", "--model", llama, "-m", 4, "--quiet", "A text")
+    assert done.code == 0 and done.out, done.err
+    to = ("--mlx-path", tmp_path / "converted", "--dtype", "bfloat16")
+    done = limited("convert", "--model", llama, *to)
+    assert done.code == 0, done.err
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the limits are read from /proc")
+def test_a_server_keeps_its_limits_of_open_files(llama: Path) -> None:
+    """The server raises the soft limit, and loading a model lowers neither limit."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    with few_at_first(), served("--model", llama) as server:
+        server.ok("/v1/completions", prompt="A text", max_tokens=2)
+        limits = resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE)
+    assert limits == (4096 if hard == resource.RLIM_INFINITY else min(4096, hard), hard)
