@@ -12,7 +12,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from types import FrameType
 
@@ -83,6 +83,8 @@ def serve(
         configuration(f"http://{reached}:{port}", name, next(iter(access.keys), None)),
         drain_seconds,
     )
+    numbers = signal.SIGINT, signal.SIGTERM
+    earlier = {number: signal.signal(number, server.handle_exit) for number in numbers}
     log.info("listening on http://%s:%d", where, port)
     if not access.keys and not loopback:
         log.warning("anybody who reaches %s may ask: set an --api-key", where)
@@ -91,14 +93,17 @@ def serve(
         server.run(sockets=[listener])
     registry.close()
     engines = registry.engines
-    ended = [_join(model) for model in registry.models]
-    if not all(ended):
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(0)
+    ended = all([_join(model) for model in registry.models])  # noqa: C419
+    for number, handler in earlier.items():
+        signal.signal(number, handler)
     for engine in engines:
-        if engine.problem is not None:
+        if ended and engine.problem is not None:
             raise engine.problem
+    if not (ended and any(model.stays for model in registry.models)):
+        # MLX's threads sometimes abort Python's own exit, which only other machines need.
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
+        os._exit(0)
 
 
 def _allow_files() -> int:
@@ -231,11 +236,20 @@ class _Server(uvicorn.Server):
             count = 2 if any(engine.pair.task_prefix for engine in engines) else None
             print(*self._configuration.splitlines()[:count], sep="\n", flush=True)
 
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Do nothing. uvicorn's method would handle signals only while requests are served."""
+        yield
+
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Stop at a signal. The second signal ends the drain time, and the next one ends pending
-        answers. Called instead of uvicorn's method, which would raise the signal again."""
+        answers. If there are none yet or any more, it ends the process at once. Blocks of a prompt
+        cache are complete files at any time."""
         if self.should_exit and not self._draining:
-            asyncio.get_running_loop().call_soon_threadsafe(self._cut)
+            try:
+                asyncio.get_running_loop().call_soon_threadsafe(self._cut)
+            except RuntimeError:  # no requests are served
+                os._exit(0)
         self.should_exit = self._service.stopping = True
         self._interrupted = sig == signal.SIGINT
         drains = sig == signal.SIGTERM and not self._accepts_until

@@ -184,6 +184,13 @@ class Server:
             assert time.monotonic() < end and self.process.poll() is None, self.log
             time.sleep(0.02)
 
+    def waits_for(self, text: str) -> None:
+        """Wait until a line of the log contains a text, or the server has ended."""
+        end = time.monotonic() + PATIENCE
+        while not any(text in line for line in self.log) and self.process.poll() is None:
+            assert time.monotonic() < end, self.log
+            time.sleep(0.01)
+
     def ask(self, path: str, body: Any = None, **headers: str) -> Answer:
         """Send a body as JSON, or the bytes themselves; without a body the method is GET."""
         data = body if isinstance(body, bytes | None) else json.dumps(body).encode()

@@ -2,7 +2,11 @@
 
 import contextlib
 import ctypes
+import http.client
+import json
 import resource
+import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -69,3 +73,40 @@ def test_a_server_keeps_its_limits_of_open_files(llama: Path) -> None:
         server.ok("/v1/completions", prompt="A text", max_tokens=2)
         limits = resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE)
     assert limits == (4096 if hard == resource.RLIM_INFINITY else min(4096, hard), hard)
+
+
+@contextlib.contextmanager
+def silent_hub() -> Iterator[str]:
+    """A Hugging Face Hub that accepts connections and never answers, so that a model loads until
+    the server ends."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+@pytest.mark.parametrize("signals", [(signal.SIGINT,), (signal.SIGTERM, signal.SIGTERM)])
+def test_signals_end_a_server_while_a_model_loads(
+    signals: tuple[signal.Signals, ...], llama: Path, tmp_path: Path
+) -> None:
+    models = ("--model", llama, "--model", "nobody/slow")
+    with silent_hub() as url:
+        hub = {"HF_ENDPOINT": url, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path)}
+        with served(*models, **hub) as server:
+            body = json.dumps({"model": "nobody/slow", "prompt": "A text"})
+            with contextlib.closing(http.client.HTTPConnection("127.0.0.1", server.port)) as one:
+                one.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+                server.waits_for("loading nobody/slow")
+            for number in signals:
+                server.process.send_signal(number)
+                server.waits_for("shutting down")
+            assert server.process.wait(PATIENCE) == 0
+    assert not any("Traceback" in line for line in server.log), server.log
+
+
+def test_a_signal_ends_a_server_that_writes_its_prompt_cache(llama: Path, tmp_path: Path) -> None:
+    """The first signal ends a server after its caches are written, and the next one at once."""
+    with served("--model", llama, "--prompt-cache-dir", tmp_path) as server:
+        server.ok("/v1/completions", prompt="A text " * 60, max_tokens=2)
+        while server.process.poll() is None:
+            server.process.send_signal(signal.SIGTERM)
+        assert server.process.returncode == 0
+    assert not any("Traceback" in line for line in server.log), server.log
