@@ -133,11 +133,15 @@ def evaluate(network: nn.Module) -> None:
     """Compute all arrays one after the other, so that memory holds the inputs of only one array at
     a time. This includes arrays with private names, which `parameters` leaves out, because MLX
     computes an array only in the thread that made it. At the end, raise the wired limit; see
-    `wire`."""
+    `wire`.
+
+    MLX's layers draw random weights, which loading replaces. The state of MLX's generator would
+    keep the graph of all these draws in memory until it is computed."""
     for _, leaf in tree_flatten(network):  # a module is a dict of its arrays and modules
         if isinstance(leaf, mx.array):
             mx.eval(leaf)
             mx.clear_cache()
+    mx.eval(mx.random.state)
     wire()
 
 

@@ -1,4 +1,4 @@
-"""Few open files, and signals at every time of a server's life."""
+"""Few open files, memory after a load, and signals at every time of a server's life."""
 
 import contextlib
 import ctypes
@@ -12,7 +12,10 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import mlx.core as mx
 import pytest
+
+from mlx_specdec import load
 
 from .support import PATIENCE, ROOT, Outcome, checkpoint, served
 
@@ -73,6 +76,14 @@ def test_a_server_keeps_its_limits_of_open_files(llama: Path) -> None:
         server.ok("/v1/completions", prompt="A text", max_tokens=2)
         limits = resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE)
     assert limits == (4096 if hard == resource.RLIM_INFINITY else min(4096, hard), hard)
+
+
+def test_a_loaded_model_leaves_no_graph_of_random_weights(llama: Path, tmp_path: Path) -> None:
+    """MLX's layers draw weights at random. If these draws were never computed, each load would make
+    the graph behind MLX's random state larger."""
+    load(llama)
+    mx.export_to_dot(str(tmp_path / "state.dot"), mx.random.state[0])
+    assert "->" not in (tmp_path / "state.dot").read_text()
 
 
 @contextlib.contextmanager
