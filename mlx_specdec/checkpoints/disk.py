@@ -89,7 +89,10 @@ CONTROL_GROUPS = (
 USABLE = 0.9
 """Share of the memory that models may use. The system and temporary arrays need the rest."""
 _UNITS = ("", "K", "M", "G", "T")
-_SIZE = re.compile(r"\s*(\d{1,15}(?:\.\d{1,9})?)\s*([KMGT]?)(I?)B?\s*", re.IGNORECASE)
+_SIZE = re.compile(r"\s*(\d{1,15}(?:\.\d{1,9})?)\s*([KMGT]?)(I?)(B?)\s*", re.IGNORECASE)
+_SURELY_BYTES = 10**6
+"""The smallest number without a unit that means bytes. Whoever writes less than a megabyte has
+forgotten the unit."""
 
 
 def memory() -> int:
@@ -129,13 +132,28 @@ def default_shard_bytes() -> int:
     return max(1, min(SHARD_BYTES, int(SHARE_OF_MEMORY * memory())))
 
 
-def parse(text: str) -> int:
-    """Parse a size such as "4GB", "4g", "3.5GiB" or "1000". Returns bytes; raises OptionError."""
+def parse(flag: str, text: str, *, kilo: int = 1000, zero: bool = False) -> int:
+    """Parse the size that a flag takes, such as "4GB", "4g", "3.5GiB", "9B" or "0".
+
+    Args:
+        flag: The name of the flag, for the error.
+        kilo: The number of bytes in a KB; it is 1024 where Apple counts.
+        zero: Whether 0 is a size for this flag.
+    Returns:
+        The size in bytes.
+    Raises:
+        OptionError: If the text is no size, or a small number without a unit, or 0."""
     match = _SIZE.fullmatch(text)
     if match is None or (match[3] and not match[2]):
-        raise OptionError(f"{text!r:.40} is no size: write 4GB, 500MB or 2GiB")
-    base = 1024 if match[3] else 1000
-    return int(float(match[1]) * base ** _UNITS.index(match[2].upper()))
+        raise OptionError(f"{flag}: {text!r:.40} is no size: write 4GB, 500MB or 2GiB")
+    number = float(match[1])
+    if not (match[2] or match[4]) and 0 < number < _SURELY_BYTES:
+        raise OptionError(f"{flag}: {match[1]} bytes? write {match[1]}GB")
+    base = 1024 if match[3] else kilo
+    nbytes = int(number * base ** _UNITS.index(match[2].upper()))
+    if nbytes == 0 and not zero:
+        raise OptionError(f"{flag} must be more than 0: give a size such as 8GB")
+    return nbytes
 
 
 show = decimal

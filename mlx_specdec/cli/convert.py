@@ -76,7 +76,7 @@ def convert(conversion: Conversion, numbers: NumberFlags) -> None:
         done = run(
             model,
             destination,
-            shard_bytes=None if size is None else parse(size),
+            shard_bytes=None if size is None else parse("--max-shard-size", size),
             compare_logits=compare_logits,
             compare_text=compare_text,
             announce=render.tell,

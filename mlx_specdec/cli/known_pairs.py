@@ -101,7 +101,7 @@ def mac(size: str) -> Machine:
     counts 1 GB as 2^30 bytes. Raises OptionError if `size` is no size."""
     from ..engine.memory import RESERVE
 
-    memory = parse(re.sub(r"(?i)(?<=\d)\s*gb?$", "GiB", size.strip()))
+    memory = parse("--memory", size, kilo=1024)
     share = next(share for most, share in WIRED_SHARES if memory <= most)
     nbytes = (1 - RESERVE) * share * memory
     auto = max(0, min(nbytes, _beside_system(memory)))

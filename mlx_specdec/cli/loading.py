@@ -199,10 +199,8 @@ class MemoryFlags(Flags):
     def memory(self) -> int | None:
         """Return the budget in bytes, or None for the default. Raises OptionError if it is no
         size."""
-        nbytes = None if self.memory_budget is None else parse(self.memory_budget)
-        if nbytes == 0:
-            raise OptionError("--memory-budget must be more than 0: give a size such as 8GB")
-        return nbytes
+        size = self.memory_budget
+        return None if size is None else parse("--memory-budget", size)
 
 
 @group("Drafting")

@@ -115,7 +115,7 @@ class PromptCacheFlags(Flags):
         size."""
         if self.prompt_cache_bytes is None:
             return None
-        nbytes = parse(self.prompt_cache_bytes)
+        nbytes = parse("--prompt-cache-bytes", self.prompt_cache_bytes, zero=True)
         if nbytes == 0 and self.prompt_cache_dir is not None:
             raise OptionError("--prompt-cache-bytes 0 keeps nothing: leave --prompt-cache-dir out")
         return nbytes
@@ -255,7 +255,7 @@ def serve(
     disk = prompt_cache.prompt_cache_disk
     if disk is not None and prompt_cache.prompt_cache_dir is None:
         raise OptionError("--prompt-cache-disk bounds a directory: name it by --prompt-cache-dir")
-    bound, several = None if disk is None else parse(disk), len(presets) > 1
+    bound, several = None if disk is None else parse("--prompt-cache-disk", disk), len(presets) > 1
     store = Store(cached_bytes, prompt_cache.prompt_cache_dir, bound, len(presets))
 
     def model_of(preset: Preset[OneModel]) -> ServedModel:

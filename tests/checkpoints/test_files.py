@@ -124,21 +124,6 @@ def test_what_is_fetched_is_what_is_read(
     assert format_of(tmp_path) == format
 
 
-@pytest.mark.parametrize(
-    ("text", "nbytes"),
-    [
-        ("1000", 1000),
-        ("4GB", 4 * 10**9),
-        ("2 GiB", 2 * 2**30),
-        ("1.5MB", 1_500_000),
-        (" 7 k ", 7000),
-        ("1TB", 10**12),
-    ],
-)
-def test_a_size_in_words_is_understood(text: str, nbytes: int) -> None:
-    assert sizes.parse(text) == nbytes
-
-
 def test_a_control_groups_limit_counts_where_it_is_smaller(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

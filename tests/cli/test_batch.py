@@ -178,7 +178,7 @@ def test_a_line_that_never_fits_into_memory_is_an_error_and_others_wait(
     file = write(tmp_path / "in.jsonl", records_of)
     row = load(t5).target.cache_nbytes(10, 6)
     arguments = ("batch", file, "-o", output, "--model", t5, "-m", 5)
-    done = run(*arguments, "--memory-budget", 3 * row // 2)
+    done = run(*arguments, "--memory-budget", f"{3 * row // 2}B")
     assert done.code == 1
     assert ["text" in each for each in records(output)] == [True, False, True]
     assert "tokens, which take " in records(output)[1]["error"]
