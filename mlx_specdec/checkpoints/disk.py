@@ -7,15 +7,16 @@ import mmap
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
 from rich.filesize import decimal
 
-from ..errors import CheckpointError, OptionError, SourceError
+from ..errors import CheckpointError, OptionError, OutputError, SourceError
 
 _POINTER, _POINTER_BYTES = b"version https://git-lfs", 1024
 """The beginning of a Git LFS pointer, and a size that no pointer reaches."""
@@ -34,6 +35,22 @@ def check_directory(directory: Path) -> None:
     """Raise SourceError for a directory that this user may not read."""
     if not os.access(directory, os.R_OK | os.X_OK):
         raise SourceError(f"{directory} may not be read: give yourself the right to")
+
+
+def check_not_read(
+    flag: str, outputs: Iterable[str | Path | int], inputs: Iterable[str | Path | None]
+) -> None:
+    """Raise OutputError if a file or directory is to be read and written. Links and other spellings
+    of the same file count.
+
+    Args:
+        flag: What names the output, for the error.
+        outputs: Paths, or numbers of open files.
+        inputs: Paths. Names that are no path, and None, are ignored."""
+    for output, source in product(outputs, filter(None, inputs)):
+        with contextlib.suppress(OSError, ValueError):  # one of them does not exist
+            if os.path.samestat(os.stat(output), os.stat(source)):
+                raise OutputError(f"{source} is read and cannot be overwritten: change {flag}")
 
 
 @contextmanager

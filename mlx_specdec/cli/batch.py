@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from ..checkpoints.disk import check_not_read
 from ..checkpoints.source import temporary_directory
 from ..errors import OptionError, PromptError, SpecdecError
 from ..options import Options
 from . import interrupts, render
-from .batch_files import Journal, Line, PromptLines
+from .batch_files import Journal, Line, PromptLines, written
 from .flags import REQUIRED, Constraints, Flags, SpecialTokens, command, flag, group
 from .loading import MemoryFlags, TextFlags, count_or_auto, load_drafting
 
@@ -88,6 +89,12 @@ def batch(files: Files, flags: Made) -> None:
 
     A text is what its prompt becomes alone. The same command goes on where an interrupted one was.
     """
+    inputs = (files.input, flags.json_schema, flags.grammar, *(flags.lookup_file or ()))
+    if files.output == STANDARD_OUTPUT:
+        check_not_read("standard output", [1], inputs)
+    else:
+        models = (flags.model, flags.draft_model)
+        check_not_read("--output", written(files.output), (*inputs, *models))
     options, batch_size = flags.options(), count_or_auto("--batch-size", files.batch_size)
     if batch_size != "auto" and batch_size < 1:
         raise OptionError(f"--batch-size must be 1 or more, not {batch_size}")

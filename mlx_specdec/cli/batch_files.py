@@ -74,6 +74,11 @@ class PromptLines:
             self.as_json |= isinstance(json.loads(self.prompts[0].text), dict)
 
 
+def written(output: Path) -> tuple[Path, Path, Path]:
+    """Return the files that a run writes: the output, the journal, and the sorted results."""
+    return output, *(output.parent / f"{output.name}.{kind}" for kind in ("partial", "sorted"))
+
+
 class Journal:
     """The results of an unfinished run, as a context manager.
 
@@ -96,7 +101,7 @@ class Journal:
         self, output: Path, header: Mapping[str, Any], count: int, *, overwrite: bool = False
     ) -> None:
         self.output = output
-        self.partial = output.parent / f"{output.name}.partial"
+        _, self.partial, self._sorted = written(output)
         self.done = self.failed = 0
         header = {"format": FORMAT, "version": __version__, **header}
         self._header: dict[str, Any] = json.loads(json.dumps(header, default=str))
@@ -151,7 +156,7 @@ class Journal:
         """Write the output and remove the journal. as_text: Write only the completions, one line
         for each line of the input. The line is empty if there is no completion, and `\\n` stands
         for a line break."""
-        result = self.output.with_name(f"{self.output.name}.sorted")
+        result = self._sorted
         try:
             with self._writing():
                 with result.open("wb") as file, self.partial.open("rb") as journal:

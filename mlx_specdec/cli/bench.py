@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
+from ..checkpoints.disk import check_not_read
 from ..errors import OptionError
 from ..options import Options, proposers
 from . import interrupts, render
@@ -178,6 +179,10 @@ def bench(measuring: Measuring, models: Compared, text: BenchFlags, output: Json
     one = Models(**{**vars(models), "draft_model": drafts[0] if drafts else None})
     model, draft_model = named(one)
     file = measuring.prompts or sample(model)
+    if output.json:
+        check_not_read("standard output", [1], [file])
+    if measuring.report is not None:
+        check_not_read("--report", [measuring.report], [file, model, draft_model])
     from ..text.prompts import read_prompts
 
     prompts = read_prompts(file, measuring.limit)

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from ..checkpoints.disk import check_not_read
 from ..errors import OptionError
 from ..training.config import DataConfig, DistillConfig, DraftConfig, DrafterConfig, HeadsConfig
 from . import interrupts, render
@@ -158,7 +159,7 @@ def train_medusa(
     collecting = texts.collecting(schedule.seed)
     wanted = {name: value for name, value in vars(heads).items() if name != "output"}
     fitting = HeadsConfig(**vars(schedule), **wanted)
-    output = heads.output or _default_output(model.model, "medusa")
+    output = _output(heads.output, "medusa", model.model, texts.data)
     pair = load_pair(model.model, dtype=model.dtype)
     from ..training.medusa import train
 
@@ -173,7 +174,7 @@ def train_draft(
     collecting = texts.collecting(schedule.seed)
     if draft.kind != "draft":
         config = draft.drafter(schedule)
-        output = draft.output or _default_output(model.model, draft.kind)
+        output = _output(draft.output, draft.kind, model.model, texts.data)
         pair = load_pair(model.model, dtype=model.dtype)
         from ..training.drafter import train as train_drafter
 
@@ -181,16 +182,20 @@ def train_draft(
         return _run(_drafted, fit)
     shape = draft.shape()
     distilling = DistillConfig(**schedule.given(), divergence=draft.divergence)
-    output = draft.output or _default_output(model.model, "distilled")
+    output = _output(draft.output, "distilled", model.model, texts.data, draft.draft_model)
     pair = load_pair(model.model, draft.draft_model, dtype=model.dtype)
     from ..training.draft import train
 
     _run(_closeness, partial(train, pair, texts.data, output, shape, collecting, distilling))
 
 
-def _default_output(model: str, what: str) -> Path:
-    name = os.path.basename(os.path.normpath(os.path.expanduser(model)))
-    return Path("weights") / f"{name}-{what}"
+def _output(given: Path | None, what: str, model: str, *inputs: Path | str | None) -> Path:
+    """Return the directory to write to. Raises OutputError if the training reads it."""
+    if given is None:
+        name = os.path.basename(os.path.normpath(os.path.expanduser(model)))
+        return Path("weights") / f"{name}-{what}"
+    check_not_read("--output", [given], [model, *inputs])
+    return given
 
 
 def _run(describe: Callable[[Any], str], train: Callable[[Watcher], Trained]) -> None:

@@ -1,0 +1,122 @@
+"""Files that a command reads are never replaced by what it writes, and nothing is half-written."""
+
+import os
+import resource
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from .support import Outcome, checkpoint, command
+
+PROMPTS = "def f(x):\nimport os\n"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return checkpoint(tmp_path_factory.mktemp("llama"))
+
+
+@pytest.fixture(autouse=True)
+def prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    file = Path("prompts.txt")
+    file.write_text(PROMPTS)
+    return file
+
+
+def unchanged(done: Outcome, source: str, flag: str) -> None:
+    done.refuses(f"{source} is read and cannot be overwritten", flag)
+    assert Path("prompts.txt").read_text() == PROMPTS
+    assert not list(Path().glob("*.partial"))
+
+
+@pytest.mark.parametrize("spelling", ["prompts.txt", "./prompts.txt", "dir/../prompts.txt", "link"])
+def test_batch_does_not_replace_its_prompts(spelling: str) -> None:
+    Path("dir").mkdir()
+    Path("link").symlink_to("prompts.txt")
+    done = command("batch", "prompts.txt", "--output", spelling, "--overwrite")
+    unchanged(done, "prompts.txt", "--output")
+    done = command("batch", spelling, "--output", "prompts.txt", "--overwrite", "--text")
+    unchanged(done, str(Path(spelling)), "--output")
+
+
+def test_batch_does_not_replace_its_prompts_under_another_case() -> None:
+    Path("link").symlink_to("prompts.txt")
+    # On a file system that ignores case this is the file itself; elsewhere a link stands for it.
+    if not Path("PROMPTS.TXT").exists():
+        os.link("prompts.txt", "PROMPTS.TXT")
+    done = command("batch", "prompts.txt", "-o", "PROMPTS.TXT", "--overwrite")
+    unchanged(done, "prompts.txt", "--output")
+
+
+@pytest.mark.parametrize("end", ["partial", "sorted"])
+def test_batch_does_not_replace_its_prompts_by_a_file_beside_the_output(end: str) -> None:
+    os.link("prompts.txt", f"out.{end}")
+    done = command("batch", f"out.{end}", "-o", "out", "--overwrite")
+    done.refuses(f"out.{end} is read and cannot be overwritten", "--output")
+    assert Path(f"out.{end}").read_text() == PROMPTS
+
+
+@pytest.mark.parametrize("flag", ["--json-schema", "--grammar", "--lookup-file", "--model"])
+def test_batch_does_not_replace_what_a_flag_names(flag: str) -> None:
+    Path("read").write_text('{"type": "object"}')
+    done = command("batch", "prompts.txt", "-o", "read", "--overwrite", flag, "read")
+    unchanged(done, "read", "--output")
+    assert Path("read").read_text() == '{"type": "object"}'
+
+
+@pytest.mark.parametrize("name", ["train-medusa", "train-draft"])
+def test_training_asks_nobody_to_delete_what_it_reads(name: str, model: Path) -> None:
+    rest = ("--layers", 1) if name == "train-draft" else ()
+    arguments = (name, "--model", model, "--data", "prompts.txt", *rest)
+    unchanged(command(*arguments, "--output", "./prompts.txt"), "prompts.txt", "--output")
+    command(*arguments, "--output", model).refuses(f"{model} is read and cannot be overwritten")
+    assert (model / "config.json").is_file()
+
+
+def test_convert_does_not_replace_its_source(model: Path) -> None:
+    done = command("convert", "--model", model, "--mlx-path", f"{model}/.", "--overwrite")
+    done.refuses("holds the model to convert")
+    assert (model / "config.json").is_file()
+
+
+@pytest.mark.parametrize("words", [("bench", "--json"), ("batch", "-o", "-")])
+def test_standard_output_is_no_file_that_is_read(words: tuple[str, ...], tmp_path: Path) -> None:
+    name, *rest = words
+    before = os.dup(1)
+    file = os.open("prompts.txt", os.O_WRONLY | os.O_APPEND)
+    os.dup2(file, 1)
+    try:
+        done = command(name, "prompts.txt", *rest)
+    finally:
+        os.dup2(before, 1)
+        os.close(before)
+        os.close(file)
+    unchanged(done, "prompts.txt", "standard output")
+
+
+@contextmanager
+def full_disk() -> Iterator[None]:
+    """Let every write to a file fail."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, before)
+
+
+def test_a_conversation_that_cannot_be_saved_leaves_the_old_file(model: Path) -> None:
+    Path("old.json").write_text("old")
+    with full_disk():
+        done = command(
+            *("chat", "--model", model, "--no-cache"), stdin="/save old.json\n/save new.json\n"
+        )
+    assert "cannot write old.json" in done.err and "cannot write new.json" in done.err
+    assert Path("old.json").read_text() == "old"
+    assert sorted(file.name for file in Path().iterdir()) == ["old.json", "prompts.txt"]
