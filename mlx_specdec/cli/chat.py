@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .. import process
 from ..errors import OptionError, OutputError, PromptError, SpecdecError
 from . import interrupts, render
 from .flags import Flags, SpecialTokens, command, flag, group
@@ -173,9 +174,12 @@ class ChatSession:
     def _save(self, name: str) -> None:
         if not name:
             raise OptionError("say where: /save FILE")
+        file = Path(name)
+        if file.exists() and not file.is_file():
+            raise OutputError(f"{name} is no regular file: /save another one")
         try:
-            text = render.as_json({"messages": self._messages})
-            Path(name).write_text(text, encoding="utf-8")
+            with process.replacing(file, make_parents=False) as stream:
+                stream.write(render.as_json({"messages": self._messages}).encode())
         except OSError as problem:
             raise OutputError(f"cannot write {name}: {problem.strerror}") from None
         render.tell(f"{len(self._messages)} messages are in {name}")

@@ -105,7 +105,8 @@ def as_dict(analysis: Measured, setting: Setting) -> dict[str, Any]:
 def write_report(analysis: Measured, setting: Setting, file: Path) -> None:
     """Write the page. Raises OutputError if the file cannot be written."""
     try:
-        file.write_text(page(analysis, setting), encoding="utf-8")
+        with process.replacing(file, make_parents=False) as stream:
+            stream.write(page(analysis, setting).encode())
     except OSError as problem:
         raise OutputError(f"cannot write the report to {file}: {problem.strerror}") from None
 
