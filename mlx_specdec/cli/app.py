@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import sys
 import warnings
 from difflib import get_close_matches
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
@@ -64,6 +66,33 @@ mlx-specdec writes the target model's own text, faster. First steps:
   mlx-specdec help                          list all commands
 """
 """The text for users who type no arguments in a terminal."""
+ELSEWHERE = {
+    "list ls ps tags manage": "mlx-specdec models lists the models on this disk",
+    "pull download fetch install": "a model of the Hub is downloaded at its first use, such as by "
+    "mlx-specdec chat --model NAME",
+    "run cli": "mlx-specdec chat --model NAME talks to a model",
+    "rm remove delete uninstall": "mlx-specdec models remove NAME removes a model",
+    "show info": "mlx-specdec inspect NAME shows what a model's files hold",
+    "create import quantize awq dwq gptq": "mlx-specdec convert makes and quantizes models",
+    "push upload share": "mlx-specdec convert --upload-repo USER/NAME uploads what it makes",
+    "server start": "mlx-specdec serve starts the server",
+    "stop": "Ctrl-C ends the server, and --idle-unload MINUTES unloads a model",
+    "benchmark perplexity evaluate": "mlx-specdec bench measures models",
+    "calibrate tune": "costs are learned while texts are generated, and mlx-specdec bench measures "
+    "them",
+    "train finetune lora fuse": "mlx-specdec train-draft trains a draft model, and --adapter-path "
+    "loads an adapter",
+    "complete completion translate": "mlx-specdec generate PROMPT does that",
+    "embed embedding embeddings": "mlx-specdec serve answers /v1/embeddings",
+    "version": "mlx-specdec --version prints the version",
+    "login signin": "`hf auth login` does that for the Hub",
+    "status check": "mlx-specdec doctor checks this installation",
+}
+"""Commands of mlx-lm, ollama, llama.cpp and similar programs -> what to do here."""
+FOREIGN = {word: hint for words, hint in ELSEWHERE.items() for word in words.split()}
+CERTAIN = 0.85
+"""The least similarity to a command of another program at which a word is taken for it, as difflib
+counts. For downlaod it is 0.875, and for listen and list it is 0.8."""
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
 
 
@@ -113,11 +142,23 @@ class Program(TyperGroup):
         return super().parse_args(ctx, args)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find the command of a word. Called by typer, which reports an error if the word resembles
-        a command. Any other word begins the prompt of generate."""
+        """Find the command of a word. Any other word begins the prompt of generate. Called by
+        typer. Raises OptionError if the word resembles a command of this or of another program."""
         typed = args[0]
-        if typed.startswith("-") or get_close_matches(typed.lower(), self.commands):
+        if _is_flag(typed) or typed in self.commands:
             return super().resolve_command(ctx, args)
+        word, hint = typed.lower(), ""
+        if near := get_close_matches(word, self.commands, 1):
+            hint = f"perhaps you mean {near[0]}"
+        bare = word.removeprefix("mlx_lm.").removeprefix("llama-")
+        if near := get_close_matches(bare, FOREIGN, 1, CERTAIN):
+            hint = FOREIGN[near[0]]
+        if hint and not ctx.resilient_parsing:
+            prompt = shlex.quote(" ".join(takewhile(lambda word: not _is_flag(word), args)))
+            raise OptionError(
+                f"there is no command {typed}: {hint}; as a prompt, write: mlx-specdec generate "
+                f"{prompt:.100}"
+            )
         return super().resolve_command(ctx, ["generate", *args])
 
 
@@ -226,7 +267,7 @@ def _without_pydantic(message: str) -> str:
     plain = re.sub(r", unable to parse \w+ as an? \w+", "", message.replace("Value error, ", ""))
     plain = plain.replace("Input should be a valid integer", "it must be a whole number")
     plain = plain.replace("Input should be", "it must be").replace("a valid number", "a number")
-    if "extra argument" in plain or "No such command" in plain:
+    if "extra argument" in plain:
         plain += " - a prompt of several words needs quotes"
     return plain + ("; --model names a model" if WRONG_COUNT in plain else "")
 

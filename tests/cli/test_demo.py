@@ -59,7 +59,9 @@ def test_without_a_command_it_generates(
     with pytest.raises(SystemExit) as ended:
         app.main()
     says = (
-        "Did you mean 'generate'?" if words == ("genrate",) else f"loading {loading.SHIPPED_TARGET}"
+        "perhaps you mean generate"
+        if words == ("genrate",)
+        else f"loading {loading.SHIPPED_TARGET}"
     )
     assert ended.value.code == 2 and says in capsys.readouterr().err
 
