@@ -161,8 +161,8 @@ class Repository:
             neither = "and it cannot be a name on the Hub: check the path"
             raise SourceError(f"there is no directory {name:.100}, {neither}") from problem
         except (ValueError, TypeError, KeyError, AttributeError):
-            no_hub = "what answers is no Hub: check HF_ENDPOINT, the proxy and the network"
-            return SourceError(f"{self._name} cannot be downloaded, {no_hub}")
+            no_hub = "and what answers is no Hub: check HF_ENDPOINT, the proxy and the network"
+            return SourceError(f"there is no directory {self._name} here, {no_hub}")
         except Exception as problem:  # exceptions of the HTTP library have no common base
             return problem
         return None
@@ -333,7 +333,8 @@ class Repository:
             )
         elif is_network_error(problem):
             advice = "check the name and the network, and try again"
-            sentence = f"{failed}, the Hub cannot be reached or the connection was cut: {advice}"
+            here = f"{failed}," if file else f"there is no directory {name} here, and"
+            sentence = f"{here} the Hub cannot be reached or the connection was cut: {advice}"
         elif status:
             advice = "try again later, and check what your token may read"
             sentence = f"{failed}, the Hub answers {status}: {advice}"

@@ -21,6 +21,8 @@ SHIPPED = "weights/"
 SIMILAR = 0.85
 """The least similarity to a shipped model's name at which a name is corrected, as difflib counts.
 For py-lama it is 0.93, and for t5-small, which is another model, 0.4."""
+FILES = (".gguf", ".safetensors", ".bin", ".pt", ".pth", ".npz", ".json")
+"""Endings of files of models. A name that ends like this is a path, and not a name on the Hub."""
 _PAGE = re.compile(
     r"https?://(www\.)?(huggingface\.co|hf\.co)/(?P<name>[^/?#]+/[^/?#]+)"
     r"(/tree/(?P<revision>[^/?#]+))?/?([?#].*)?"
@@ -126,6 +128,8 @@ def _local(name: str) -> Path | None:
     if os.path.lexists(path):
         kind = "a file" if os.path.exists(path) else "a broken link"
         raise SourceError(f"{name} is {kind}: give the directory that holds the model")
+    if name.endswith(FILES):
+        raise SourceError(f"there is no file {name:.100}: check the path")
     shipped = [place.name for place in (ROOT / SHIPPED).glob("*/")]
     similar = get_close_matches(name.removeprefix(SHIPPED), shipped, 1, SIMILAR)
     if similar and (name.startswith(SHIPPED) or "/" not in name):

@@ -5,7 +5,6 @@ first."""
 
 import inspect
 import json
-import re
 import typing
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -321,19 +320,22 @@ class Constraints(Flags):
 
     def for_options(self) -> dict[str, Any]:
         schema = self.json_schema
-        if schema is not None and not re.fullmatch(r"\s*\{.*\}\s*", schema, re.DOTALL):
-            schema = _contents("--json-schema", Path(schema))
+        if schema is not None and not schema.lstrip().startswith("{"):
+            schema = _contents("--json-schema", Path(schema), "; a schema itself begins with {")
         grammar = _contents("--grammar", self.grammar)
         return {**super().for_options(), "json_schema": schema, "grammar": grammar}
 
 
-def _contents(name: str, file: Path | None) -> str | None:
-    """Return the text in the file that a flag names, or None. Raises OptionError."""
+def _contents(name: str, file: Path | None, instead: str = "") -> str | None:
+    """Return the text in the file that a flag names, or None. Raises OptionError. instead: What the
+    flag takes beside a file, for the error if there is no such file."""
     if file is None:
         return None
     try:
         with file.open(encoding="utf-8-sig") as stream:
             return stream.read(LONGEST + 1)
+    except FileNotFoundError:
+        raise OptionError(f"{name}: there is no file {file}: check the path{instead}") from None
     except OSError as problem:
         raise OptionError(f"{name}: cannot read {file}: {problem.strerror}") from None
     except UnicodeDecodeError:

@@ -51,6 +51,8 @@ def read_presets(
         tables = tomllib.loads(file.read_text(encoding="utf-8-sig"))
     except OSError as problem:
         raise OptionError(f"--models-preset: cannot read {file}: {problem.strerror}") from None
+    except UnicodeDecodeError:
+        raise OptionError(f"--models-preset: {file} is not UTF-8 text") from None
     except ValueError as problem:
         raise OptionError(f"--models-preset: {file} is not TOML: {problem}") from None
     if not tables:

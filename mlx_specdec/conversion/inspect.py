@@ -195,7 +195,7 @@ def inspect(
     if os.path.lexists(path):
         return _inspect(path)
     if path.suffix in (*_SINGLE, ".gguf"):
-        raise SourceError(f"there is no file {name!a:.200}: check the path")
+        raise SourceError(f"there is no file {name:.100}: check the path")
     with temporary_directory() as place:
         try:
             source = resolve(name, revision=revision, progress=progress, headers_in=Path(place))

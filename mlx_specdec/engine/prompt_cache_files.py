@@ -80,7 +80,10 @@ class Store:
             files = Directory(self.directory, bound // self.parts, _digests(pair))
             return PromptCache(self.memory_bytes, files)
         except OSError as problem:
-            raise OptionError(f"cannot use --prompt-cache-dir: {problem}") from None
+            reason = problem.strerror or problem
+            raise OptionError(
+                f"--prompt-cache-dir: cannot make a directory {self.directory}: {reason}"
+            ) from None
 
 
 def _digests(pair: Pair) -> dict[str, str]:

@@ -57,6 +57,8 @@ INNER = "text"
 """Name of the original grammar inside the grammar that `with_space` returns."""
 GBNF = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)
 """The beginning of a rule in llama.cpp's grammar format, GBNF."""
+PLACE = re.compile(r"^(\d+)\((\d+)\): ")
+"""The place of an error in llguidance's messages about a grammar: line and column."""
 _STACK_SIZE = threading.Lock()
 
 
@@ -148,6 +150,13 @@ def first_problem(problem: str) -> str:
     return (named or lines or ["it cannot be read"])[0][:200]
 
 
+def _wrong(name: str, problem: str) -> str:
+    """Return a sentence about a wrong constraint. problem: llguidance's message."""
+    reason = PLACE.sub(r"in line \1, column \2: ", first_problem(problem))
+    formats = "; a grammar is written in llguidance's variant of Lark or in llama.cpp's GBNF"
+    return f"{name} is wrong: {reason}{formats if name == 'grammar' else ''}"
+
+
 @functools.lru_cache(maxsize=KEPT)
 def _compiled(name: str, text: str) -> Grammar:
     matcher = library().LLMatcher
@@ -169,7 +178,7 @@ def _compiled(name: str, text: str) -> Grammar:
         lambda: matcher.validate_grammar_with_warnings(grammar, limits=limits())
     )
     if wrong:
-        raise OptionError(f"{name} is wrong: {first_problem(problems[0])}")
+        raise OptionError(_wrong(name, problems[0]))
     for ignored in problems:
         if not ignored.startswith(HARMLESS):
             log.warning("%s is enforced in part: %s", name, first_problem(ignored))
@@ -185,7 +194,7 @@ def _lark_of(text: str) -> str:
     except RecursionError:
         raise OptionError("grammar has too many brackets in each other") from None
     except Exception as problem:  # any type, for example if a rule is missing
-        raise OptionError(f"grammar is wrong: {first_problem(str(problem))}") from None
+        raise OptionError(_wrong("grammar", str(problem))) from None
 
 
 def _check_size(name: str, text: str) -> None:

@@ -101,7 +101,7 @@ def test_files_that_cannot_be_read_and_contradictions_are_reported_in_a_line(
     binary = tmp_path / "binary"
     binary.write_bytes(b"\xff\xfe")
     for flags, said in [
-        (("--json-schema", tmp_path / "none"), "No such file"),
+        (("--json-schema", tmp_path / "none"), "there is no file"),
         (("--grammar", tmp_path), "Is a directory"),
         (("--json-schema", binary), "is not UTF-8 text"),
         (("--regex", "a", "--grammar", file(tmp_path, 'start: "a"')), "regex and grammar cannot"),
