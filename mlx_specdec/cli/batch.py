@@ -19,7 +19,7 @@ from ..checkpoints.source import temporary_directory
 from ..errors import OptionError, PromptError, SpecdecError
 from ..options import Options
 from . import interrupts, render
-from .batch_files import Journal, Line, PromptLines, written
+from .batch_files import STANDARD_STREAM, Journal, Line, PromptLines, written
 from .flags import REQUIRED, Constraints, Flags, SpecialTokens, command, flag, group
 from .loading import MemoryFlags, TextFlags, count_or_auto, load_drafting
 
@@ -33,7 +33,6 @@ SHOWN_EVERY = 0.2
 """Seconds between two updates of the progress bar."""
 PER_LINE = ("max_tokens", "seed", "temperature", "top_p", "stop")
 """Settings that a line may override."""
-STANDARD_OUTPUT = Path("-")
 NO_MATTER = ("distributed", "status_file", "memory_budget", "no_cache")
 """Flags that do not change any completion."""
 COMMON = frozenset(setting.name for setting in fields(Options)) - {*PER_LINE}
@@ -44,9 +43,9 @@ COMMON = frozenset(setting.name for setting in fields(Options)) - {*PER_LINE}
 class Files(Flags):
     input: Path = flag(
         REQUIRED,
-        "The file of prompts: one a line; or JSON lines, where its name ends in .jsonl or its "
-        "first line is an object, each with prompt or messages, and maybe id, max_tokens, seed, "
-        "temperature, top_p, stop.",
+        "The file of prompts, or - for standard input: one a line; or JSON lines, where its name "
+        "ends in .jsonl or its first line is an object, each with prompt or messages, and maybe "
+        "id, max_tokens, seed, temperature, top_p, stop.",
         argument=True,
         metavar="INPUT",
     )
@@ -72,7 +71,7 @@ class Files(Flags):
     overwrite: bool = flag(
         False, "Replace an output, and what a run with other settings left unfinished."
     )
-    quiet: bool = flag(False, "Print no statistics.")
+    quiet: bool = flag(False, "Print no statistics, no progress and no notes.")
 
 
 @group()
@@ -90,7 +89,7 @@ def batch(files: Files, flags: Made) -> None:
     A text is what its prompt becomes alone. The same command goes on where an interrupted one was.
     """
     inputs = (files.input, flags.json_schema, flags.grammar, *(flags.lookup_file or ()))
-    if files.output == STANDARD_OUTPUT:
+    if files.output == STANDARD_STREAM:
         check_not_read("standard output", [1], inputs)
     else:
         models = (flags.model, flags.draft_model)
@@ -109,7 +108,7 @@ def batch(files: Files, flags: Made) -> None:
         header = {"input": str(files.input), "sha256": lines.sha256, "settings": settings}
         with Journal(output, header, lines.count, overwrite=files.overwrite) as journal:
             state = f"texts are in {journal.partial}; the same command goes on from here"
-            if files.output == STANDARD_OUTPUT:
+            if files.output == STANDARD_STREAM:
                 state = "texts were made and none was written; --output FILE would have kept them"
             interrupts.at_end(lambda: f"interrupted: {journal.done} of {total} {state}")
             if journal.done and not files.quiet:
@@ -126,14 +125,13 @@ def batch(files: Files, flags: Made) -> None:
             run = BatchRun(lines, journal, options, files.strict)
             how = {"batch_size": batch_size, "memory_budget": budget}
             many = stream_many(pair, run.requests(), options, **how)
-            before, shown = journal.done, 0.0
+            shown = 0.0
             with render.progress("reading prompts") as report:
                 for _ in run.over(many):
                     if time.monotonic() - shown >= SHOWN_EVERY:
                         shown = time.monotonic()
                         speed = run.sums["tokens"] / run.seconds
-                        label = f"{journal.done} of {total} texts, {speed:.0f} tokens/s"
-                        report(journal.done - before, total - before, label)
+                        report(journal.done, total, f"writing texts, {speed:.0f} tokens/s")
             _print_errors(journal, every=files.text)
             journal.finish(as_text=files.text)
     if not files.quiet:
@@ -146,7 +144,7 @@ def batch(files: Files, flags: Made) -> None:
 def _opened(output: Path) -> Iterator[Path]:
     """Yield the file to write. For "-" this is a temporary file, which is copied to standard output
     afterwards."""
-    if output != STANDARD_OUTPUT:
+    if output != STANDARD_STREAM:
         yield output
         return
     with temporary_directory() as directory:
@@ -324,7 +322,7 @@ class BatchRun:
         self.journal.append(request.record(error=error))
 
     def _refusal(self, line: int, error: str) -> PromptError:
-        return PromptError(f"line {line} of {self.lines.file}: {error}")
+        return PromptError(f"line {line} of {self.lines.name}: {error}")
 
 
 def _summary(run: BatchRun, many: Scheduler) -> str:

@@ -5,6 +5,7 @@ import fcntl
 import hashlib
 import json
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from typing import Any, BinaryIO, Self
 from ..errors import OutputError, PromptError
 from ..version import __version__
 
+STANDARD_STREAM = Path("-")
+"""The name of standard input as an input, and of standard output as an output."""
 JSON_LINES = (".jsonl", ".ndjson")
 FORMAT = "mlx-specdec batch 3"
 
@@ -33,10 +36,11 @@ class Line:
 
 
 class PromptLines:
-    """The lines of a file of prompts, which is read at once, so that replacing it during a run
-    changes nothing.
+    """The lines of a file of prompts, or of standard input for "-". They are read at once, so that
+    replacing the file during a run changes nothing.
 
     Attributes:
+        name: The name of the file, for errors.
         sha256: The digest of the file.
         count: Number of lines.
         prompts: The lines that are not blank.
@@ -46,29 +50,30 @@ class PromptLines:
         PromptError: If the file cannot be read, is not UTF-8 text, or holds no prompts."""
 
     def __init__(self, file: Path) -> None:
-        self.file = file
-        if file.exists() and not file.is_file():
-            raise PromptError(f"{file} is no regular file: save the prompts in one")
+        piped = file == STANDARD_STREAM
+        self.name = name = "standard input" if piped else str(file)
+        if not piped and file.exists() and not file.is_file():
+            raise PromptError(f"{name} is no regular file: save the prompts in one")
         try:
-            content = file.read_bytes()
+            content = sys.stdin.buffer.read() if piped else file.read_bytes()
         except OSError as problem:
-            raise PromptError(f"cannot read the prompts from {file}: {problem.strerror}") from None
+            raise PromptError(f"cannot read the prompts from {name}: {problem.strerror}") from None
         self.sha256 = hashlib.sha256(content).hexdigest()
         try:
             text = content.decode("utf-8-sig")
         except UnicodeDecodeError as problem:
             line = content[: problem.start].count(b"\n") + 1
-            raise PromptError(f"{file} is not UTF-8 text (line {line}): prompts must be") from None
+            raise PromptError(f"{name} is not UTF-8 text (line {line}): prompts must be") from None
         if "\0" in text:
             line = text.partition("\0")[0].count("\n") + 1
-            raise PromptError(f"{file} is binary (line {line}): give a text")
+            raise PromptError(f"{name} is binary (line {line}): give a text")
         # splitlines() would also cut at U+2028 and form feeds, which prompts may contain.
         lines = text.removesuffix("\n").split("\n")
         self.count = len(lines)
         numbered = enumerate((line.removesuffix("\r") for line in lines), start=1)
         self.prompts = [Line(number, line) for number, line in numbered if line.strip()]
         if not self.prompts:
-            raise PromptError(f"{file} has no prompts: write one a line")
+            raise PromptError(f"{name} has no prompts: write one a line")
         self.as_json = file.suffix.lower() in JSON_LINES
         with suppress(ValueError, RecursionError):
             self.as_json |= isinstance(json.loads(self.prompts[0].text), dict)

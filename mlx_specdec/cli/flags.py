@@ -18,6 +18,7 @@ from ..errors import OptionError
 from ..options import Options
 from ..sampling.grammar import LONGEST
 from ..version import __version__
+from . import render
 
 Command = Callable[..., None]
 Group = TypeVar("Group", bound="Flags")
@@ -92,7 +93,8 @@ def command(*examples: str) -> Callable[[Command], Command]:
                 group(**{one.name: values[one.name] for one in fields(group)})
                 for group in groups.values()
             ]
-            function(*(flags.begin() for flags in filled))
+            with render.silence(values.get("quiet", False)):
+                function(*(flags.begin() for flags in filled))
 
         version = inspect.Parameter("version", KEYWORD, default=False, annotation=Version)
         run.__signature__ = inspect.Signature([*flat, version])  # type: ignore[attr-defined]

@@ -118,7 +118,7 @@ class Sources(Flags):
             gain = f" Drafts bring {told_gain(pair, bits, use)}."
         else:
             draft, draft_q_bits, gain = self.draft_model, self.draft_q_bits, ""
-        render.tell(
+        render.note(
             f"auto: {target} at {bits} bits, drafts from {draft}; "
             f"{show(pair.nbytes(bits, machine.on_cpu))} of memory with {TOKENS:,} tokens.{gain} "
             f"Downloads about {show(nbytes)} from the Hub, less what its cache has"
@@ -317,7 +317,7 @@ def load_pair(
 
     names = " and ".join(filter(None, (model, draft_model)))
     with render.progress("downloading", in_bytes=True) as report, render.slowly(f"loading {names}"):
-        pair = load(model, draft_model, progress=report, announce=render.tell, **settings)
+        pair = load(model, draft_model, progress=report, announce=render.note, **settings)
     for note in () if quiet else pair.notes:
         render.tell(note)
     return pair

@@ -178,11 +178,23 @@ class _Signs:
     """The newest output on standard error by any thread.
 
     Attributes:
+        silent: Whether progress and notes are not shown.
         newest: Time of the newest output.
         bar: The function that changes the label of the visible progress bar, or None."""
 
+    silent = False
     newest = float("-inf")
     bar: Callable[[str], object] | None = None
+
+
+@contextmanager
+def silence(wanted: bool) -> Iterator[None]:
+    """Show neither progress nor notes during the block, if this is wanted."""
+    _Signs.silent = wanted
+    try:
+        yield
+    finally:
+        _Signs.silent = False
 
 
 @contextmanager
@@ -192,7 +204,7 @@ def slowly(doing: str) -> Iterator[None]:
 
     Args:
         doing: The line to print, such as "loading MODEL"."""
-    if os.environ.get("MLX_RANK", "0") != "0":
+    if os.environ.get("MLX_RANK", "0") != "0" or _Signs.silent:
         yield
         return
     done = threading.Event()
@@ -227,13 +239,18 @@ def progress(
     The bar appears at the first report. It disappears when everything is done, or the block ends.
     Only one bar is visible at a time. in_bytes: Whether counts are bytes, which are shown with
     their speed."""
+    if _Signs.silent:
+        yield lambda done, total, label=None: None
+        return
     if not sys.stderr.isatty():
         yield _lines(label, in_bytes, clock)
         return
     from rich import progress as bar
     from rich.console import Console
 
-    counts = (bar.DownloadColumn(), bar.TransferSpeedColumn()) if in_bytes else ()
+    counts: tuple[bar.ProgressColumn, ...] = (bar.MofNCompleteColumn(),)
+    if in_bytes:
+        counts = (bar.DownloadColumn(), bar.TransferSpeedColumn())
     columns = (bar.TextColumn("{task.description}"), bar.BarColumn(), *counts)
     console = Console(stderr=True)
     bars = bar.Progress(*columns, bar.TimeRemainingColumn(), console=console, transient=True)
@@ -286,6 +303,12 @@ def tell(text: str) -> None:
     _Signs.newest = time.monotonic()
     with contextlib.suppress(BrokenPipeError):
         print(escaped(text), file=sys.stderr, flush=True)
+
+
+def note(text: str) -> None:
+    """Do the same as `tell`, but nothing inside `silence`."""
+    if not _Signs.silent:
+        tell(text)
 
 
 def escaped(text: str) -> str:

@@ -194,8 +194,6 @@ def inspect(
     path = Path(os.path.expanduser(name))
     if os.path.lexists(path):
         return _inspect(path)
-    if path.suffix in (*_SINGLE, ".gguf"):
-        raise SourceError(f"there is no file {name:.100}: check the path")
     with temporary_directory() as place:
         try:
             source = resolve(name, revision=revision, progress=progress, headers_in=Path(place))

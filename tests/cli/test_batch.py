@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from mlx_specdec import Options, generate, load
+from mlx_specdec.cli import render
 from mlx_specdec.cli.batch_files import Journal
 from mlx_specdec.text.tokenizer import load_tokenizer
 
@@ -283,3 +284,16 @@ def test_an_interrupted_run_goes_on_with_the_same_bytes(
     assert f"\n{11 - count} texts, " in done.err
     assert output.read_bytes() == (tmp_path / "whole").read_bytes()
     assert left_in(output.parent) == ["out.jsonl"]
+
+
+def test_progress_has_one_count_and_quiet_shows_none(
+    run: Run, llama: Path, tmp_path: Path, output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Without a terminal, a line about progress appears after these seconds.
+    monkeypatch.setattr(render, "A_LINE_AFTER", 0.0)
+    file = write(tmp_path / "in.txt", ["def f"] * 4)
+    arguments = ("batch", file, "-o", output, "--model", llama, "-m", 4, "--batch-size", 1)
+    quiet = run(*arguments, "--quiet")
+    assert (quiet.code, quiet.err) == (0, "")
+    spoken = run(*arguments, "--overwrite").err
+    assert re.search(r"^writing texts, \d+ tokens/s: [0-4] of 4$", spoken, re.MULTILINE), spoken
