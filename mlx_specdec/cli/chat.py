@@ -15,6 +15,7 @@ from .. import process
 from ..errors import OptionError, OutputError, PromptError, SpecdecError
 from . import interrupts, render
 from .flags import Flags, SpecialTokens, command, flag, group
+from .generate import BYTE_ORDER_MARK
 from .loading import TextFlags, count_or_auto, load_drafting
 from .serve import Defaults
 
@@ -188,7 +189,7 @@ class ChatSession:
         from ..text.messages import messages_of
 
         try:
-            saved = json.loads(Path(name).read_text(encoding="utf-8"))
+            saved = json.loads(Path(name).read_text(encoding="utf-8-sig"))
             self._messages = messages_of(saved["messages"])
         except OSError as problem:
             raise PromptError(f"cannot read {name or 'nothing'}: {problem.strerror}") from None
@@ -222,6 +223,7 @@ def _read() -> str | None:
     while True:
         try:
             line = input(("... " if lines else "> ") if terminal else "")
+            line = line.removeprefix(BYTE_ORDER_MARK)
         except EOFError:
             return "\n".join(lines) if lines else None
         except KeyboardInterrupt:

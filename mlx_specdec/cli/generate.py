@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from ..engine.prompt_cache import PromptCache
     from ..engine.results import Result
 
+BYTE_ORDER_MARK = "\ufeff"
 PIPE_SECONDS = 5.0
 """Seconds to wait for the first byte from standard input if no prompt is named."""
 TURNS = 3
@@ -61,7 +62,7 @@ class GenerateFlags(SpecialTokens, Constraints, Verification, TextFlags):
 class Output(Json):
     show_drafts: bool = flag(False, "Mark the accepted draft tokens in the text.")
     verbose: bool = flag(False, "Say which draft lengths were chosen, and why.")
-    quiet: bool = flag(False, "Print the text only, without statistics.")
+    quiet: bool = flag(False, "Print the text only, without statistics, progress and notes.")
     margins: bool = flag(
         False, "Score the text again, and say how close its choices were and how many were ties."
     )
@@ -141,10 +142,12 @@ def read_prompt(words: str | None, prompt: str | None, file: Path | None) -> str
     try:
         text: str | None
         if isinstance(source, Path):
-            with source.open(encoding="utf-8") as stream:
+            with source.open(encoding="utf-8-sig") as stream:
                 text = stream.read().removesuffix("\n")
+        elif source == "-":
+            text = sys.stdin.read().removeprefix(BYTE_ORDER_MARK).removesuffix("\n")
         else:
-            text = sys.stdin.read().removesuffix("\n") if source == "-" else source
+            text = source
         if text is not None:
             text.encode("utf-8")  # bytes that are not UTF-8 became lone surrogates, which fail here
     except OSError as problem:
@@ -152,8 +155,8 @@ def read_prompt(words: str | None, prompt: str | None, file: Path | None) -> str
         raise PromptError(f"cannot read the prompt from {place}: {problem.strerror}") from None
     except UnicodeError:
         raise PromptError("the prompt is not UTF-8 text") from None
-    if not sources and text is not None and not text.strip():
-        return None
+    if source == "-" and text is not None and not text.strip():
+        raise PromptError("standard input is empty: give a prompt there, or as an argument")
     return text
 
 

@@ -111,7 +111,7 @@ def hosts_of(machines: Machines) -> list[str]:
     else:
         assert machines.hostfile is not None
         try:
-            listed = json.loads(machines.hostfile.read_text(encoding="utf-8"))
+            listed = json.loads(machines.hostfile.read_text(encoding="utf-8-sig"))
             listed = listed["hosts"] if isinstance(listed, dict) else listed
             hosts = [entry["ssh"] for entry in listed]
         except (OSError, ValueError, KeyError, TypeError) as problem:

@@ -260,7 +260,7 @@ def _readable(file: Path) -> Iterator[None]:
 
 def _pieces(file: Path) -> Iterator[str]:
     """Yield pieces of a document that end at the end of a line, if lines are not too long."""
-    with _readable(file), file.open(encoding="utf-8") as stream:
+    with _readable(file), file.open(encoding="utf-8-sig") as stream:
         while text := stream.read(PIECE):
             text += stream.readline(PIECE)
             if "\0" in text:
