@@ -249,6 +249,7 @@ def print_speedup(pair: Pair, prompt: str, options: Options, first: Result) -> N
     if first.stats.device == "cpu" and process.is_slow():
         hint = f"what is missing is a fast BLAS: {process.install('fast-cpu')}"
     render.tell(
-        f"{speculative_speed / plain_speed:.2f} times as fast as plain decoding "
-        f"({speculative_speed:.0f} against {plain_speed:.0f} tokens/s), {same}; {hint}"
+        f"timed again, {TURNS} times each: {speculative_speed / plain_speed:.2f} times as fast as "
+        f"plain decoding ({speculative_speed:.0f} against {plain_speed:.0f} tokens/s), {same}; "
+        f"{hint}"
     )
