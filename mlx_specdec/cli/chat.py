@@ -220,6 +220,7 @@ def _read() -> str | None:
             import readline  # noqa: F401  (editing and history of lines)
     lines: list[str] = []
     in_block = False
+    interrupts.go_on()  # an interrupt that came late in an answer has nothing left to stop
     while True:
         try:
             line = input(("... " if lines else "> ") if terminal else "")

@@ -20,6 +20,8 @@ SLACK = 0.5
 """The largest delay, in seconds, between the command's and the thread's notice of a signal."""
 SHOW_CURSOR = "\x1b[?25h"
 
+_lock = threading.Lock()
+"""Held while the thread judges an interrupt, so that it writes nothing after `go_on`."""
 _goes_on_since = float("-inf")
 _again = ""
 _last_words: Callable[[], str] = str
@@ -34,9 +36,10 @@ def watch() -> None:
 
 
 def go_on() -> None:
-    """Record that the command has handled an interrupt and continues."""
+    """Record that the command has handled all interrupts so far and continues."""
     global _goes_on_since
-    _goes_on_since = time.monotonic()
+    with _lock:
+        _goes_on_since = time.monotonic()
 
 
 def end_at_the_second(line: str) -> None:
@@ -70,18 +73,19 @@ def _watch(read: int) -> None:
                 pending.append(time.monotonic())
             continue
         came = pending.popleft()
-        handled = signal.getsignal(signal.SIGINT) is not signal.default_int_handler
-        if handled or _goes_on_since > came - SLACK:
-            continue
-        if _again and _goes_on_since >= spared:
-            spared = came
-            _write(f"{_again}\n")
-        else:
-            # A progress bar hides the cursor.
-            _write(f"{SHOW_CURSOR}\n" if os.isatty(2) else "")
-            if line := last_words():
-                _write(f"{line}\n")
-            os._exit(INTERRUPTED)
+        with _lock:
+            handled = signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+            if handled or _goes_on_since > came - SLACK:
+                continue
+            if _again and _goes_on_since >= spared:
+                spared = came
+                _write(f"{_again}\n")
+            else:
+                # A progress bar hides the cursor.
+                _write(f"{SHOW_CURSOR}\n" if os.isatty(2) else "")
+                if line := last_words():
+                    _write(f"{line}\n")
+                os._exit(INTERRUPTED)
 
 
 def _write(text: str) -> None:

@@ -219,6 +219,29 @@ def test_a_chat_ends_at_the_second_interrupt_of_one_call() -> None:
     assert end(process) == (130, "")
 
 
+def test_nothing_is_said_about_an_interrupt_once_a_chat_reads_again() -> None:
+    loop = """
+def command():
+    interrupts.end_at_the_second("wait")
+    try:
+        print("looping", flush=True)
+        while True: pass
+    except KeyboardInterrupt:
+        pass  # a library has swallowed it, or the answer has just ended
+    chat._read()
+"""
+    loop = BLOCKED.replace("import app,", "import app, chat,").replace("COMMAND", "command()") + loop
+    main = "start.main()\n"
+    words = [sys.executable, "-c", loop.replace(main, "") + main]
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+    assert process.stdout is not None and process.stdout.readline() == "looping\n"
+    process.send_signal(signal.SIGINT)
+    time.sleep(2.5)
+    _, err = process.communicate(timeout=HANGING)
+    assert (process.returncode, err) == (0, "")
+
+
 def test_interrupts_in_quick_succession_that_a_chat_deals_with_do_not_end_it() -> None:
     """Each is judged by its own time, and not by when the one before it was."""
     command = """
