@@ -47,7 +47,8 @@ def check_not_read(
         flag: What names the output, for the error.
         outputs: Paths, or numbers of open files.
         inputs: Paths. Names that are no path, and None, are ignored."""
-    for output, source in product(outputs, filter(None, inputs)):
+    sources = [source for source in inputs if source is not None]
+    for output, source in product(outputs, sources):
         with contextlib.suppress(OSError, ValueError):  # one of them does not exist
             if os.path.samestat(os.stat(output), os.stat(source)):
                 raise OutputError(f"{source} is read and cannot be overwritten: change {flag}")

@@ -81,7 +81,8 @@ class PromptLines:
 
 def written(output: Path) -> tuple[Path, Path, Path]:
     """Return the files that a run writes: the output, the journal, and the sorted results."""
-    return output, *(output.parent / f"{output.name}.{kind}" for kind in ("partial", "sorted"))
+    directory, name = output.parent, output.name
+    return output, directory / f"{name}.partial", directory / f"{name}.sorted"
 
 
 class Journal:
