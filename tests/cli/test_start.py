@@ -230,9 +230,9 @@ def command():
         pass  # a library has swallowed it, or the answer has just ended
     chat._read()
 """
-    loop = BLOCKED.replace("import app,", "import app, chat,").replace("COMMAND", "command()") + loop
     main = "start.main()\n"
-    words = [sys.executable, "-c", loop.replace(main, "") + main]
+    harness = BLOCKED.replace("import app,", "import app, chat,").replace("COMMAND", "command()")
+    words = [sys.executable, "-c", harness.replace(main, "") + loop + main]
     pipe = subprocess.PIPE
     process = subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
     assert process.stdout is not None and process.stdout.readline() == "looping\n"
