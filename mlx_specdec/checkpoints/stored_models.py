@@ -1,10 +1,12 @@
-"""The models on this machine's disk: those in the Hub's cache, and those in weights/."""
+"""The models on this machine's disk: those in the Hub's cache, those in weights/, and those that
+scripts/real_models.sh has downloaded."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .. import process
 from ..errors import OutputError, SourceError, SpecdecError
 from .disk import read_json
 from .shards import format_of
@@ -24,10 +26,10 @@ class StoredModel:
     Attributes:
         name: The name that loads it.
         nbytes: The bytes that it takes on the disk.
-        type: The model_type in config.json, or "" without one.
+        type: The model_type in config.json, or "" without one; "gguf" for a file.
         used: When its files were last read, in seconds since 1970; 0 if that is not known.
-        in_hub: Whether it is in the Hub's cache. Otherwise it is in weights/.
-        directory: The directory of its files; of several revisions, one with weights.
+        in_hub: Whether it is in the Hub's cache.
+        directory: The directory of its files; of several revisions, one with weights; or the file.
         complete: Whether its weights are there."""
 
     name: str
@@ -49,7 +51,7 @@ def hub_cache() -> Path:
 def names() -> list[str]:
     """Return the names of all models on the disk, without reading any file."""
     found = [name for name, place in _places() if (place / "snapshots").is_dir()]
-    return found + [SHIPPED + directory.name for directory in _local()]
+    return found + [*map(str, _files())] + [SHIPPED + directory.name for directory in _local()]
 
 
 def typed_names() -> list[str]:
@@ -67,13 +69,20 @@ def _places() -> Iterator[tuple[str, Path]]:
 
 def stored_models() -> list[StoredModel]:
     """Return all models on the disk. Raises SourceError if the Hub's cache cannot be read."""
-    return [*_in_hub(), *map(_in_weights, _local())]
+    return [*_in_hub(), *map(_of_file, _files()), *map(_in_weights, _local())]
 
 
 def remove(name: str) -> int:
-    """Remove a model from the Hub's cache with all its revisions, and return the bytes that this
-    frees. Raises SourceError if the cache does not have it, and OutputError if it cannot be
+    """Remove a model from the Hub's cache with all its revisions, or a file, and return the bytes
+    that this frees. Raises SourceError if it is not there, and OutputError if it cannot be
     removed."""
+    if (file := Path(name)) in _files():
+        nbytes = file.stat().st_size
+        try:
+            file.unlink()
+        except OSError as problem:
+            raise OutputError(f"{file} cannot be removed: {problem.strerror}") from None
+        return nbytes
     cache = _scan()
     repository = next((one for one in _models(cache) if one.repo_id == name), None)
     if cache is None or repository is None:
@@ -116,6 +125,16 @@ def _in_hub() -> Iterator[StoredModel]:
         type, used = next(filter(None, map(_type, places)), ""), one.last_accessed or 0
         place = [*complete, *places, Path(one.repo_path)][0]
         yield StoredModel(one.repo_id, one.size_on_disk, type, used, True, place, bool(complete))
+
+
+def _files() -> list[Path]:
+    """Return the files that scripts/real_models.sh has downloaded."""
+    return sorted(process.directory("real-models").glob("*.gguf"))
+
+
+def _of_file(file: Path) -> StoredModel:
+    facts = file.stat()
+    return StoredModel(str(file), facts.st_size, "gguf", facts.st_atime, False, file, True)
 
 
 def _local() -> list[Path]:

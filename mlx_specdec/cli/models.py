@@ -33,8 +33,8 @@ class ModelsFlags(Flags):
 def models(flags: ModelsFlags) -> None:
     """List the models on this disk, or remove one.
 
-    These are the models in the Hub's cache and in weights/. Only those in the cache can be
-    removed, and you are asked first."""
+    These are the models in the Hub's cache, those that scripts/real_models.sh has downloaded, and
+    those in weights/. The last ones cannot be removed. You are asked first."""
     if flags.action == "remove":
         _remove(flags.name)
     elif flags.name is not None:
@@ -79,10 +79,10 @@ def _remove(name: str | None) -> None:
     if name is None:
         raise OptionError("name the model to remove: mlx-specdec models lists all of them")
     if name.startswith(SHIPPED):
-        raise OptionError(f"{name} is not in the Hub's cache: remove its directory yourself")
+        raise OptionError(f"{name} came with the program: remove its directory yourself")
     size = next((show(one.nbytes) for one in stored_models() if one.name == name), "")
     if size:
-        print(f"Remove {name} ({size}) from the Hub's cache? [y/N] ", end="", flush=True)
+        print(f"Remove {name} ({size}) from the disk? [y/N] ", end="", flush=True)
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
             render.tell("nothing was removed")
             return

@@ -40,14 +40,14 @@ def test_a_model_is_removed_after_a_question(
     monkeypatch.setattr("sys.stdin", io.StringIO(answer))
     done = run("models", "remove", "some/model-4bit")
     assert done.code == 0
-    assert done.out == "Remove some/model-4bit (1.0 kB) from the Hub's cache? [y/N] "
+    assert done.out == "Remove some/model-4bit (1.0 kB) from the disk? [y/N] "
     assert done.err.startswith("removed some/model-4bit" if removed else "nothing was removed")
     assert ("some/model-4bit" in run("models").out) != removed
 
 
 def test_what_cannot_be_removed_is_refused_in_a_line(run: Run, cache: Path) -> None:
     fails(run("models", "remove", "other/model"), "the Hub's cache has no other/model")
-    fails(run("models", "remove", "weights/mine"), "not in the Hub's cache", "yourself")
+    fails(run("models", "remove", "weights/mine"), "came with the program", "yourself")
     fails(run("models", "remove"), "name the model to remove")
     fails(run("models", "list", "some/model-4bit"), "models remove NAME removes one")
 
