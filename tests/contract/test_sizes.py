@@ -10,9 +10,9 @@ from .support import command
 FLAGS = (
     ("--memory", "pairs"),
     ("--memory-budget", "batch", "prompts.txt", "-o", "out"),
-    ("--memory-budget", "serve"),
-    ("--prompt-cache-bytes", "serve"),
-    ("--prompt-cache-disk", "serve", "--prompt-cache-dir", "kept"),
+    ("--memory-budget", "serve", "--model", "no.gguf"),
+    ("--prompt-cache-bytes", "serve", "--model", "no.gguf"),
+    ("--prompt-cache-disk", "serve", "--model", "no.gguf", "--prompt-cache-dir", "kept"),
     ("--max-shard-size", "convert", "--model", "nowhere"),
 )
 """Each flag that takes a size, after the command that has it and what this command needs."""
