@@ -90,7 +90,7 @@ def test_standard_output_is_no_file_that_is_read(words: tuple[str, ...], tmp_pat
     file = os.open("prompts.txt", os.O_WRONLY | os.O_APPEND)
     os.dup2(file, 1)
     try:
-        done = command(name, "prompts.txt", *rest)
+        done = command(name, "prompts.txt", *rest, "--model", "no.gguf")
     finally:
         os.dup2(before, 1)
         os.close(before)
