@@ -139,6 +139,18 @@ def broken(rule: str, param: str) -> PydanticCustomError:
     return PydanticCustomError("rule", "{rule}", {"rule": rule, "param": param})
 
 
+def _stop_early(schema: Any) -> None:
+    """Make all lists and dicts in a schema of pydantic stop at their first error."""
+    if isinstance(schema, dict):
+        if schema.get("type") in ("list", "dict"):
+            schema["fail_fast"] = True
+        for inner in schema.values():
+            _stop_early(inner)
+    elif isinstance(schema, list | tuple):
+        for inner in schema:
+            _stop_early(inner)
+
+
 class Fields(BaseModel):
     """An object in a body.
 
@@ -164,6 +176,16 @@ class Fields(BaseModel):
             if data[name] is not None and not _among(data[name], cls.refused.get(name, ())):
                 raise PydanticCustomError("unsupported", "{field}", {"field": name})
         return data
+
+    @classmethod
+    def __get_pydantic_core_schema__(
+        cls, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        """Return the schema. Its lists and objects are checked up to their first error, because a
+        body of a megabyte could have a million of them. Called by pydantic."""
+        schema = handler(source)
+        _stop_early(handler.resolve_ref_schema(schema))
+        return schema
 
     @classmethod
     def __get_pydantic_json_schema__(
