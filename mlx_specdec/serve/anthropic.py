@@ -13,12 +13,14 @@ from .answers import NOTHING, Choice, Payload, Writer
 from .bodies import Body, Boolean, ByType, Fields, Object, String, worded
 from .events import Arguments, Call, Event, joined
 from .models import (
+    LONGEST_NAME,
+    PARTS,
     ChatRequest,
     Content,
-    ContentPart,
     Generated,
     MaxTokens,
     Name,
+    Other,
     Parameters,
     Role,
     SchemaFormat,
@@ -60,11 +62,25 @@ class ContentSource(Fields):
     content: Content
 
 
+SOURCE = ByType(TextSource, ContentSource, fallback=Other, words="a source with a type")
+
+
 class Document(Fields):
     type: Literal["document"]
     title: String | None = None
     context: String | None = None
-    source: TextSource | ContentSource
+    source: Annotated[Any, SOURCE]
+
+
+class SearchResult(Fields):
+    type: Literal["search_result"]
+    source: String
+    title: String
+    content: Content
+
+
+RESULT = "a part of the result with a type, such as text"
+ResultPart = Annotated[Any, ByType(*PARTS, Document, SearchResult, fallback=Other, words=RESULT)]
 
 
 class ToolUse(Fields):
@@ -77,23 +93,15 @@ class ToolUse(Fields):
 class ToolResult(Fields):
     type: Literal["tool_result"]
     tool_use_id: String | None = None
-    content: Content | None = None
-
-
-class ThinkingBlock(Fields):
-    type: Literal["thinking"]
-    thinking: String | None = None
-
-
-class RedactedThinking(Fields):
-    type: Literal["redacted_thinking"]
+    content: String | list[ResultPart] | None = None
 
 
 Block = Annotated[
     Any,
     ByType(
-        *(ContentPart, Document, ToolUse, ToolResult, ThinkingBlock, RedactedThinking),
-        words="a block of text, thinking, tool_use or tool_result, or a document of text",
+        *(*PARTS, Document, SearchResult, ToolUse, ToolResult),
+        fallback=Other,
+        words="a block with a type, such as text",
     ),
 ]
 
@@ -140,7 +148,7 @@ class CountRequest(Fields):
                     CustomTool | ServersTool,
                     worded(
                         'a tool such as {"name": ..., "input_schema": ...} with a name of at most '
-                        "64 letters, digits, underscores, dots and dashes"
+                        f"{LONGEST_NAME} letters, digits, underscores, dots and dashes"
                     ),
                 ]
             ],
@@ -185,7 +193,7 @@ def _as_chat(body: Body) -> dict[str, Any]:
         messages = [{"role": "system", "content": body["system"]}, *messages]
     last = messages[-1]
     # A last message of the assistant is the beginning of the answer.
-    begun = last["role"] == "assistant" and last["content"] and not last.get("tool_calls")
+    begun = last["role"] == "assistant" and text_of(last["content"]) and not last.get("tool_calls")
     return {
         "messages": messages,
         "tools": [
@@ -219,28 +227,33 @@ def _messages_of(message: Body) -> list[dict[str, Any]]:
         of_type.setdefault(block["type"], []).append(block)
     results = []
     for block in of_type.get("tool_result", ()):
-        result = {"role": "tool", "content": text_of(block.get("content", ""))}
-        results.append({**result, "tool_call_id": block.get("tool_use_id")})
-    if results and not of_type.keys() & {"text", "document", "thinking", "tool_use"}:
+        content = block.get("content", "")
+        content = content if isinstance(content, str) else [*map(_part, content)]
+        id = block.get("tool_use_id")
+        results.append({"role": "tool", "content": content, "tool_call_id": id})
+    if results and of_type.keys() == {"tool_result"}:
         return results
-    texts = [_text_part(block) for block in blocks if block["type"] in ("text", "document")]
-    rest = {**message, "content": texts or ""}
-    if thoughts := of_type.get("thinking"):
-        rest["reasoning_content"] = "".join(block.get("thinking", "") for block in thoughts)
+    apart = ("tool_result", "tool_use")
+    parts = [_part(block) for block in blocks if block["type"] not in apart]
+    rest: dict[str, Any] = {**message, "content": parts or ""}
     for block in of_type.get("tool_use", ()):
         function = {"name": block["name"], "arguments": block.get("input")}
         rest.setdefault("tool_calls", []).append({"id": block.get("id"), "function": function})
     return [*results, rest]
 
 
-def _text_part(block: Body) -> Body:
-    """Return the block of text for a block of text or a document."""
-    if block["type"] == "text":
+def _part(block: Body) -> Body:
+    """Return the part of a content for a block. Documents of text and results of a search become
+    text."""
+    if block["type"] == "search_result":
+        lines = [block["title"], block["source"], text_of(block["content"])]
+    elif block["type"] == "document" and block["source"]["type"] in ("text", "content"):
+        source = block["source"]
+        text = text_of(source["data" if source["type"] == "text" else "content"])
+        lines = [block.get("title"), block.get("context"), text]
+    else:
         return block
-    source = block["source"]
-    text = text_of(source["data" if source["type"] == "text" else "content"])
-    parts = [block.get("title"), block.get("context"), text]
-    return {"type": "text", "text": "\n".join(filter(None, parts)) + "\n"}
+    return {"type": "text", "text": "\n".join(filter(None, lines)) + "\n"}
 
 
 class MessagesWriter(Writer):

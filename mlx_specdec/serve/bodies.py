@@ -178,9 +178,7 @@ class Fields(BaseModel):
         return data
 
     @classmethod
-    def __get_pydantic_core_schema__(
-        cls, source: Any, handler: GetCoreSchemaHandler
-    ) -> CoreSchema:
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         """Return the schema. Its lists and objects are checked up to their first error, because a
         body of a megabyte could have a million of them. Called by pydantic."""
         schema = handler(source)

@@ -7,16 +7,19 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from ..text.messages import lines_of, log_once
+from ..text.messages import log_once, text_of
 from .bodies import Body, Boolean, ByType, Fields, Object, String
 from .models import (
     LONGEST_NAME,
+    Content,
     Generated,
     MaxTokens,
     Name,
     ObjectFormat,
     OneOf,
+    Other,
     Parameters,
+    Part,
     Penalty,
     Reasoning,
     SchemaFormat,
@@ -46,44 +49,16 @@ CUSTOM: Body = {
 SKIPPED = "skipped %s of the type %r, which this server does not know"
 
 
-class Other(Fields):
-    """A part, an item or a tool of an unknown type."""
-
-    type: String
-
-
-class TextPart(Fields):
-    type: Literal["input_text", "output_text", "text", "summary_text", "reasoning_text"]
-    text: String
-
-
-class Refusal(Fields):
-    type: Literal["refusal"]
-    refusal: String
-
-
-PARTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text", "refusal")
-ResponsePart = Annotated[
-    Any,
-    ByType(
-        *(TextPart, Refusal),
-        fallback=Other,
-        words="a part with a type, such as input_text with a text",
-    ),
-]
-ResponseContent = String | list[ResponsePart]
-
-
 class MessageItem(Fields):
     type: Literal["message"] | None = None
     role: Literal["user", "assistant", "system", "developer"]
-    content: ResponseContent
+    content: Content
 
 
 class ReasoningItem(Fields):
     type: Literal["reasoning"]
-    summary: list[ResponsePart] | None = None
-    content: list[ResponsePart] | None = None
+    summary: list[Part] | None = None
+    content: list[Part] | None = None
     encrypted_content: String | None = None
 
 
@@ -106,7 +81,7 @@ class CustomCall(CallItem):
 class CallOutput(Fields):
     type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: String
-    output: ResponseContent
+    output: Content
 
 
 ResponseItem = Annotated[
@@ -263,9 +238,9 @@ def _add(messages: list[dict[str, Any]], item: Body) -> None:
     results of calls follow the message with the calls."""
     kind = item.get("type", "message")
     if kind == "message" and item["role"] != "assistant":
-        messages.append({"role": item["role"], "content": _text(item["content"])})
+        messages.append({"role": item["role"], "content": text_of(item["content"])})
     elif kind in ITEMS[-2:]:
-        content = _text(item["output"])
+        content = text_of(item["output"])
         messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": content})
     elif kind not in ITEMS:
         log_once(SKIPPED, "an input item", kind[:LONGEST_NAME])
@@ -275,7 +250,7 @@ def _add(messages: list[dict[str, Any]], item: Body) -> None:
         turn = messages[-1]
         if kind in ("message", "reasoning"):
             field = "content" if kind == "message" else "reasoning_content"
-            text = _text(item["content"]) if kind == "message" else _reasoning(item)
+            text = text_of(item["content"]) if kind == "message" else _reasoning(item)
             turn[field] = "\n".join(filter(None, [turn.get(field), text]))
         else:
             custom = kind == "custom_tool_call"
@@ -289,20 +264,7 @@ def _reasoning(item: Body) -> str:
     encrypted = item.get("encrypted_content", "")
     if encrypted.startswith(ENCRYPTED):
         return str(encrypted[len(ENCRYPTED) :])
-    return _text(item.get("content", ())) or _text(item.get("summary", ()))
-
-
-def _text(content: str | Sequence[Body]) -> str:
-    """Return the text of a content, with a note in place of each part that is not text. An error
-    would end the conversation, since clients send its history with every request."""
-    if isinstance(content, str):
-        return content
-    return lines_of(
-        part["text" if kind != "refusal" else kind]
-        if (kind := part["type"]) in PARTS
-        else f"[{kind[:LONGEST_NAME]} left out: this model reads only text]"
-        for part in content
-    )
+    return text_of(item.get("content", ())) or text_of(item.get("summary", ()))
 
 
 def named_tools(body: Body) -> dict[ToolName, Body]:

@@ -25,7 +25,8 @@ from .settings import Limits
 UNNAMED = ("", "default_model", "dummy", "tgi")
 """Names that clients of mlx_lm.server and of Hugging Face's servers send if no model is named."""
 TOP_LOGPROBS = 20
-LONGEST_NAME = 64
+LONGEST_NAME = 128
+"""Largest number of characters of a tool's name, as in Anthropic's API. OpenAI's takes 64."""
 
 
 # Types of several fields.
@@ -52,16 +53,35 @@ Stops = Annotated[list[Stop], Field(max_length=Limits.stops)]
 OneOf = Literal["none", "auto", "required"]
 
 
-class ContentPart(Fields):
-    """A part of a content."""
-
-    type: Annotated[
-        Literal["text"], worded('"text", which is all that this server reads', inside=True)
-    ]
+class TextPart(Fields):
+    type: Literal["text", "input_text", "output_text", "summary_text", "reasoning_text"]
     text: String
 
 
-Content = String | list[ContentPart]
+class RefusalPart(Fields):
+    type: Literal["refusal"]
+    refusal: String
+
+
+class ThinkingPart(Fields):
+    type: Literal["thinking"]
+    thinking: String | list[TextPart] | None = None
+
+
+class Other(Fields):
+    """A part, an item or a tool of an unknown type."""
+
+    type: String
+
+
+PARTS = (TextPart, RefusalPart, ThinkingPart)
+Part = Annotated[
+    Any,
+    ByType(
+        *PARTS, fallback=Other, words='a part with a type, such as {"type": "text", "text": ...}'
+    ),
+]
+Content = String | list[Part]
 
 
 Budget = Annotated[StrictInt, Field(ge=0), integral]
@@ -128,12 +148,28 @@ class AllowedChoice(Fields):
     allowed_tools: Allowed
 
 
-class ChatMessage(Fields):
+class ReasoningDetail(Fields):
+    """A part of the reasoning in OpenRouter's format."""
+
+    text: String | None = None
+    summary: String | None = None
+
+
+class Reasoned(Fields):
+    """The fields in which clients send the reasoning of earlier messages."""
+
+    reasoning_content: String | None = None
+    reasoning: String | None = None
+    thinking: String | None = None
+    reasoning_details: list[ReasoningDetail] | None = None
+
+
+class ChatMessage(Reasoned):
     role: Role
     content: Content | None = None
     name: String | None = None
     tool_call_id: String | None = None
-    reasoning_content: String | None = None
+    refusal: String | None = None
     tool_calls: list[EarlierCall] | None = None
     function_call: CalledFunction | None = None
 

@@ -193,9 +193,10 @@ class OllamaTextWriter(OllamaWriter):
 
 
 def _message(message: Body) -> dict[str, Any]:
-    renamed = {"reasoning_content": message.get("thinking"), "name": message.get("tool_name")}
-    kept = {name: message[name] for name in ("role", "tool_calls") if name in message}
-    return {**kept, "content": message.get("content", ""), **renamed}
+    content: Any = message.get("content", "")
+    if images := message.get("images"):
+        content = [{"type": "text", "text": content}, *({"type": "image"} for _ in images)]
+    return {**message, "content": content, "name": message.get("tool_name")}
 
 
 def _empty(body: Body) -> bool:

@@ -8,7 +8,18 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, StrictInt
 
 from .bodies import Boolean, Fields, Number, Object, String, integral, worded
-from .models import Count, EarlierCall, Penalty, Repetition, Role, Sampled, Stop, Stops, ToolList
+from .models import (
+    Count,
+    EarlierCall,
+    Penalty,
+    Reasoned,
+    Repetition,
+    Role,
+    Sampled,
+    Stop,
+    Stops,
+    ToolList,
+)
 from .problems import invalid
 
 UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -69,11 +80,10 @@ class WritingRequest(LoadingRequest):
     ) = None
 
 
-class OllamaMessage(Fields):
-    refused: ClassVar[Mapping[str, Sequence[object]]] = {"images": ([],)}
+class OllamaMessage(Reasoned):
     role: Role
     content: String | None = None
-    thinking: String | None = None
+    images: list[String] | None = None
     tool_name: String | None = None
     tool_calls: list[EarlierCall] | None = None
 

@@ -35,9 +35,9 @@ PENALTIES = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_pena
 """The values that turn penalties off."""
 SAME += (*LANGUAGES, *PENALTIES)
 """Fields with the meaning of the option of the same name."""
-TEMPLATE_FIELDS: tuple[str, ...] = ("messages", "tools", "functions", "chat_template_kwargs")
+TEMPLATE_FIELDS: tuple[str, ...] = ("tools", "functions", "chat_template_kwargs")
 TEMPLATE_FIELDS += ("reasoning", "reasoning_effort")
-"""Fields that chat templates read."""
+"""Fields, besides the messages, that chat templates read."""
 MOST_CHARACTERS = 32
 """Largest number of characters of a prompt per token of the context; usual texts have 3 to 5. A
 longer prompt is refused before tokenization, which takes a second per million characters."""
@@ -223,9 +223,13 @@ class RequestParser:
 
     def chat_ids(self, body: Body) -> list[int]:
         """Return the token ids of a checked body's messages and tools. Raises Problem."""
-        self.check_characters([body.get(name) for name in TEMPLATE_FIELDS], "messages")
         sent, reads = body["messages"], chat_format(self.pair, self.options)
-        messages = messages_of(sent if self.settings.keep_billing else without_volatile(sent))
+        try:
+            messages = messages_of(sent if self.settings.keep_billing else without_volatile(sent))
+        except PromptError as error:
+            raise invalid(str(error), "messages") from None
+        # An image in the history has more characters than the note in its place.
+        self.check_characters([messages, *map(body.get, TEMPLATE_FIELDS)], "messages")
         variables = chat.template_settings(body)
         ending = chat.ending_of(body, messages)
         if ending != "answer" and reads.way == "single user message":

@@ -32,6 +32,13 @@ _THOUGHTS = ("reasoning_content", "thinking", "reasoning")
 """Names of the field with the reasoning of a message. Templates read the first or the second."""
 
 
+def reasoning_of(message: Mapping[str, Any]) -> str | None:
+    """Return the reasoning of a message: the first text that is not empty, "" if all are empty, and
+    None if no field has a text."""
+    texts = [message[name] for name in _THOUGHTS if message.get(name) is not None]
+    return next(filter(None, texts), "" if texts else None)
+
+
 def check_settings(settings: Mapping[str, Any]) -> None:
     """Raise OptionError for names that are not variables of a template."""
     for name in settings:
@@ -78,8 +85,9 @@ def _rendered(source: str, messages: Any, variables: dict[str, Any], goes_on: bo
     template = compiler()(_GENERATION.sub(r"\1with", source))
     for place, message in enumerate(messages):
         filled = {name: value for name, value in message.items() if value is not None}
-        for thoughts in [filled[name] for name in _THOUGHTS if name in filled][:1]:
+        if (thoughts := reasoning_of(filled)) is not None:
             filled = {"thinking": thoughts, **filled, "reasoning_content": thoughts}
+            filled["thinking"] = filled["thinking"] or thoughts
         messages[place] = filled
     if not goes_on:
         return _written(template, messages, variables)

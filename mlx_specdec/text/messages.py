@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ..errors import CheckpointError, PromptError
-from .chat import Ending
+from .chat import Ending, reasoning_of
 from .markers import markers_of
 from .prompts import parse_json
 from .tokenizer import Tokenizer
@@ -31,8 +31,19 @@ Way = Literal["template", "role prefixes", "single user message"]
 Message = dict[str, Any]
 Tool = dict[str, Any]
 PREFIXES = {"system": "ASSISTANT's RULE: ", "user": "USER: ", "assistant": "ASSISTANT: "}
-MESSAGE_FIELDS = ("name", "tool_call_id", "reasoning_content")
+MESSAGE_FIELDS = ("name", "tool_call_id")
 """Optional fields of a message that templates read."""
+TEXTS = {
+    **dict.fromkeys(
+        ("text", "input_text", "output_text", "summary_text", "reasoning_text"), "text"
+    ),
+    "refusal": "refusal",
+}
+"""Types of parts that are text -> the field with the text."""
+THOUGHTS = ("thinking", "redacted_thinking")
+"""Types of parts that are reasoning and not content."""
+LONGEST_TYPE = 64
+"""Largest number of characters that a note repeats of a part's type."""
 VOLATILE = (
     "left lines of billing (x-anthropic-billing-header) or countdowns (total_tokens) out of "
     "system prompts, which would defeat the prompt cache: --keep-billing-lines keeps them"
@@ -41,12 +52,22 @@ log_once = functools.lru_cache(maxsize=64)(logging.getLogger(__name__).info)
 
 
 def messages_of(sent: Sequence[Message]) -> list[Message]:
-    """Convert messages of a request to messages of chat templates, whose contents are strings."""
+    """Convert messages of a request to messages of chat templates, whose contents are strings.
+
+    A note stands in place of a part that is not text. An error would end the conversation, because
+    clients send its history with every request. Raises PromptError if the newest message of the
+    user has such a part."""
     messages = []
-    for source in with_tool_calls(sent):
+    newest = max((at for at, message in enumerate(sent) if message["role"] == "user"), default=None)
+    for at, source in enumerate(with_tool_calls(sent)):
         role = "system" if source["role"] in SYSTEM else source["role"]
-        message = {"role": role, "content": text_of(source.get("content", ""))}
+        content: Any = source.get("content", source.get("refusal", ""))
+        if at == newest:
+            _check_parts(content)
+        message = {"role": role, "content": text_of(content)}
         message |= {name: source[name] for name in MESSAGE_FIELDS if name in source}
+        if (reasoning := _reasoning(source, content)) is not None:
+            message["reasoning_content"] = reasoning
         if role == "assistant" and source.get("tool_calls"):
             message["tool_calls"] = [tool_call(call) for call in source["tool_calls"]]
         messages.append(message)
@@ -69,13 +90,32 @@ def with_tool_calls(sent: Sequence[Message]) -> list[Message]:
     return messages
 
 
+def _check_parts(content: str | Sequence[Message]) -> None:
+    kinds = () if isinstance(content, str) else [part["type"] for part in content]
+    if unread := next((kind for kind in kinds if kind not in TEXTS), None):
+        raise PromptError(
+            f"the newest message of the user has a part of the type {unread[:LONGEST_TYPE]!r}, and "
+            "this model reads only text: leave it out"
+        )
+
+
+def _reasoning(message: Message, content: str | Sequence[Message]) -> str | None:
+    """Return the reasoning of a message from any of the fields in which clients send it back."""
+    parts = [*message.get("reasoning_details", ())]
+    if not isinstance(content, str):
+        parts += (part for part in content if part["type"] in THOUGHTS)
+    names = ("text", "summary", "thinking")
+    texts = [text_of(part[name]) for part in parts for name in names if part.get(name)]
+    return reasoning_of(message) or "".join(texts) or reasoning_of(message)
+
+
 def without_volatile(sent: Sequence[Message]) -> list[Message]:
     """Remove billing lines and countdowns from system messages. Clients change them with every
     request, so prompts would not begin as earlier ones. The user's messages are not changed."""
     left = []
     for message in sent:
         content = message.get("content", "")
-        blocks = [content] if isinstance(content, str) else [part["text"] for part in content]
+        blocks = [content] if isinstance(content, str) else [*map(_text_of_part, content)]
         stable = ["" if COUNTDOWN.fullmatch(block) else BILLING.sub("", block) for block in blocks]
         if message["role"] not in SYSTEM or stable == blocks:
             left.append(message)
@@ -143,8 +183,17 @@ def in_order(value: Any) -> Any:
 
 
 def text_of(content: str | Sequence[Message]) -> str:
-    """Return the text of a content: a string, or the lines of a list of text parts."""
-    return content if isinstance(content, str) else lines_of(part["text"] for part in content)
+    """Return the text of a content: a string, or the lines of a list of parts."""
+    return content if isinstance(content, str) else lines_of(map(_text_of_part, content))
+
+
+def _text_of_part(part: Message) -> str:
+    """Return the text of a part: "" for reasoning, and a note for a part that is not text."""
+    kind = part["type"]
+    if kind in TEXTS:
+        return str(part[TEXTS[kind]])
+    note = f"[{kind[:LONGEST_TYPE]} left out: this model reads only text]"
+    return "" if kind in THOUGHTS else note
 
 
 def lines_of(parts: Iterable[str]) -> str:

@@ -116,8 +116,8 @@ def test_token_ids_that_fit_are_read(parser: RequestParser) -> None:
         ),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
-            'messages[0].content[0].type must be "text", which is all that this server reads, '
-            'not "image_url"',
+            "the newest message of the user has a part of the type 'image_url', and this model "
+            "reads only text: leave it out",
         ),
         (
             {"prompt": "x", "guided_choice": {"type": "y" * 10**6, "z": [1]}},

@@ -205,7 +205,7 @@ def test_a_format_binds_the_text(client: TestClient, kind: Any) -> None:
 @pytest.mark.parametrize(
     ("path", "body", "said"),
     [
-        ("chat", {"messages": [{**user("x"), "images": ["aGk="]}]}, "messages[0].images is not"),
+        ("chat", {"messages": [{**user("x"), "images": ["aGk="]}]}, "reads only text"),
         ("generate", {"prompt": "x", "images": ["aGk="]}, "images is not supported"),
         ("generate", {"prompt": "x", "template": "{{ .Prompt }}"}, "template is not supported"),
         ("generate", {"prompt": "x", "context": [1]}, "context is not supported"),

@@ -250,8 +250,8 @@ def test_a_text_with_a_format_is_an_answer_or_a_call(client: TestClient, special
         ("/v1/responses", {"tool_choice": "required", "text": FLAT}, "no format"),
         ("/v1/messages", {"tool_choice": {"type": "any"}, "output_config": FLAT}, "no format"),
         (COMPLETIONS, {"tools": TOOLS, "response_format": FORMAT}, "tools is not supported"),
-        (CHAT, {"type": "image_url", "image_url": {"url": IMAGE}}, "all that this server reads"),
-        ("/v1/messages", {"type": "image", "source": SOURCE}, "must be a block of text"),
+        (CHAT, {"type": "image_url", "image_url": {"url": IMAGE}}, "reads only text"),
+        ("/v1/messages", {"type": "image", "source": SOURCE}, "reads only text"),
         ("/v1/responses", {"type": "input_image", "image_url": IMAGE}, ""),
     ],
 )
