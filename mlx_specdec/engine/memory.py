@@ -3,6 +3,7 @@
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
+from functools import partial
 
 from ..checkpoints import disk
 from ..decoding.loop import chunk
@@ -142,22 +143,30 @@ class MemoryBudget:
     def room(self, prompt: int, most: int) -> int:
         """Return how many tokens, at most `most`, fit after a prompt of `prompt` tokens if it is
         the only sequence. Raises PromptError if not even one token fits."""
-        cached = len(self._target.prefix([0] * prompt))
-
-        def alone(generated: int) -> int:
-            rows = [Extent(prompt, cached, cached + generated)]
-            return self.of_caches(rows) + self.of_reading(rows)
-
-        if alone(most) <= self.nbytes:
+        if self._alone(prompt, most) <= self.nbytes:
             return most
-        fits = bisect_right(range(most), self.nbytes, key=alone) - 1
+        fits = bisect_right(range(most), self.nbytes, key=partial(self._alone, prompt)) - 1
         if fits < 1:
+            nbytes = self._alone(prompt, 1)
             raise PromptError(
-                f"the prompt has {prompt:,} tokens, which take {disk.show(alone(1))} of memory, "
+                f"the prompt has {prompt:,} tokens, which take {disk.show(nbytes)} of memory, "
                 f"and {disk.show(self.nbytes)} are there for all texts: shorten it, or raise "
                 "memory-budget"
             )
         return fits
+
+    def longest_prompt(self, most: int) -> int:
+        """Return the length, at most `most`, of the longest prompt that fits with one more token
+        if it is the only sequence."""
+        if self._alone(most, 1) <= self.nbytes:
+            return most
+        lengths = range(1, most)
+        return bisect_right(lengths, self.nbytes, key=lambda prompt: self._alone(prompt, 1))
+
+    def _alone(self, prompt: int, generated: int) -> int:
+        cached = len(self._target.prefix([0] * prompt))
+        rows = [Extent(prompt, cached, cached + generated)]
+        return self.of_caches(rows) + self.of_reading(rows)
 
     def check(self, prompt: int, most: int) -> None:
         """Raise PromptError if `most` tokens after a prompt do not fit, even as the only

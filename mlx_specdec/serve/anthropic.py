@@ -27,7 +27,7 @@ from .models import (
     Stops,
     Thinking,
 )
-from .problems import CONTEXT, Problem
+from .problems import Problem
 from .requests import ParsedRequest, RequestParser
 from .service import Endpoint
 from .settings import Limits
@@ -272,11 +272,11 @@ class MessagesWriter(Writer):
 
     @staticmethod
     def error(problem: Problem) -> tuple[int, Payload]:
-        too_long = problem.code == CONTEXT and problem.param in ("messages", "prompt")
-        # Clients may look for these words of Anthropic's API.
-        message = f"prompt is too long: {problem.message}" if too_long else problem.message
-        kind = ERRORS.get(problem.status, problem.type)
-        return problem.status, {"type": "error", "error": {"type": kind, "message": message}}
+        error = {
+            "type": ERRORS.get(problem.status, problem.type),
+            "message": problem.message,
+        }
+        return problem.status, {"type": "error", "error": error}
 
     def silence(self) -> list[Payload]:
         return [{"type": "ping"}]

@@ -14,7 +14,7 @@ from .answer_models import EmbeddingsAnswer
 from .answers import Payload
 from .bodies import Body, Fields, String
 from .models import Count, Prompt
-from .problems import CONTEXT, invalid
+from .problems import invalid, too_long
 from .requests import RequestParser, several
 from .service import Endpoint
 from .tasks import EngineTask
@@ -78,27 +78,30 @@ def task_of(
         raise invalid(message, "dimensions")
     if len(inputs) > most:
         raise invalid(f"{field} has {len(inputs)} texts, and at most {most} are taken", field)
+    longest = fits = parser.longest
+    if parser.budget is not None:
+        fits = parser.budget.longest_prompt(longest)
+    advice = "shorten it" if fits == longest else "shorten it, or raise memory-budget"
     texts = []
     for text in inputs:
         if isinstance(text, str):
+            text = text[: parser.most_characters] if shortens else text
             parser.check_characters(text, field)
             text = prompt_ids(parser.pair.tokenizer, text, chat_template=False)
         parser.check_ids(text, field)
-        text = text[: parser.longest] if shortens else text
-        if len(text) > parser.longest:
-            message = f"a text of {field} has {len(text)} tokens, and at most {parser.longest} fit"
-            raise invalid(f"{message}: shorten it", field, CONTEXT)
+        text = text[:fits] if shortens else text
+        if len(text) > fits:
+            raise too_long(field, len(text), fits, fits, advice)
         texts.append(text)
     count, nbytes = sum(map(len, texts)), _nbytes(parser, texts)
     return EngineTask(embed(parser.pair, texts), nbytes, functools.partial(answer, count), count)
 
 
 def _nbytes(parser: RequestParser, texts: Sequence[Sequence[int]]) -> int:
-    """Return the bytes that the longest text needs. Raises PromptError if that is too much."""
+    """Return the bytes that the longest text needs."""
     longest, budget = max(texts, key=len), parser.budget
     if budget is None:
         return 0
-    budget.check(len(longest), 0)
     cached = len(parser.pair.target.prefix(longest))
     rows = [Extent(len(longest), cached, cached)]
     return budget.of_caches(rows) + budget.of_reading(rows)

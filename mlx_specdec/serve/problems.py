@@ -13,6 +13,7 @@ TYPES = {
     503: "unavailable_error",
 }
 CONTEXT = "context_length_exceeded"
+"""OpenAI's code of requests that do not fit the context."""
 
 
 @dataclass(eq=False)
@@ -41,6 +42,34 @@ class Problem(Exception):
 def invalid(message: str, param: str | None = None, code: str | None = None) -> Problem:
     """Return the error for a request that the client has to change."""
     return Problem(400, message, param=param, code=code)
+
+
+def too_long(
+    param: str, tokens: int | str, most: int, longest: int, advice: str = "shorten it"
+) -> Problem:
+    """Return the error for a text that does not fit. Agents shorten a conversation if they find
+    Anthropic's words or OpenAI's, so every API has both.
+
+    Args:
+        param: The field with the text.
+        tokens: Number of tokens of the text.
+        most: Largest number of tokens of such a text.
+        longest: Largest number of tokens of a prompt and its completion together.
+    """
+    what = "prompt" if param == "messages" else param
+    message = f"{what} is too long: {tokens} tokens > {most} maximum"
+    return _beyond(message, longest, advice, param)
+
+
+def too_many(prompt: int, wanted: int, longest: int, advice: str) -> Problem:
+    """Return the error for a `max_tokens` that does not fit after a prompt; see `too_long`."""
+    words = f"input length and `max_tokens` exceed context limit: {prompt} + {wanted} > {longest}"
+    return _beyond(words, longest, advice, "max_tokens")
+
+
+def _beyond(words: str, longest: int, advice: str, param: str) -> Problem:
+    context = f"this model's maximum context length is {longest} tokens"
+    return invalid(f"{words}; {context}, with the completion: {advice}", param, CONTEXT)
 
 
 def unsupported(param: str, message: str = "") -> Problem:

@@ -25,7 +25,7 @@ from .channels import ChannelReader
 from .chat import Tools
 from .constraints import Thought
 from .events import Reader
-from .problems import CONTEXT, invalid, unsupported
+from .problems import invalid, too_long, too_many, unsupported
 from .settings import ServiceSettings
 from .stored import StoredResponses
 
@@ -41,6 +41,8 @@ TEMPLATE_FIELDS += ("reasoning", "reasoning_effort")
 MOST_CHARACTERS = 32
 """Largest number of characters of a prompt per token of the context; usual texts have 3 to 5. A
 longer prompt is refused before tokenization, which takes a second per million characters."""
+USUAL_CHARACTERS = 4
+"""Characters per token of usual texts, for the number of tokens in an error message."""
 ENDLESS = 4096
 """Context, in tokens, of a model without a maximum position. The cost of such a model grows with
 the square of the length."""
@@ -127,6 +129,11 @@ class RequestParser:
         an encoder-decoder."""
         bounds = [self.pair.target.max_length, self.settings.limits.context]
         return min((bound for bound in bounds if bound is not None), default=ENDLESS)
+
+    @property
+    def most_characters(self) -> int:
+        """Largest number of characters of a prompt."""
+        return MOST_CHARACTERS * self.longest
 
     def check_ids(self, ids: Sequence[int], field: str) -> None:
         """Raise Problem, which names the field, for ids that are not in the vocabulary."""
@@ -396,13 +403,10 @@ class RequestParser:
 
     def check_characters(self, value: object, field: str) -> None:
         """Raise Problem if a text, or a JSON value, has too many characters for the context."""
-        most = MOST_CHARACTERS * self.longest
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        if len(text) > most:
-            together = f"prompt and answer together take at most {self.longest} tokens: shorten it"
-            raise invalid(
-                f"{field} has more than {most} characters, and {together}", field, CONTEXT
-            )
+        if len(text) > self.most_characters:
+            about = f"about {len(text) // USUAL_CHARACTERS}"
+            raise too_long(field, about, self.longest - 1, self.longest)
 
     def _with_room(self, ids: list[int], options: Options, body: Body) -> Options:
         """Return the options with max_tokens limited by the context and the memory budget. Raises
@@ -410,20 +414,19 @@ class RequestParser:
         longest = self.longest
         prompt = "messages" if "messages" in body else "prompt"
         if len(ids) >= longest:
-            together = f"prompt and answer together take at most {longest}: shorten it"
-            raise invalid(f"the prompt has {len(ids)} tokens, and {together}", prompt, CONTEXT)
+            raise too_long(prompt, len(ids), longest - 1, longest)
         room = longest - len(beginning(self.pair, ids, options))
         wanted = body.get("max_tokens", options.max_tokens)
         most = min(wanted, room) if wanted >= 0 else room
         if self.budget is not None:
-            named = prompt
             try:
                 fits = self.budget.room(len(ids), most)
-                if most == body.get("max_tokens"):
-                    named = "max_tokens"
-                    self.budget.check(len(ids), most)
             except PromptError as error:
-                raise invalid(str(error), named, CONTEXT) from None
+                fits = self.budget.longest_prompt(longest - 1)
+                raise too_long(prompt, len(ids), fits, fits + 1, str(error)) from None
+            if fits < most == body.get("max_tokens"):
+                advice = f"ask for at most {fits} tokens, or raise memory-budget"
+                raise too_many(len(ids), most, len(ids) + fits, advice)
             most = fits
         options = replace(options, max_tokens=most)
         prepared(self.pair, ids, options)

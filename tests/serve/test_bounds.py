@@ -95,8 +95,8 @@ def test_a_prompt_that_is_too_long_is_refused_with_its_length(
 ) -> None:
     problem = refused(parser, **given)
     assert (problem.status, problem.code, problem.param) == (400, "context_length_exceeded", param)
-    assert f"the prompt has {tokens} tokens" in problem.message
-    assert f"at most {LONGEST}" in problem.message
+    assert f"prompt is too long: {tokens} tokens > {LONGEST - 1} maximum" in problem.message
+    assert f"maximum context length is {LONGEST} tokens" in problem.message
 
 
 def test_token_ids_that_fit_are_read(parser: RequestParser) -> None:

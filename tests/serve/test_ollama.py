@@ -188,7 +188,10 @@ def test_texts_are_embedded_as_by_openais_api(
     cut = ok(short, "/api/embed", input=[TEXT])
     assert (cut["embeddings"], cut["prompt_eval_count"]) == ([first["embedding"]], 4)
     refused = short.post("/api/embed", json={"input": TEXT, "truncate": False})
-    assert refused.status_code == 400 and "at most 4 fit" in refused.json()["error"]
+    assert (
+        refused.status_code == 400
+        and "maximum context length is 4 tokens" in refused.json()["error"]
+    )
 
 
 @pytest.mark.parametrize("kind", ["json", SCHEMA], ids=["json", "schema"])
