@@ -234,16 +234,22 @@ def embed(parser: RequestParser, body: Body, field: str) -> Payload | EngineTask
     without one only loads the model, which has happened before this call."""
     began = time.perf_counter()
     _kept(parser, body)
+    given = body.get(field) or []
+    inputs = [text.strip() and text for text in ([given] if isinstance(given, str) else given)]
+    zeros = [0.0] * parser.pair.target.width
 
     def answer(prompt_tokens: int, vectors: Sequence[Vector]) -> Payload:
-        embeddings = [vector.tolist() for vector in vectors]
+        # A blank text is not embedded. Its embedding is 0, so that it does not refuse the others.
+        rest = iter(vectors)
+        embeddings = [next(rest).tolist() if text else zeros for text in inputs]
         if field == "prompt":
             return {"embedding": embeddings[0] if embeddings else []}
         counted = {"embeddings": embeddings, "prompt_eval_count": prompt_tokens}
         return {"model": parser.name, **counted, **_durations(parser, began)}
 
-    if not body.get(field):
+    if not any(inputs):
         return answer(0, ())
+    body = {**body, field: [text for text in inputs if text]}
     return task_of(parser, body, field, answer, shortens=body.get("truncate", True))
 
 

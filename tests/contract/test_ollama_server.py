@@ -1,0 +1,35 @@
+"""ollama's API: embeddings of any texts, and a sentence for what only ollama does."""
+
+import math
+from collections.abc import Iterator
+
+import pytest
+
+from .support import Server, checkpoint, served
+
+LONGEST = 64
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    model = checkpoint(tmp_path_factory.mktemp("model"))
+    with served("--model", model, "--max-model-len", LONGEST) as running:
+        yield running
+
+
+def test_a_text_of_any_length_is_embedded(server: Server) -> None:
+    answer = server.ok("/api/embed", input=["é" * 100_000, "é" * 1000, "é" * 100])
+    first, second, third = answer["embeddings"]
+    assert first == second == third
+    assert answer["prompt_eval_count"] == 3 * LONGEST
+    assert server.ok("/api/embeddings", prompt="é" * 100_000)["embedding"] == first
+
+
+def test_an_empty_text_does_not_refuse_the_others(server: Server) -> None:
+    texts = ["one", "", "two", " \n"]
+    answer = server.ok("/api/embed", input=texts)
+    one, empty, two, blank = answer["embeddings"]
+    assert [one, two] == server.ok("/api/embed", input=["one", "two"])["embeddings"]
+    assert empty == blank == [0.0] * len(one)
+    assert math.isclose(sum(number**2 for number in one), 1, rel_tol=1e-4)
+    assert server.ok("/api/embed", input=[""])["embeddings"] == [empty]
