@@ -28,7 +28,7 @@ class Sampling:
         temperature: 0 means greedy; otherwise within TEMPERATURES.
         top_k: Number of tokens to keep; 0 = off.
         top_p: Probability mass to keep, at least LEAST_TOP_P; 1 = off.
-        min_p: Least probability relative to the most likely token, in [0, 1); 0 = off.
+        min_p: Least probability relative to the most likely token, in [0, 1]; 0 = off.
         repetition_penalty: Within REPETITION_PENALTIES; 1 = off. Positive logits of tokens in the
             prompt and the completion are divided by it, negative ones multiplied (Keskar et al.,
             arXiv 1909.05858, section 4.1).
@@ -68,7 +68,7 @@ class Sampling:
             ("temperature", self.temperature == 0 or warm, f"be 0 or {between}"),
             ("top_k", self.top_k >= 0, "be 0 (off) or more"),
             ("top_p", LEAST_TOP_P <= self.top_p <= 1, f"lie in [{LEAST_TOP_P:g}, 1]"),
-            ("min_p", 0 <= self.min_p < 1, "lie in [0, 1)"),
+            ("min_p", 0 <= self.min_p <= 1, "lie in [0, 1]"),
             ("repetition_penalty", penalty, f"lie between {least:g} and {most:g}"),
             ("presence_penalty", abs(self.presence_penalty) <= LARGEST, small),
             ("frequency_penalty", abs(self.frequency_penalty) <= LARGEST, small),

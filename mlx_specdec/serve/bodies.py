@@ -2,6 +2,7 @@
 Unknown fields are ignored, and so are optional fields that are null."""
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, get_args
 
@@ -25,6 +26,9 @@ from ..text.prompts import parse_json
 from .problems import Problem, invalid, unsupported
 
 Body = Mapping[str, Any]
+NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?", re.ASCII)
+WHOLE = re.compile(r"[+-]?\d{1,20}", re.ASCII)
+"""Texts that are accepted as numbers and as whole numbers."""
 MOST_SHOWN = 60
 """Largest number of characters that an error message repeats of a wrong value, and of a name."""
 WORDS = {
@@ -47,15 +51,23 @@ WORDS = {
 """The words after "must be" in an error message, by pydantic's type of error."""
 
 
+def _number(value: Any) -> Any:
+    return float(value) if isinstance(value, str) and NUMBER.fullmatch(value) else value
+
+
 def _integral(value: Any) -> Any:
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+    if isinstance(value, str) and WHOLE.fullmatch(value):
+        return int(value)
+    number = _number(value)
+    return int(number) if isinstance(number, float) and number.is_integer() else value
 
 
 String = StrictStr
 Boolean = StrictBool
 integral = BeforeValidator(_integral)
-"""An annotation for integers. It accepts 2.0 as 2."""
-Number = Annotated[float, Field(strict=True)]
+"""An annotation for integers. It accepts 2.0 and "2" as 2."""
+Number = Annotated[float, Field(strict=True), BeforeValidator(_number)]
+"""A number, also as a text, since some clients send their settings as texts."""
 Object = dict[str, Any]
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Discriminator, Field, StrictInt, Tag, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, StrictInt, Tag, model_validator
 
 from ..options import MOST_DRAFTED
 from ..sampling.settings import LARGEST, LEAST_TOP_P, REPETITION_PENALTIES, TEMPERATURES
@@ -215,6 +215,9 @@ class Templated(Fields):
 
 
 # Constraints.
+unset = BeforeValidator(lambda value: None if value == "" else value)
+"""An annotation for optional fields of which clients send "" if they do not set them."""
+Unset = Annotated[Written | None, unset]
 Choices = Annotated[
     list[String],
     Field(min_length=1),
@@ -265,9 +268,9 @@ FORMAT = _FormatByType(
 
 class StructuredOutputs(Fields):
     closed: ClassVar[bool] = True
-    json_: Annotated[Written | JsonSchema | None, Field(alias="json")] = None
-    regex: Written | None = None
-    grammar: Written | None = None
+    json_: Annotated[Written | JsonSchema | None, unset, Field(alias="json")] = None
+    regex: Unset = None
+    grammar: Unset = None
     choice: Choices | None = None
 
     @model_validator(mode="after")
@@ -285,11 +288,11 @@ class Constrained(Fields):
 
     response_format: Annotated[Any, FORMAT] | None = None
     structured_outputs: StructuredOutputs | None = None
-    regex: Written | None = None
-    grammar: Written | None = None
-    guided_json: Written | JsonSchema | None = None
-    guided_regex: Written | None = None
-    guided_grammar: Written | None = None
+    regex: Unset = None
+    grammar: Unset = None
+    guided_json: Annotated[Written | JsonSchema | None, unset] = None
+    guided_regex: Unset = None
+    guided_grammar: Unset = None
     guided_choice: Choices | None = None
 
     def constraints(self) -> list[str]:
@@ -381,7 +384,7 @@ class Completion(Generated, Constrained):
     stream_options: StreamOptions | None = None
     max_completion_tokens: MaxTokens | None = None
     ignore_eos: Boolean | None = None
-    min_p: Annotated[Number, Field(ge=0, lt=1)] | None = None
+    min_p: Annotated[Number, Field(ge=0, le=1)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     repetition_penalty: Repetition | None = None

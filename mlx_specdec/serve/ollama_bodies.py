@@ -43,7 +43,7 @@ class GenerationOptions(Sampled):
         | None
     ) = None
     num_ctx: Count | None = None
-    min_p: Annotated[Number, Field(ge=0, lt=1)] | None = None
+    min_p: Annotated[Number, Field(ge=0, le=1)] | None = None
     repeat_penalty: Repetition | None = None
     repeat_last_n: Annotated[StrictInt, Field(ge=-1), integral] | None = None
     presence_penalty: Penalty | None = None

@@ -188,7 +188,7 @@ def test_top_k_and_top_p_together_keep_what_one_after_the_other_keeps(k: int, p:
         {"top_k": -1},
         {"top_p": 0.0},
         {"top_p": 1.1},
-        {"min_p": 1.0},
+        {"min_p": 1.1},
         {"min_p": -0.1},
         {"repetition_penalty": 0.0},
         {"xtc_probability": -0.1},
