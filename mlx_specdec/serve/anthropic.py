@@ -11,16 +11,14 @@ from ..text.messages import text_of
 from .answer_models import CountAnswer, MessageAnswer
 from .answers import NOTHING, Choice, Payload, Writer
 from .bodies import Body, Boolean, ByType, Fields, Object, String, worded
+from .contents import PARTS, Content, Other
 from .events import Arguments, Call, Event, joined
 from .models import (
     LONGEST_NAME,
-    PARTS,
     ChatRequest,
-    Content,
     Generated,
     MaxTokens,
     Name,
-    Other,
     Parameters,
     Role,
     SchemaFormat,

@@ -9,17 +9,15 @@ from pydantic import Field
 
 from ..text.messages import log_once, text_of
 from .bodies import Body, Boolean, ByType, Fields, Object, String
+from .contents import Content, Other, Part
 from .models import (
     LONGEST_NAME,
-    Content,
     Generated,
     MaxTokens,
     Name,
     ObjectFormat,
     OneOf,
-    Other,
     Parameters,
-    Part,
     Penalty,
     Reasoning,
     SchemaFormat,

@@ -20,6 +20,7 @@ from .bodies import (
     worded,
     zero_or,
 )
+from .contents import Content, Reasoned
 from .settings import Limits
 
 UNNAMED = ("", "default_model", "dummy", "tgi")
@@ -51,37 +52,6 @@ Penalty = Annotated[Number, Field(ge=-LARGEST, le=LARGEST)]
 Stop = Annotated[String, Field(max_length=Limits.stop_length)]
 Stops = Annotated[list[Stop], Field(max_length=Limits.stops)]
 OneOf = Literal["none", "auto", "required"]
-
-
-class TextPart(Fields):
-    type: Literal["text", "input_text", "output_text", "summary_text", "reasoning_text"]
-    text: String
-
-
-class RefusalPart(Fields):
-    type: Literal["refusal"]
-    refusal: String
-
-
-class ThinkingPart(Fields):
-    type: Literal["thinking"]
-    thinking: String | list[TextPart] | None = None
-
-
-class Other(Fields):
-    """A part, an item or a tool of an unknown type."""
-
-    type: String
-
-
-PARTS = (TextPart, RefusalPart, ThinkingPart)
-Part = Annotated[
-    Any,
-    ByType(
-        *PARTS, fallback=Other, words='a part with a type, such as {"type": "text", "text": ...}'
-    ),
-]
-Content = String | list[Part]
 
 
 Budget = Annotated[StrictInt, Field(ge=0), integral]
@@ -146,22 +116,6 @@ class Allowed(Fields):
 class AllowedChoice(Fields):
     type: Literal["allowed_tools"]
     allowed_tools: Allowed
-
-
-class ReasoningDetail(Fields):
-    """A part of the reasoning in OpenRouter's format."""
-
-    text: String | None = None
-    summary: String | None = None
-
-
-class Reasoned(Fields):
-    """The fields in which clients send the reasoning of earlier messages."""
-
-    reasoning_content: String | None = None
-    reasoning: String | None = None
-    thinking: String | None = None
-    reasoning_details: list[ReasoningDetail] | None = None
 
 
 class ChatMessage(Reasoned):

@@ -8,11 +8,11 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, StrictInt
 
 from .bodies import Boolean, Fields, Number, Object, String, integral, worded
+from .contents import Reasoned
 from .models import (
     Count,
     EarlierCall,
     Penalty,
-    Reasoned,
     Repetition,
     Role,
     Sampled,
