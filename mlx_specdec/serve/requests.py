@@ -72,12 +72,14 @@ class Facts:
     Attributes:
         longest: See `RequestParser.longest`.
         capabilities: The abilities of the model, in ollama's words.
+        chats: Whether the model has a chat template.
         family: The name of the architecture's module, such as "llama".
         dtype: The number format in words.
     """
 
     longest: int
     capabilities: tuple[str, ...]
+    chats: bool
     family: str
     dtype: str
 
@@ -121,7 +123,8 @@ class RequestParser:
             "insert": infill_of(tokenizer) is not None,
         }
         capabilities = tuple(name for name, present in found.items() if present)
-        return Facts(self.longest, capabilities, self.pair.target.family, self.pair.dtype)
+        target = self.pair.target
+        return Facts(self.longest, capabilities, template, target.family, self.pair.dtype)
 
     @property
     def longest(self) -> int:

@@ -22,6 +22,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from ..errors import OptionError
 from .app import Access, make_app
 from .registry import Registry, ServedModel
+from .requests import Facts
 from .service import Service
 
 FINISH_SECONDS = 20.0
@@ -61,7 +62,7 @@ def serve(
     access = replace(access, loopback_name=host if loopback else None)
     # The rest is for weights, caches, and connections that were accepted and are closed at once.
     most = min(MOST_CONNECTIONS, _allow_files() // 3)
-    service, name = Service(registry), registry.first.name
+    service = Service(registry)
     server = _Server(
         uvicorn.Config(
             make_app(service, access),
@@ -80,7 +81,8 @@ def serve(
             timeout_graceful_shutdown=int(FINISH_SECONDS) + 2 * CUT_SECONDS,
         ),
         service,
-        configuration(f"http://{reached}:{port}", name, next(iter(access.keys), None)),
+        f"http://{reached}:{port}",
+        next(iter(access.keys), None),
         drain_seconds,
     )
     numbers = signal.SIGINT, signal.SIGTERM
@@ -132,23 +134,30 @@ def _join(model: ServedModel) -> bool:
     return ended
 
 
-def configuration(url: str, model: str, key: str | None) -> str:
-    """Return lines with the configuration of clients; see docs/agents.md."""
-    word = "unused" if key is None else "$MLX_SPECDEC_API_KEY"
+def _word(key: str | None) -> str:
+    return "unused" if key is None else "$MLX_SPECDEC_API_KEY"
+
+
+def configuration(url: str, model: str, facts: Facts, key: str | None) -> list[str]:
+    """Return a line with the configuration of each client that can use a model; see
+    docs/agents.md."""
+    word, tools = _word(key), "tools" in facts.capabilities
     env_key = "" if key is None else ', env_key="MLX_SPECDEC_API_KEY"'
     provider = f'{{name="local", base_url="{url}/v1", wire_api="responses"{env_key}}}'
     options = f'"options": {{"baseURL": "{url}/v1"}}, "models": {{"{model}": {{}}}}'
     package = '"npm": "@ai-sdk/openai-compatible"'
     continued = f"provider: openai, apiBase: {url}/v1, apiKey: {word}, model: {model}"
-    return f"""\
-Browser      {url}
-OpenAI SDK   OPENAI_BASE_URL={url}/v1 OPENAI_API_KEY={word}
-Codex        codex -m {model} -c model_provider=local -c 'model_providers.local={provider}'
-Claude Code  ANTHROPIC_BASE_URL={url} ANTHROPIC_AUTH_TOKEN={word} claude --model {model}
-Cline        provider OpenAI Compatible, base URL {url}/v1, key {word}, model {model}
-Continue     models: [{{name: local, {continued}}}]
-opencode     {{"provider": {{"local": {{{package}, {options}}}}}}}
-"""
+    codex = f"-m {model} -c model_provider=local -c 'model_providers.local={provider}'"
+    claude = f"ANTHROPIC_BASE_URL={url} ANTHROPIC_AUTH_TOKEN={word} claude --model {model}"
+    cline = f"provider OpenAI Compatible, base URL {url}/v1, key {word}, model {model}"
+    lines = (
+        (tools, f"Codex        codex {codex}"),
+        (tools, f"Claude Code  {claude}"),
+        (facts.chats, f"Cline        {cline}"),
+        (facts.chats, f"Continue     models: [{{name: local, {continued}}}]"),
+        (tools, f'opencode     {{"provider": {{"local": {{{package}, {options}}}}}}}'),
+    )
+    return [line for supported, line in lines if supported]
 
 
 class Connection(H11Protocol):
@@ -214,12 +223,19 @@ def _cancel(timer: asyncio.TimerHandle | None) -> None:
 
 class _Server(uvicorn.Server):
     def __init__(
-        self, config: uvicorn.Config, service: Service, configuration: str, drain_seconds: float
+        self,
+        config: uvicorn.Config,
+        service: Service,
+        url: str,
+        key: str | None,
+        drain_seconds: float,
     ) -> None:
         super().__init__(config)
         self._service = service
         self._registry = service.registry
-        self._configuration = configuration
+        self._url, self._key = url, key
+        # The models whose clients have no printed configuration yet, from when the server is ready.
+        self._unshown: list[ServedModel] = []
         self._drain_seconds = drain_seconds
         self._accepts_until = 0.0
         self._interrupted = False
@@ -232,9 +248,9 @@ class _Server(uvicorn.Server):
             self.should_exit = True
         else:
             log.info("ready")
-            # A model for one task, such as the shipped translator, is useless for agents.
-            count = 2 if any(engine.pair.task_prefix for engine in engines) else None
-            print(*self._configuration.splitlines()[:count], sep="\n", flush=True)
+            sdk = f"OPENAI_BASE_URL={self._url}/v1 OPENAI_API_KEY={_word(self._key)}"
+            print(f"Browser      {self._url}", f"OpenAI SDK   {sdk}", sep="\n", flush=True)
+            self._unshown = list(self._registry.models)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -262,6 +278,12 @@ class _Server(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         """Return whether to accept no more connections. Called by uvicorn ten times a second."""
         self._registry.refresh()
+        # The abilities of one of several models are known when it has been loaded.
+        for model in [model for model in self._unshown if model.facts is not None]:
+            assert model.facts is not None
+            for line in configuration(self._url, model.name, model.facts, self._key):
+                print(line, flush=True)
+            self._unshown.remove(model)
         return await super().on_tick(counter) and not self._draining
 
     async def shutdown(self, sockets: Sequence[socket.socket] | None = None) -> None:

@@ -16,6 +16,7 @@ from mlx_specdec.engine.scheduler import Scheduler
 from mlx_specdec.serve.app import Access
 from mlx_specdec.serve.engine import Engine
 from mlx_specdec.serve.registry import Registry
+from mlx_specdec.serve.requests import Facts
 from mlx_specdec.serve.server import configuration
 from mlx_specdec.serve.service import ResponseStream
 from mlx_specdec.serve.settings import Limits
@@ -329,15 +330,16 @@ def test_the_model_is_listed_as_clients_read_it(client: TestClient) -> None:
 
 @pytest.mark.parametrize("key", [None, "secret"])
 def test_clients_are_configured_by_lines(key: str | None) -> None:
-    lines = configuration("http://127.0.0.1:9", "tiny", key).splitlines()
-    clients = ("Browser", "OpenAI SDK", "Codex", "Claude Code", "Cline", "Continue", "opencode")
+    url, facts = "http://127.0.0.1:9", Facts(100, ("tools",), True, "llama", "float32")
+    lines = configuration(url, "tiny", facts, key)
+    clients = ("Codex", "Claude Code", "Cline", "Continue", "opencode")
     assert all(line.startswith(each) for line, each in zip(lines, clients, strict=True))
-    assert all("http://127.0.0.1:9" in line and "secret" not in line for line in lines)
-    provider = re.search(r"model_providers.local=(\{.*\})'", lines[2])
+    assert all(url in line and "secret" not in line for line in lines)
+    provider = re.search(r"model_providers.local=(\{.*\})'", lines[0])
     assert provider is not None
     table = tomllib.loads(f"local = {provider[1]}")["local"]
     assert table["wire_api"] == "responses" and ("env_key" in table) == (key is not None)
-    assert json.loads(lines[6].removeprefix("opencode").strip())["provider"]["local"]
+    assert json.loads(lines[4].removeprefix("opencode").strip())["provider"]["local"]
 
 
 def test_tokens_and_texts(client: TestClient, pair: Pair) -> None:

@@ -37,7 +37,7 @@ from ..support.serving import (
 )
 
 FOR_OTHER = {"model": "other", "prompt": TEXT, "max_tokens": 2}
-FACTS = Facts(100, ("completion",), "llama", "float32")
+FACTS = Facts(100, ("completion",), True, "llama", "float32")
 
 
 class PretendedEngine:
