@@ -15,7 +15,7 @@ from ..checkpoints import disk
 from ..engine.memory import RESERVE
 from ..engine.pair import Pair, alphabet_of
 from ..engine.prompt_cache_files import Store
-from ..errors import OptionError, message
+from ..errors import OptionError
 from ..models.wired_memory import wire
 from ..options import Options
 from ..text.markers import markers_of
@@ -352,8 +352,8 @@ class Registry:
         if engine.problem is not None and engine is not self._begun and engine.join(0):
             error = engine.problem
             log.error("%s has ended: %r", model.name, error)
-            what = message(error) or type(error).__name__
-            model.problem = failed(f"{model.name} cannot be used: {what}")
+            # The error may contain paths of this machine.
+            model.problem = failed(f"{model.name} cannot be used: the server's log says why")
             model.engine, model.state = None, "unloaded"
         elif model.state == "loading" and engine.ready.is_set():
             # A checkpoint may take more memory than its files have bytes.
