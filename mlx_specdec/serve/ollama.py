@@ -26,7 +26,7 @@ from .ollama_bodies import (
     ShowRequest,
     seconds_of,
 )
-from .problems import Problem
+from .problems import Problem, invalid
 from .registry import ServedModel
 from .requests import SAME, ParsedRequest, RequestParser
 from .service import Endpoint, Service
@@ -317,6 +317,15 @@ def version(service: Service, request: Request) -> Payload:
     return {"version": VERSION}
 
 
+def refuse(service: Service, request: Request) -> Payload:
+    """Refuse to change the models of this server. Raises Problem."""
+    raise invalid(
+        f"{request.url.path} is not supported, because this server does not change its models: ask "
+        f"for {service.registry.names:.1000}, or start it with another --model NAME, which is "
+        "downloaded if necessary"
+    )
+
+
 def _endpoint(path: str, handler: Any, summary: str, body: type[Fields], **more: Any) -> Endpoint:
     error = OllamaWriter.error
     return Endpoint(path, handler, Anything, summary, body, error=error, waits=True, **more)
@@ -345,4 +354,12 @@ ENDPOINTS = (
     Endpoint("/api/tags", tags, Anything, "All models, for ollama's clients"),
     Endpoint("/api/ps", running, Anything, "The models in memory"),
     Endpoint("/api/version", version, Anything, "The version of ollama's API"),
+    *(
+        Endpoint(path, refuse, Anything, "Not supported", verb=verb, error=OllamaWriter.error)
+        for path, verb in (
+            *((f"/api/{name}", "POST") for name in ("pull", "push", "create", "copy")),
+            ("/api/delete", "DELETE"),
+            ("/api/blobs/{digest}", "POST"),
+        )
+    ),
 )
