@@ -111,6 +111,10 @@ _HOMES = {
 
 __all__ = list(_HOMES)
 
+_REMOVED: dict[str, str] = {}
+"""A name that release 0.4 removed -> what to use instead. An entry stays for one release.
+docs/upgrading.md has the same table."""
+
 # Unless this variable is 0, Apple's M5 and CUDA multiply several rows of float32 in TF32, and a
 # single row exactly. A pass over draft tokens would give other logits than single tokens do. MLX
 # reads the variable at its first product. Every module of this package is imported after this
@@ -135,6 +139,9 @@ if sys.platform == "linux":  # MLX brings a fast BLAS to other systems
 
 
 def __getattr__(name: str) -> Any:
+    if instead := _REMOVED.get(name):
+        # The text of an AttributeError would be lost in `from mlx_specdec import name`.
+        raise ImportError(f"{__name__}.{name} was removed in release 0.4: {instead}")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f".{_HOMES[name]}", __name__), name)

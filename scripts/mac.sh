@@ -76,7 +76,7 @@ fetched=$(mktemp)
 if [ "$found" = metal ]; then
   few=(--limit 6 --repeats 2 -m 96) tokens=64 lengths=1,2,3,5,8,auto small=() contexts="16 100 350" seconds=120
 else
-  few=(--limit 1 --repeats 1 --warmup 0 -m 4) tokens=4 lengths=2 small=(--small) contexts="16" seconds=0.1
+  few=(--limit 1 --repeats 1 -m 4) tokens=4 lengths=2 small=(--small) contexts="16" seconds=0.1
   slack=5 # only tests run this, on machines that may be busy
 fi
 

@@ -83,3 +83,9 @@ def test_the_example_of_generate_runs(
     example = inspect.getdoc(mlx_specdec.generate).partition("Example:\n")[2]
     exec(inspect.cleandoc(example))
     assert capsys.readouterr().out.strip()
+
+
+def test_a_removed_name_says_what_to_use_instead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(mlx_specdec._REMOVED, "decode", "call generate")
+    with pytest.raises(ImportError, match=r"mlx_specdec.decode was removed .*: call generate"):
+        exec("from mlx_specdec import decode")

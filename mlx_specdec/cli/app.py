@@ -29,6 +29,7 @@ from .inspect import inspect
 from .launch import launch
 from .models import models
 from .pairs import pairs
+from .removed import advice
 from .serve import serve
 from .train import train_draft, train_medusa
 
@@ -246,6 +247,11 @@ def _run(program: typer.Typer) -> NoReturn:
         # typer's exceptions for wrong flags are recognized by their attributes.
         if type(problem).__name__ == "Abort":
             _exit_interrupted()
+        if option := getattr(problem, "option_name", None):
+            command = problem.ctx.command.name  # type: ignore[attr-defined]
+            if removed := advice(command, option):
+                render.error(removed)
+                sys.exit(2)
         if describe := getattr(problem, "format_message", None):
             if similar := getattr(problem, "possibilities", None):
                 # typer sorts suggestions by the alphabet. Show only one.

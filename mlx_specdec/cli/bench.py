@@ -90,9 +90,6 @@ class Measuring(Flags):
     )
     limit: int | None = flag(None, "The number of prompts to use, from the first one on.", min=1)
     repeats: int = flag(3, "The number of times that each text is generated.", min=1)
-    warmup: int = flag(
-        1, "The number of texts, or batches, of each method that do not count.", min=0
-    )
     report: Path | None = flag(None, "The HTML file to write plots to.", metavar="FILE")
 
     @property
@@ -281,9 +278,9 @@ def _speculation(
             for size, seconds in [*exchanges.items()] * turns:
                 seconds.append(ranks.time_sums(pair.target, size, count) / count)
 
-    how: dict[str, Any] = {"repeats": measuring.repeats, "warmup": measuring.warmup}
+    how: dict[str, Any] = {"repeats": measuring.repeats, "between": between}
     with render.progress("measuring") as bar:
-        how |= {"between": between, "progress": bar}
+        how["progress"] = bar
         measured = measure(prompts, methods, lambda text: encode(pair, text, options), **how)
     if measured.interrupted:
         interrupts.go_on()
@@ -312,8 +309,7 @@ def _throughput(
         programs = baselines.mlx_lm_file_methods, baselines.transformers_file_methods
         found, remarks = baselines.find_baselines(*programs, pair, options, sizes)
         methods, notes = [*methods, *found], [*notes, *remarks]
-    how: dict[str, Any] = {"repeats": measuring.repeats, "warmup": measuring.warmup}
-    how["compare"] = comparison(pair, options)
+    how: dict[str, Any] = {"repeats": measuring.repeats, "compare": comparison(pair, options)}
     with render.progress("measuring") as bar:
         throughput = measure_files(ids, methods, skipped=skipped, **how, progress=bar)
     if throughput is None:

@@ -216,18 +216,16 @@ def measure(
     encode: Callable[[str], Sequence[int]],
     *,
     repeats: int = 3,
-    warmup: int = 1,
     between: Callable[[], None] = lambda: None,
     progress: Progress = lambda done, total: None,
 ) -> Measurements:
-    """Run every method on every prompt, and return the samples. Ctrl-C ends it early. Raises
-    PromptError if no prompt can be used.
+    """Run every method on every prompt, and return the samples. The first output of each method
+    does not count. Ctrl-C ends it early. Raises PromptError if no prompt can be used.
 
     Args:
         methods: The methods. The first one is plain decoding, which answers earlier turns.
         encode: Returns the token ids of a prompt.
         repeats: The number of samples of each case by each method.
-        warmup: The number of outputs of each method that do not count.
         between: Called after all methods have generated an output for a case.
         progress: Receives the number of completed outputs.
     """
@@ -239,7 +237,7 @@ def measure(
     measured = Measurements(methods, cases, {method.name: {} for method in methods})
     answers: dict[tuple[int, int], str] = {}
     timed = [method for method in methods if method.in_parts is not None]
-    total = warmup * len(methods) + (repeats * len(methods) + len(timed)) * len(cases)
+    total = len(methods) + (repeats * len(methods) + len(timed)) * len(cases)
     counter = count()
 
     @functools.cache
@@ -266,7 +264,7 @@ def measure(
 
     progress(next(counter), total)
     try:
-        for method in [*methods] * warmup:
+        for method in methods:
             # An unusable prompt is reported and skipped later.
             with suppress(PromptError):
                 method.run(ids(0))

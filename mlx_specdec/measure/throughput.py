@@ -210,24 +210,23 @@ def measure_files(
     *,
     skipped: Mapping[int, str],
     repeats: int = 3,
-    warmup: int = 1,
     progress: Progress = ignore_progress,
     compare: Compare = find_parting,
     clock: Clock = time.perf_counter,
 ) -> Throughput | None:
-    """Measure all methods and return their figures, or None if plain decoding has none. Ctrl-C ends
-    it early; the run that it interrupts does not count.
+    """Measure all methods and return their figures, or None if plain decoding has none. The first
+    batch of each method does not count. Ctrl-C ends it early; the run that it interrupts does not
+    count.
 
     Args:
         prompts, skipped: Token ids, or why the prompt is skipped, by its number in the file.
         methods: The methods. The first one is plain decoding with batch size 1.
         repeats: The number of runs of each method.
-        warmup: The number of batches of each method that do not count.
         progress: Receives the number of completed outputs.
         compare: Finds where and why an output differs from the output of plain decoding.
     """
     ids, runs = list(prompts.values()), [Runs() for _ in methods]
-    warm = [ids[: warmup * method.batch_size] for method in methods]
+    warm = [ids[: method.batch_size] for method in methods]
     total = sum(map(len, warm)) + repeats * len(methods) * len(prompts)
     counter = count(1)
 

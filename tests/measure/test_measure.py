@@ -56,7 +56,7 @@ PROMPTS = [Prompt((text,)) for text in ("a", "b", "c")]
 def test_methods_take_turns_and_each_comes_first_equally_often() -> None:
     log = Log()
     methods = [log.method(name) for name in ("plain", "x", "y")]
-    found = measure(PROMPTS, methods, encode, repeats=2, warmup=1)
+    found = measure(PROMPTS, methods, encode, repeats=2)
     warm, counted = log.runs[:3], log.runs[3:]
     assert warm == [("plain", "a"), ("x", "a"), ("y", "a")]
     groups = [counted[start : start + 3] for start in range(0, len(counted), 3)]
@@ -95,7 +95,7 @@ def test_a_prompt_that_a_model_cannot_take_is_skipped_for_all_methods_with_its_r
 def test_later_turns_carry_the_earlier_ones_and_plain_decodings_answers() -> None:
     log = Log()
     prompts = [Prompt(("one", "two", "three"), "talk")]
-    found = measure(prompts, [log.method("plain"), log.method("x")], encode, warmup=0, repeats=2)
+    found = measure(prompts, [log.method("plain"), log.method("x")], encode, repeats=2)
     second, third = "one\n\n<plain>\n\ntwo", "one\n\n<plain>\n\ntwo\n\n<plain>\n\nthree"
     assert {text for name, text in log.runs if name == "x"} == {"one", second, third}
     assert [(case.turn, case.category) for case in found.cases] == [(n, "talk") for n in range(3)]

@@ -82,7 +82,7 @@ def test_methods_take_turns_over_the_whole_file() -> None:
     bench = Bench()
     methods = [bench.method("plain", 1, [1] * 3), bench.method("plain", 3, [1] * 3)]
     report: list[tuple[int, int]] = []
-    bench.measure(methods, repeats=2, warmup=1, progress=lambda *at: report.append(at))
+    bench.measure(methods, repeats=2, progress=lambda *at: report.append(at))
     warm, counted = bench.log[:2], bench.log[2:]
     assert warm == [("plain 1", 1), ("plain 3", 3)]
     assert counted == [("plain 1", 4), ("plain 3", 4), ("plain 3", 4), ("plain 1", 4)]
@@ -119,7 +119,7 @@ def test_ctrl_c_keeps_the_runs_that_were_complete(texts: int, complete: tuple[st
 
     bench = Bench(before=interrupt)
     methods = [bench.method("plain", 1, [1] * 9), bench.method("x", 1, [1] * 9)]
-    found = bench.measure(methods, repeats=3, warmup=1)
+    found = bench.measure(methods, repeats=3)
     if not complete:
         assert found is None
         return

@@ -1,0 +1,13 @@
+"""The flags that release 0.4 removed. The error for such a flag says what to use instead."""
+
+INSTEAD = {
+    "bench --warmup": "one text, or one batch, of each method never counts",
+}
+"""A flag, after the command if other commands still have it -> what to use instead. An entry stays
+for one release. docs/upgrading.md has the same table."""
+
+
+def advice(command: str | None, option: str) -> str | None:
+    """Return the error for a flag that a command does not have, or None if it never had it."""
+    instead = INSTEAD.get(f"{command} {option}") or INSTEAD.get(option)
+    return None if instead is None else f"{option} was removed in release 0.4: {instead}"

@@ -1,0 +1,20 @@
+"""A flag that release 0.4 removed is refused in a sentence that says what to use instead."""
+
+import pytest
+
+from .support import command
+
+
+@pytest.mark.parametrize(
+    ("words", "instead"),
+    [
+        (("bench", "--warmup", 2), "one text, or one batch, of each method never counts"),
+    ],
+)
+def test_a_removed_flag_says_what_to_use_instead(words: tuple[object, ...], instead: str) -> None:
+    flag = next(str(word) for word in words if str(word).startswith("--"))
+    command(*words).refuses(f"{flag} was removed in release 0.4: ", instead)
+
+
+def test_a_flag_that_never_was_has_no_such_sentence() -> None:
+    command("generate", "--warmup", 2).refuses("No such option: --warmup")
