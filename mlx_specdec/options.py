@@ -81,8 +81,6 @@ class Options(Sampling):
         regular: Decode plainly, without a proposer.
         cost_cache: Begin with the costs that earlier runs have saved on this machine, and save
             the costs of this run, if `num_draft` is "auto".
-        simulated_acceptance: Accept each draft token with this probability instead of verifying it,
-            to measure what decoding costs; None verifies. The output is then no text.
         chat_template: Apply the chat template if the model has one, or the task prefix of a T5.
         system_prompt: The message that the chat template puts first.
         chat_template_config: More variables of the chat template, by name.
@@ -131,7 +129,6 @@ class Options(Sampling):
     exact: bool = False
     regular: bool = False
     cost_cache: bool = True
-    simulated_acceptance: float | None = None
     chat_template: bool = True
     system_prompt: str | None = None
     chat_template_config: Mapping[str, Any] = field(default_factory=dict)
@@ -163,15 +160,6 @@ class Options(Sampling):
         assert schema is None or isinstance(schema, str)
         # Compiled once for as long as these options are used.
         object.__setattr__(self, "_constraint", compiled(schema, self.regex, self.grammar))
-        if self.simulated_acceptance is not None:
-            if self.delta > 0 or self.rule not in (None, "coupled"):
-                raise OptionError(
-                    "simulate-acceptance takes the place of the rule: leave out --rule and --delta"
-                )
-            if self.constraint is not None:
-                raise OptionError(
-                    "simulate-acceptance writes no text: leave out json-schema, regex and grammar"
-                )
         super().__post_init__()
 
     def _check_types(self) -> None:
@@ -190,7 +178,7 @@ class Options(Sampling):
 
     def _check_ranges(self) -> None:
         count, least, step = self.num_draft, self.ngram_min, self.prefill_step_size
-        share, names, check = self.simulated_acceptance, proposers(), self._check
+        names, check = proposers(), self._check
         drafted = count == "auto" or 0 <= count <= MOST_DRAFTED
         check("max_tokens", self.max_tokens >= 0, "be 0 or more")
         check("num_draft", drafted, f"be auto or lie between 0 and {MOST_DRAFTED}")
@@ -202,7 +190,6 @@ class Options(Sampling):
         check("posterior_threshold", 0 < self.posterior_threshold < 1, "lie between 0 and 1")
         check("posterior_alpha", 0 < self.posterior_alpha < 1, "lie between 0 and 1")
         check("prefill_step_size", step is None or step >= 1, "be 1 or more")
-        check("simulated_acceptance", share is None or 0 <= share <= 1, "lie in [0, 1]")
 
     def _normalize(self) -> None:
         """Convert numbers of numpy to Python's, one stop string to a tuple; copy the biases."""
@@ -220,9 +207,6 @@ class Options(Sampling):
                 taken[one.name] = number(name, value)
             elif one.type == "int" or (str(one.type).startswith("int") and value != one.default):
                 taken[one.name] = integer(name, value)
-        if self.simulated_acceptance is not None:
-            share = number("simulate-acceptance", self.simulated_acceptance)
-            taken["simulated_acceptance"] = share
         if (ids := self.xtc_special_tokens) is not None:
             what = "a token id of xtc-special-tokens"
             taken["xtc_special_tokens"] = tuple(integer(what, token) for token in ids)
@@ -244,13 +228,11 @@ class Options(Sampling):
     @property
     def lossy(self) -> bool:
         """Whether the text may differ in distribution from the target's own."""
-        return self.delta > 0 or self.rule == "typical" or self.simulated_acceptance is not None
+        return self.delta > 0 or self.rule == "typical"
 
     @property
     def rule_name(self) -> str:
-        """The name of the rule: one of RULES, lenient (delta > 0 at temperature 0), simulated."""
-        if self.simulated_acceptance is not None:
-            return "simulated"
+        """The name of the rule: one of RULES, or lenient (delta > 0 at temperature 0)."""
         if self.delta > 0:
             return "token" if self.temperature > 0 else "lenient"
         return self.rule or "coupled"

@@ -20,8 +20,8 @@ from .flags import (
     CostCache,
     Flags,
     Json,
+    RuleFlags,
     SamplingFlags,
-    Verification,
     command,
     flag,
     group,
@@ -122,7 +122,7 @@ def _count(word: str, name: str, like: str) -> int:
 
 
 @group()
-class BenchFlags(CostCache, ChatTemplate, SamplingFlags, Verification):
+class BenchFlags(CostCache, ChatTemplate, SamplingFlags, RuleFlags):
     """Flags that change the completions."""
 
 
@@ -153,18 +153,11 @@ def bench(measuring: Measuring, models: Compared, text: BenchFlags, output: Json
     Without arguments, the shipped translator is measured on its sample prompts. Ctrl-C keeps what
     was measured so far."""
     options = Options(**text.for_options())
-    simulated = options.simulated_acceptance is not None
-    if measuring.baselines and simulated:
-        raise OptionError(
-            "baselines verify what they draft: leave out --simulate-acceptance or --baselines"
-        )
     if measuring.baselines and models.adapter_path is not None:
         raise OptionError("baselines take no adapters: leave out --adapter-path or --baselines")
     sizes, lengths = measuring.sizes(), measuring.lengths()
     drafts = list(dict.fromkeys(models.draft_model or []))
     if sizes:
-        if simulated:
-            raise OptionError("simulate-acceptance measures one text: leave it out or --batch-size")
         counts = {"length in --num-draft": len(lengths), "--proposer": len(measuring.names)}
         for flags, count in {**counts, "--draft-model": len(drafts)}.items():
             if count > 1:
@@ -183,7 +176,7 @@ def bench(measuring: Measuring, models: Compared, text: BenchFlags, output: Json
     from ..text.prompts import read_prompts
 
     prompts = read_prompts(file, measuring.limit)
-    loading = {**one.loading(), "random_weights": simulated}
+    loading = one.loading()
     pairs = [load_pair(model, draft_model, **loading)]
     from ..engine.loading import with_draft_model
 
@@ -322,10 +315,8 @@ def show(analysis: Measured, setting: Setting, stream: TextIO) -> None:
     shown = analysis.presentation()
     laid = render.fitted(stream, shown.table.columns, DISPENSABLE, partial(_table, shown.table))
     draft = f" with {setting.draft_model}" if setting.draft_model else ""
-    share = setting.simulated_acceptance
-    simulated = "" if share is None else f"simulated acceptance probability {share:g}, no text; "
     title = (
-        f"{setting.model}{draft}, {setting.dtype}, temperature {setting.temperature:g}; {simulated}"
+        f"{setting.model}{draft}, {setting.dtype}, temperature {setting.temperature:g}; "
         f"{setting.device}, BLAS {setting.blas}"
     )
     caption = f"{analysis.texts} texts, each up to {analysis.repeats} times, methods in turns"

@@ -233,18 +233,6 @@ class RuleFlags(Flags):
     )
 
 
-@group()
-class Verification(RuleFlags):
-    simulate_acceptance: float | None = flag(
-        None,
-        "Measure decoding as if each draft token were accepted with this probability. No text is "
-        "printed, and missing weights are random.",
-    )
-
-    def for_options(self) -> dict[str, Any]:
-        return {**super().for_options(), "simulated_acceptance": self.simulate_acceptance}
-
-
 @group("Verification")
 class Lenience(Flags):
     delta: float = flag(0.0, "The lenience from 0 to 1; the text is lossy above 0.")

@@ -16,7 +16,7 @@ from .. import process
 from ..errors import OptionError, PromptError
 from ..options import Options
 from . import render
-from .flags import Constraints, Flags, Json, SpecialTokens, Verification, command, flag, group
+from .flags import Constraints, Flags, Json, SpecialTokens, command, flag, group
 from .loading import SHIPPED_PROMPT, TextFlags, load_drafting
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class PromptFlags(Flags):
 
 
 @group()
-class GenerateFlags(SpecialTokens, Constraints, Verification, TextFlags):
+class GenerateFlags(SpecialTokens, Constraints, TextFlags):
     """Flags that change the completion."""
 
 
@@ -78,25 +78,21 @@ def generate(prompt: PromptFlags, flags: GenerateFlags, output: Output) -> None:
     Without arguments, the shipped translator translates a sample sentence, and says how much faster
     than plain decoding it was."""
     options = flags.options()
-    simulated = options.simulated_acceptance is not None
     text = read_prompt(prompt.prompt_words, prompt.prompt, prompt.prompt_file)
     demo = text is None and flags.model is None
-    if demo or (text is None and simulated):
+    if demo:
         text = SHIPPED_PROMPT
     if text is None:
         raise PromptError("no prompt: give one as an argument, with --prompt-file, or - for stdin")
     if not text.strip():
         raise PromptError("the prompt is empty: give some text")
-    if prompt.prompt_cache_dir is not None and simulated:
-        raise OptionError("--simulate-acceptance keeps no texts: leave --prompt-cache-dir out")
     from ..engine.prompt_cache_files import Store
 
     store = Store(directory=prompt.prompt_cache_dir)
     quiet = output.quiet or output.json
-    pair, options = load_drafting(flags, options, random_weights=simulated, quiet=quiet)
+    pair, options = load_drafting(flags, options, quiet=quiet)
     from ..engine.request import missing_prefix
 
-    quiet = quiet or simulated
     if demo and not quiet:
         render.tell(f"prompt: {text}")
     elif not quiet and (prefix := missing_prefix(pair, text, options)):
@@ -192,7 +188,7 @@ def _generate(
                 run.read_prompt()
         except KeyboardInterrupt:
             run.interrupt()
-    if output.json or options.simulated_acceptance is not None:
+    if output.json:
         with suppress(KeyboardInterrupt):
             run.result()
         run.interrupt()

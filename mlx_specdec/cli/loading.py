@@ -327,7 +327,6 @@ def load_drafting(
     drafting: TextFlags,
     options: Options,
     *,
-    random_weights: bool = False,
     quiet: bool = False,
     history: bool = False,
     rows: int = 1,
@@ -336,7 +335,6 @@ def load_drafting(
 
     Args:
         options: The settings from the flags.
-        random_weights: Draw random weights if the files of a model are missing.
         quiet: Print no notes.
         history: Let lookup search all sequences that are generated from now on.
         rows: The number of sequences in the largest batch.
@@ -348,8 +346,7 @@ def load_drafting(
     model, draft_model = named(drafting)
     if options.regular or options.proposer in DRAFTLESS:
         draft_model = None
-    settings = {**drafting.loading(), "random_weights": random_weights}
-    pair = load_pair(model, draft_model, quiet=quiet, **settings)
+    pair = load_pair(model, draft_model, quiet=quiet, **drafting.loading())
     if drafting.searches:
         from ..engine.pair import with_documents
 

@@ -1,6 +1,8 @@
 """The flags that release 0.4 removed. The error for such a flag says what to use instead."""
 
 INSTEAD = {
+    "--simulate-acceptance": "estimate shows the gain for several acceptance rates, and bench "
+    "measures it",
     "bench --warmup": "one text, or one batch, of each method never counts",
 }
 """A flag, after the command if other commands still have it -> what to use instead. An entry stays

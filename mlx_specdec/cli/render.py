@@ -320,12 +320,10 @@ def escaped(text: str) -> str:
 def summary(result: Result) -> str:
     """Return the statistics of one completion in three lines."""
     stats, labels = result.stats, result.labels
-    share, count = labels.simulated_acceptance, labels.prompt_tokens - labels.cached_tokens
-    seconds = stats.seconds.prompt
+    count, seconds = labels.prompt_tokens - labels.cached_tokens, stats.seconds.prompt
     cached = f" ({labels.cached_tokens} more were known)" if labels.cached_tokens else ""
     lines = (
-        ("" if share is None else f"simulated acceptance probability {share:g}, no text: ")
-        + pace(len(result.tokens), stats.seconds.decoding, stats.tokens_per_second)
+        pace(len(result.tokens), stats.seconds.decoding, stats.tokens_per_second)
         + f"; finish reason: {result.finish_reason}",
         drafts(stats.rounds, stats.drafted, stats.accepted, labels),
         f"prompt: {pace(count, seconds, count / seconds if seconds else None)}{cached}; "
@@ -338,7 +336,7 @@ def summary(result: Result) -> str:
 def ending(result: Result, special: Collection[int]) -> str:
     """Return a sentence that explains an empty completion, or "" if the completion is not empty.
     special: Ids of the special tokens that --show-special-tokens prints."""
-    if result.text.strip() or result.labels.simulated_acceptance is not None:
+    if result.text.strip():
         return ""
     if not set(special).isdisjoint(result.tokens):
         return "the model wrote only special tokens: --show-special-tokens prints them"

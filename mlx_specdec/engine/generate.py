@@ -16,7 +16,7 @@ from ..sampling.settings import integer
 from .memory import AutoBatchSize, BatchSize
 from .pair import Pair
 from .prompt_cache import PromptCache
-from .request import SIMULATED, Overrides, Prompt, Request, encode, for_model
+from .request import Overrides, Prompt, Request, encode, for_model
 from .results import Part, Result
 from .scheduler import Scheduler
 
@@ -203,8 +203,6 @@ def stream_many(
         raise OptionError(f"memory-budget must be 1 byte or more, not {memory_budget}")
     if isinstance(prompts, str):
         raise PromptError("prompts must be a list: put the text into one")
-    if options.simulated_acceptance is not None:
-        raise OptionError(SIMULATED)
     mx.reset_peak_memory()
     requests = (
         prompt if isinstance(prompt, Request) else Request(prompt, options) for prompt in prompts

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from .. import process
-from ..checkpoints import files, mtp_fetch, shards
-from ..checkpoints.source import as_directory, check, resolve, resolve_config
+from ..checkpoints import files, mtp_fetch
+from ..checkpoints.source import as_directory, check, resolve
 from ..errors import CheckpointError, OptionError, SourceError
 from ..interfaces import Progress, ignore_progress
 from ..models import families
@@ -20,11 +20,11 @@ from ..models.distributed.group import Mode, Ranks, join
 from ..models.drafters import kinds, medusa, mtp_files
 from ..models.drafters.files import DrafterFiles
 from ..models.drafters.medusa import MedusaHeads
-from ..models.loading import Loaded, load_model, outline
+from ..models.loading import Loaded, load_model
 from ..models.number_format import NumberFormat
 from ..models.self_draft import bytes_beside, self_draft
 from ..options import Options, mtp_of, own_layers
-from ..text.tokenizer import StandInTokenizer, Tokenizer, load_tokenizer
+from ..text.tokenizer import Tokenizer, load_tokenizer
 from ..text.vocabulary import Translation, common_size, shared_tokens
 from .pair import Pair, Trial
 
@@ -49,7 +49,6 @@ def load(
     expand_weights: bool | None = None,
     caches: CacheSettings | None = None,
     draft_vocab: str = "same",
-    random_weights: bool = False,
     distributed: Mode | None = None,
     progress: Progress | None = None,
     announce: Callable[[str], None] = lambda line: None,
@@ -78,7 +77,6 @@ def load(
         caches: The settings of the KV cache. A draft model without support keeps its own.
         draft_vocab: "same" refuses a draft model with other tokens, and "intersect" drafts the
             tokens that both models have.
-        random_weights: Whether models without local weights get random weights, for measurements.
             Only config.json is downloaded, and vocabularies are not compared.
         distributed: How the ranks that mlx.launch has started share the target: "tensor" divides
             each layer, and "pipeline" the list of layers. Only rank 0 returns a pair. All other
@@ -107,16 +105,12 @@ def load(
             "the draft self is made of all of the target's layers, and here no rank has them: name "
             "a draft model, or draft by lookup"
         )
-    if ranks is not None and random_weights:
-        why = "simulate-acceptance fills in random weights, and ranks would draw different ones"
-        raise OptionError(f"{why}: leave out distributed")
     process.warn_if_late()
     started = time.perf_counter()
     loader = Loader(
         dtype,
         expand_weights,
         caches,
-        random_weights,
         progress,
         announce,
         ranks,
@@ -217,7 +211,6 @@ class Loader:
     dtype: str = "auto"
     expand_weights: bool | None = None
     caches: CacheSettings | None = None
-    random_weights: bool = False
     progress: Progress | None = None
     announce: Callable[[str], None] = lambda line: None
     ranks: Ranks | None = None
@@ -235,7 +228,7 @@ class Loader:
             source = None if draft_model is None else self.find_draft(draft_model, model, revision)
         except SourceError:
             # If the target is missing as well, its error is raised: the user needs it first.
-            (resolve_config if self.random_weights else check)(model, revision=revision)
+            check(model, revision=revision)
             raise
         directory = self._fetch(model, revision)
         kinds.check_is_none(directory)
@@ -302,8 +295,6 @@ class Loader:
         notes = (*pair.notes, loaded.note) if loaded.note else pair.notes
         added = bytes_beside(draft, pair.target)
         pair = replace(pair, notes=notes, draft=draft, draft_bytes=added)
-        if self.random_weights:
-            return replace(pair, vocabulary=min(pair.vocabulary, draft.vocabulary))
         widths = pair.target.vocabulary, draft.vocabulary
         if draft_vocab == "intersect":
             shared = shared_tokens(pair.tokenizer, tokenizer, *widths)
@@ -311,11 +302,8 @@ class Loader:
         return replace(pair, vocabulary=common_size(pair.tokenizer, tokenizer, *widths))
 
     def _fetch(self, name: str, revision: str | None) -> Path:
-        """Return the directory of a model. Only config.json is downloaded if weights are random."""
         started = time.perf_counter()
         try:
-            if self.random_weights:
-                return resolve_config(name, revision=revision)
             return resolve(name, revision=revision, progress=self.progress)
         finally:
             self.fetching.append(time.perf_counter() - started)
@@ -344,11 +332,6 @@ class Loader:
     ) -> tuple[Loaded, Tokenizer]:
         with ExitStack() as opened:
             directory = opened.enter_context(as_directory(source))
-            if self.random_weights and not shards.format_of(directory):
-                if adapter is not None:
-                    error = f"{directory} has no weights to adapt: leave adapter-path out"
-                    raise OptionError(error)
-                return self._stand_in(directory, q_bits)
             loaded = load_model(
                 directory,
                 dtype=self.dtype,
@@ -363,21 +346,6 @@ class Loader:
             # Keep the directory, since the chat template's files are read at its first use.
             weakref.finalize(tokenizer, opened.pop_all().close)
         return loaded, tokenizer
-
-    def _stand_in(self, directory: Path, q_bits: int | None) -> tuple[Loaded, StandInTokenizer]:
-        """Build the model of a directory's config.json with random weights, and a tokenizer that
-        writes token ids. Raises OptionError if the settings of the KV cache are not the default."""
-        if self.caches is not None and self.caches != CacheSettings():
-            raise OptionError(
-                f"{directory} has no weights, and a model with random ones keeps its own caches: "
-                "leave kv-bits and max-kv-size out"
-            )
-        config = files.read_config(directory)
-        described = outline(
-            config, str(directory), dtype=self.dtype, q_bits=q_bits, expand=self.expand_weights
-        )
-        tokenizer = StandInTokenizer(described.vocabulary)
-        return Loaded(described.model(), (), described.kind, described.dtype), tokenizer
 
 
 def _usable(sampling: Mapping[str, object]) -> dict[str, float]:

@@ -57,15 +57,13 @@ def source(drafter: Drafter, options: Options) -> Source:
     name = f"{drafter.identity or drafter.name}, {drafter.nbytes} bytes"
     sampled = ", sampled" if options.temperature > 0 else ""
     warmth = bisect_left(TEMPERATURES, options.temperature)
-    simulated = options.simulated_acceptance
-    rule = options.rule_name if simulated is None else f"{simulated:g} simulated"
     return Source(
         drafter.name,
         min(drafter.most, MOST_EXACT) if options.exact else drafter.most,
         free=not drafter.nbytes,
         stops=drafter.stops,
         costs=(name if drafter.nbytes else "free") + sampled + (", exact" if options.exact else ""),
-        text=f"{name}, {rule} {options.delta:g}, temperature {warmth}",
+        text=f"{name}, {options.rule_name} {options.delta:g}, temperature {warmth}",
     )
 
 
@@ -107,7 +105,7 @@ def drafters(pair: Pair, options: Options) -> tuple[Drafter, ...]:
     else:
         found = (find(name, pair) for name in DRAFTERS)
         chosen = tuple(drafter for drafter in found if drafter and drafter.nbytes)
-        measured = options.num_draft == "auto" and options.simulated_acceptance is None
+        measured = options.num_draft == "auto"
         if not measured:
             # The best one is only known if draft lengths are measured.
             chosen = chosen[:1]

@@ -80,10 +80,9 @@ class Overrides:
     progress: Progress | None = None
 
 
-SIMULATED = "simulate-acceptance measures one text: leave it out for many"
 HOTTEST_TRIAL = 1.0
 """Temperature above which a low acceptance rate is no sign of a wrong drafter. Neither is one under
-a constraint or with simulated acceptance."""
+a constraint."""
 
 
 def proposer_kind(chosen: Sequence[Drafter]) -> str:
@@ -168,7 +167,6 @@ class Job:
             seed=options.seed,
             num_draft=options.num_draft if drafting or proposer is not None else 0,
             prompt_tokens=len(ids),
-            simulated_acceptance=options.simulated_acceptance,
             exact=options.exact,
         )
         shown = special_texts(pair) if options.show_special_tokens else {}
@@ -177,7 +175,7 @@ class Job:
             shown = sentinels(pair, pair.tokenizer.special_ids)
         stop = StopCriteria(
             # EOS does not end a completion that only measures speed.
-            eos=() if options.simulated_acceptance is not None else bound.eos_token_ids,
+            eos=bound.eos_token_ids,
             remaining=min(options.max_tokens, room),
             stream=TextStream(
                 bound.tokenizer, {**shown, **request.shown}, () if starts else prefix
@@ -241,8 +239,7 @@ class Job:
         if reason is None or reason in NO_TEXT:
             raise DecodingError(NO_TEXT.get(reason, DAMAGED))
         options = self.options
-        decided = options.constraint is not None or options.simulated_acceptance is not None
-        if not decided and options.temperature <= HOTTEST_TRIAL:
+        if options.constraint is None and options.temperature <= HOTTEST_TRIAL:
             for caution in self.pair.cautions(self.chosen, self.recorder.drafts):
                 warnings.warn(caution, RuntimeWarning, stacklevel=7)
         read = self.read or now  # an interrupt may come before the prompt was read
@@ -276,8 +273,6 @@ def most_drafted(options: Options) -> int:
 
 
 def make_rule(options: Options) -> Rule:
-    if options.simulated_acceptance is not None:
-        return rules.ForcedAcceptance(options.simulated_acceptance, options.seed)
     if options.rule_name == "lenient":
         return rules.LenientGreedy(options.delta)
     if options.rule_name == "typical":
@@ -291,7 +286,7 @@ def make_noise(pair: Pair, prompt: Sequence[int], options: Options) -> NoiseSour
     """Return the random numbers with which a completion is sampled. `prompt` holds token ids."""
     if options.temperature == 0:
         return SilentNoise()
-    if options.rule_name in ("coupled", "simulated"):
+    if options.rule_name == "coupled":
         return CoupledNoise(options.seed, pair.vocabulary, prompt)
     return IndependentNoise(options.seed, pair.vocabulary, prompt)
 

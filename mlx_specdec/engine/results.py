@@ -24,7 +24,7 @@ class Labels:
         proposer: The drafter's name, "auto" for several, or "none".
         rule: The name of the acceptance rule.
         lossy: Whether the text may differ in distribution from the target's own.
-        delta, seed, num_draft, simulated_acceptance, exact: See `Options`.
+        delta, seed, num_draft, exact: See `Options`.
         prompt_tokens: The number of tokens of the prompt.
         cached_tokens: How many of them came from the prefix cache.
     """
@@ -39,7 +39,6 @@ class Labels:
     num_draft: int | str
     prompt_tokens: int
     cached_tokens: int = 0
-    simulated_acceptance: float | None = None
     exact: bool = False
 
 
@@ -65,13 +64,9 @@ class Result:
     def as_dict(self) -> dict[str, Any]:
         """Return the payload of `--json`."""
         labels = asdict(self.labels)
-        simulated = labels.pop("simulated_acceptance")
-        # The output is meaningless if acceptance is simulated, so that it is left out.
-        mark = {} if simulated is None else {"simulated_acceptance": simulated}
         return {
-            **mark,
-            "text": self.text if simulated is None else None,
-            "tokens": list(self.tokens) if simulated is None else None,
+            "text": self.text,
+            "tokens": list(self.tokens),
             "finish_reason": self.finish_reason,
             "prompt_tokens": labels.pop("prompt_tokens"),
             "cached_tokens": labels.pop("cached_tokens"),

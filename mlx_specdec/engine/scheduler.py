@@ -13,14 +13,14 @@ from ..decoding.loop import Decoding, chunk
 from ..decoding.sequence import Emission
 from ..decoding.sequence import Sequence as Decoded
 from ..decoding.statistics import Stopwatch
-from ..errors import DAMAGED, OptionError, SpecdecError, message
+from ..errors import DAMAGED, SpecdecError, message
 from ..interfaces.results import RoundReport
 from ..options import Options
 from .memory import BatchSize, Extent, MemoryBudget, even
 from .opening import Opener, drafting
 from .pair import Pair
 from .prompt_cache import PromptCache
-from .request import SIMULATED, Job, Overrides, Request
+from .request import Job, Overrides, Request
 from .results import Part
 
 BROKEN = "this text could not go on, since something failed inside"
@@ -205,8 +205,6 @@ class Scheduler:
         """Add a request under a new number. It is prefilled when there is room. An unusable request
         returns a part with an error in the next step."""
         try:
-            if request.options.simulated_acceptance is not None:
-                raise OptionError(SIMULATED)
             job = self._opener_of(request.options).job(number, request)
             self.budget.check(len(job.ids), job.sequence.remaining)
         except SpecdecError as problem:  # the request itself is unusable

@@ -105,10 +105,9 @@ def comparison(pair: Pair, options: Options) -> Compare:
 def score(pair: Pair, options: Options, prompt: Prompt, tokens: Sequence[int]) -> Margins | None:
     """Score the tokens that the pair has generated for a prompt, with the noise that they were
     drawn with. Return None if they are not the largest entries of log p + noise. This is so
-    for the rules token and block above temperature 0, for the rule typical, and for simulated
-    acceptance."""
+    for the rules token and block above temperature 0, and for the rule typical."""
     name = options.rule_name
-    if name in ("typical", "simulated") or (options.temperature > 0 and name != "coupled"):
+    if name == "typical" or (options.temperature > 0 and name != "coupled"):
         return None
     bound, options = for_model(pair, options)
     ids = encode(bound, prompt, options)

@@ -115,8 +115,7 @@ def own_methods(
         for pair, proposer in _compared(pairs, options, proposers)
         for length in lengths
     ]
-    simulated = options.simulated_acceptance is not None
-    if not proposers and "auto" in lengths and not simulated:
+    if not proposers and "auto" in lengths:
         compared += [(pair, "auto", "auto") for pair in pairs if _default(pair, options) != FREE]
     names = ["auto" if name == n else f"{name} {n}" for _, name, n in compared]
     methods = [Method("plain", "plain", 0, True, _runner(pairs[0], replace(options, regular=True)))]

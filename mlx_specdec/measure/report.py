@@ -52,7 +52,6 @@ class Setting:
     versions: dict[str, str]
     date: str
     notes: tuple[str, ...] = ()
-    simulated_acceptance: float | None = None
 
 
 def setting(
@@ -81,7 +80,6 @@ def setting(
         versions=versions,
         date=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         notes=tuple(notes),
-        simulated_acceptance=options.simulated_acceptance,
     )
 
 
@@ -176,23 +174,15 @@ def headline(shown: Presentation, setting: Setting) -> str:
         first = shown.verdict.partition(";")[0].rstrip(".") or "Plain decoding was measured"
         return f"On {machine}: {first}."
     gain = f"rafts made {_short(setting.model)} {shown.gain:.2f} times as fast on {machine}"
-    if setting.simulated_acceptance is not None:
-        return f"Simulated d{gain}."
     if setting.lossy or not shown.compared:
         return f"D{gain}."
     return f"D{gain}; {shown.same} of {shown.compared} texts are plain decoding's own."
 
 
 def _warnings(analysis: Measured, setting: Setting) -> Iterator[str]:
-    share = setting.simulated_acceptance
     if analysis.interrupted:
         yield "Interrupted: these are the sequences measured until then."
-    if share is not None:
-        yield (
-            f"Simulated: drafted tokens stayed with probability {share:g}. What was made is no "
-            "text."
-        )
-    elif setting.lossy:
+    if setting.lossy:
         yield "Lossy settings: sequences may differ from the target's own."
     if analysis.skipped:
         first = next(iter(analysis.skipped.values()))

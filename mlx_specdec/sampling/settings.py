@@ -85,7 +85,7 @@ class Sampling:
 
     def _check(self, name: str, holds: bool, what: str) -> None:
         if not holds:
-            shown = name.replace("_", "-").replace("simulated", "simulate")
+            shown = name.replace("_", "-")
             raise OptionError(f"{shown} must {what}, not {getattr(self, name)!r:.80}")
 
     @property

@@ -122,27 +122,6 @@ def load_tokenizer(directory: Path, *, kind: Kind) -> Tokenizer:
     return TransformersTokenizer(directory, "roberta" if code_t5 else None)
 
 
-class StandInTokenizer(Tokenizer):
-    """A tokenizer over `size` ids, for models without files."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-
-    @property
-    def digest(self) -> str:
-        return f"stand-in of {self.size}"
-
-    def encode(self, text: str) -> list[int]:
-        return [byte % self.size for byte in text.encode("utf-8")]
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return "".join(chr(ord("a") + token % 26) for token in ids)
-
-    def pieces(self) -> list[str | None]:
-        """Return None for every id, so that no id differs from a real vocabulary."""
-        return [None] * self.size
-
-
 @contextlib.contextmanager
 def _no_panic(directory: Path, where: str = " on this text") -> Iterator[None]:
     """Raise CheckpointError if the Rust library panics, which also writes to stderr."""

@@ -1,7 +1,6 @@
 """The acceptance rules and their arithmetic on arrays."""
 
 import math
-import random
 from abc import ABC, abstractmethod
 
 import mlx.core as mx
@@ -84,19 +83,6 @@ class LenientGreedy(Coupled):
         drafted = entries(log_p, tokens, -mx.inf).astype(mx.float32)
         best = mx.max(log_p, axis=-1).astype(mx.float32)
         return (choice == tokens) | ((drafted >= best + self._slack) & (drafted > -mx.inf))
-
-
-class ForcedAcceptance(Coupled):
-    """A rule for experiments that accepts each draft token with a fixed probability in [0, 1], up
-    to the first rejection. The draft tokens themselves do not matter."""
-
-    def __init__(self, probability: float, seed: int) -> None:
-        self._probability = probability
-        self._random = random.Random(seed)
-
-    def passes(self, log_p: mx.array, choice: mx.array, tokens: mx.array) -> mx.array:
-        drawn = [self._random.random() for _ in range(tokens.shape[1])]
-        return mx.array([[number < self._probability for number in drawn]])
 
 
 def accept_probabilities(

@@ -388,7 +388,6 @@ COMMANDS: dict[str, tuple[object, ...]] = {
     "dtype": ("generate", ENGLISH[0], *T5[:2], "--dtype", "bfloat16", "-m", 8, "--regular-decode"),
     "kv bits": ("generate", PYTHON[0], *PY[:2], "--kv-bits", 8, "-m", 8, "--regular-decode"),
     "window": ("generate", PYTHON[0], *PY[:2], "--max-kv-size", 16, "-m", 8, "--regular-decode"),
-    "simulate": ("generate", PYTHON[0], *PY, "--simulate-acceptance", 0.5, "--num-draft", 2),
     "inspect": ("inspect", WEIGHTS / "t5-enfr"),
     "inspect drafter": ("inspect", WEIGHTS / "py-llama-dspark"),
 }

@@ -207,7 +207,6 @@ EARLY = [
     (("--batch-size", 0), "--batch-size must be 1 or more, not 0"),
     (("--batch-size", "many"), "--batch-size must be a number or auto"),
     (("--top-p", 0), "top-p must lie"),
-    (("--simulate-acceptance", 0.5), "--simulate-acceptance"),
     (("--lookup-file", __file__, "--proposer", "draft"), "--proposer ngram"),
     (("--kv-bits", 5), "kv-bits"),
     (("more",), "more"),

@@ -165,7 +165,6 @@ def test_throughput_is_measured_at_every_batch_size(
         (("--batch-size", "1,,4"), "'' is no number"),
         (("--batch-size", "4", "--num-draft", "1,2"), "name one length in --num-draft"),
         (("--batch-size", "4", "--proposer", "ngram", "--proposer", "draft"), "one --proposer"),
-        (("--batch-size", "4", "--simulate-acceptance", "0.5"), "measures one text"),
         (("--batch-size", "4", "--proposer", "draft"), "draft-model"),
     ],
 )

@@ -105,7 +105,6 @@ def test_files_that_cannot_be_read_and_contradictions_are_reported_in_a_line(
         (("--grammar", tmp_path), "Is a directory"),
         (("--json-schema", binary), "is not UTF-8 text"),
         (("--regex", "a", "--grammar", file(tmp_path, 'start: "a"')), "regex and grammar cannot"),
-        (("--regex", "a", "--simulate-acceptance", 0.5), "simulate-acceptance writes no text"),
     ]:
         fails(run("generate", "-p", "x", *NOWHERE, *flags), said)
 

@@ -257,7 +257,6 @@ def test_auto_leaves_what_was_named_and_takes_bits(
         (10**11, ("--model", "auto", "--distributed", "tensor"), "knows one machine alone"),
         # The target has to be downloaded first, and not its drafter.
         (10**11, ("--model", "auto"), "hf download mlx-community/Qwen3.8-27B-8bit`"),
-        (10**11, ("--model", "auto", "--simulate-acceptance", 0.5), "Qwen3.8-27B-8bit`"),
         (10**11, ("--model", "a/b", "--revision", "v2"), "hf download a/b --revision v2`"),
         (10**11, ("--model", ROOT / "weights/t5-enfr", "--draft-model", "a/b"), "hf download a/b`"),
     ],

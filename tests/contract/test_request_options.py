@@ -127,7 +127,6 @@ def test_a_length_of_auto_holds(pair: Pair) -> None:
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "simulated": ({"simulated_acceptance": 0.5}, "simulate-acceptance measures one text"),
     "heads": ({"proposer": "medusa"}, "medusa"),
 }
 

@@ -51,7 +51,6 @@ def names(pair: Pair, **settings) -> tuple[str, ...]:
         ({"proposer": "auto"}, ("ngram", "draft")),
         ({"proposer": "auto", "num_draft": 3}, ("ngram", "draft")),
         ({"num_draft": 3}, ("draft",)),
-        ({"simulated_acceptance": 0.5}, ("draft",)),
         ({"proposer": "draft"}, ("draft",)),
         ({"proposer": "ngram"}, ("ngram",)),
         ({"regular": True}, ()),
@@ -71,7 +70,6 @@ def test_lookup_goes_first_unless_one_proposer_or_length_was_requested(
         ({}, ("ngram", "draft", "medusa")),
         ({"proposer": "auto", "num_draft": 3}, ("ngram", "draft")),
         ({"num_draft": 3}, ("draft",)),
-        ({"simulated_acceptance": 0.5}, ("draft",)),
         ({"proposer": "medusa"}, ("medusa",)),
     ],
 )
@@ -87,7 +85,6 @@ def test_of_a_draft_and_heads_the_first_is_taken_only_where_nothing_is_measured(
         ({}, ("ngram",)),
         ({"proposer": "auto", "num_draft": 3}, ("ngram",)),
         ({"num_draft": 3}, ("ngram",)),
-        ({"simulated_acceptance": 0.5}, ("ngram",)),
         ({"num_draft": 0}, ()),
         ({"proposer": "none"}, ()),
         ({"regular": True}, ()),

@@ -221,7 +221,6 @@ def test_drafts_are_for_those_that_allow_them(pair: Pair) -> None:
         (0, Options(), "batch-size must be 1 or more, not 0"),
         ("4", Options(), "batch-size must be a whole number, not '4'"),
         (1.5, Options(), "batch-size must be a whole number, not 1.5"),
-        (2, Options(simulated_acceptance=0.5), "simulate-acceptance measures one text"),
     ],
 )
 def test_what_cannot_be_is_refused(

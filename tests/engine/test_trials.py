@@ -75,7 +75,6 @@ def test_the_targets_own_layers_are_not_said_to_be_made_for_another_target(name:
     [
         pytest.param({"max_tokens": 10}, id="too little was drafted"),
         pytest.param({"temperature": 1.5}, id="hot texts are hard to guess"),
-        pytest.param({"simulated_acceptance": 0.0}, id="nothing was verified"),
         pytest.param({"regular": True}, id="plain decoding"),
         pytest.param({"proposer": "ngram", "ngram_min": 1}, id="lookup has no target"),
     ],

@@ -112,7 +112,6 @@ def test_positions_that_tie_within_the_rounding_of_the_dtype_are_counted() -> No
         {"rule": "token", "temperature": 1.0},
         {"rule": "block", "temperature": 1.0},
         {"rule": "typical"},
-        {"simulated_acceptance": 0.5},
     ],
     ids=str,
 )

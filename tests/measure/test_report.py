@@ -164,9 +164,8 @@ def test_the_page_begins_with_a_sentence_and_a_picture_that_stands_alone() -> No
     assert float(bars["bar best"].get("width", 0)) == 630
     slow = [replace(one, speed_up=None) for one in analysis().methods]
     assert "Plain decoding was measured" in headline(replace(analysis(), methods=slow), setting())
-    lossy, simulated = setting(lossy=True), setting(simulated_acceptance=0.5)
+    lossy = setting(lossy=True)
     assert headline(analysis(), lossy) == f"Drafts made big 2.50 times as fast on {lossy.machine}."
-    assert headline(analysis(), simulated).startswith("Simulated drafts")
 
 
 def test_names_from_outside_cannot_break_out_of_the_page() -> None:
