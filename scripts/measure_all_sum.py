@@ -4,9 +4,9 @@
 
 The machines add up states of a model of that width, for one token and for several. `alone` is one
 sum that is waited for; `in_a_pass` is one of --sums that follow one another in one piece of work,
-as those of layers do, and it is what `mlx-specdec estimate --link-us` takes. `same_as_alone` is
-the share of a token's numbers that are the same to the last bit in a sum over several tokens: three
-machines and more may add up in another order there. The first machine prints JSON: medians in
+as those of layers do, and docs/clusters.md says which times pay. `same_as_alone` is the share of a
+token's numbers that are the same to the last bit in a sum over several tokens: three machines and
+more may add up in another order there. The first machine prints JSON: medians in
 microseconds, and of nine in ten sums the longest.
 """
 

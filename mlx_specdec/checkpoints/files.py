@@ -170,17 +170,6 @@ def read_config(directory: Path) -> dict[str, Any]:
     return config
 
 
-def described(source: Path) -> dict[str, Any]:
-    """Return the configuration of a model in any layout that is read here. A GGUF file's says which
-    tensors are quantized. source: a directory, or a GGUF file. Raises CheckpointError as
-    `read_config` does, and for damaged files."""
-    layout = shards.format_of(source)
-    if layout not in ("gguf", "meta"):
-        return read_config(source)
-    file = shards.find(source).files[0] if source.is_dir() else source
-    return GgufFile(file).with_types if layout == "gguf" else MetaFile(file).config
-
-
 def whole_number(
     config: Mapping[str, Any], name: str, default: int | None = None, most: int = LARGEST_EXTENT
 ) -> int:

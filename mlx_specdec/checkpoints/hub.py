@@ -76,7 +76,10 @@ class Repository:
         self._listed: dict[str, RepoSibling] = {}
 
     def fetch(
-        self, progress: Callable[[int, int], None] | None = None, headers_in: Path | None = None
+        self,
+        progress: Callable[[int, int], None] | None = None,
+        headers_in: Path | None = None,
+        whole: bool = True,
     ) -> Path:
         """Download the model's files and return their directory. Raises SpecdecError.
 
@@ -85,12 +88,18 @@ class Repository:
             headers_in: If set, an empty directory for the small files and the headers of
                 safetensors files. It is not used if the cache has the weights, or if they have
                 another format.
+            whole: Whether weights may be downloaded whole.
         """
         if (problem := self._list()) is not None:
             return self._cached(problem)
         small, weights = self._chosen(self._listed, self._file)
         cached = all(self._in_cache(file, self._commit) for file in weights)
         if headers_in is None or cached or not all(f.endswith(".safetensors") for f in weights):
+            if not (whole or cached):
+                raise SourceError(
+                    f"{self._name} has no safetensors files, whose headers alone could be read: "
+                    f"run `hf download {self._name}` first"
+                )
             return self._download([*small, *weights], progress)  # with weights, all files are there
         for file in small:
             shutil.copyfile(self._file(file), headers_in / file)
@@ -105,12 +114,6 @@ class Repository:
         """Raise SpecdecError if neither the Hub nor its cache has the repository."""
         if (problem := self._list()) is not None:
             self._cached(problem)
-
-    def fetch_config(self) -> Path:
-        """Download config.json alone and return its directory. Raises SpecdecError."""
-        if (config := self.small(CONFIG)) is None:
-            raise SourceError(f"{self._name} has no {CONFIG}: choose a repository with a model")
-        return config.parent
 
     def small(self, file: str) -> Path | None:
         """Download one small file and return its path, or None if there is no such file. Without a

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
 from ..checkpoints.disk import check_not_read
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
     from ..engine.pair import Pair
     from ..measure.analysis import Analysis
     from ..measure.methods import Length
-    from ..measure.prediction import Cluster
     from ..measure.presentation import Table as Cells
     from ..measure.report import Measured, Setting
     from ..measure.throughput import Throughput
@@ -191,17 +189,7 @@ def bench(measuring: Measuring, models: Compared, text: BenchFlags, output: Json
     if sizes:
         analysis, notes = _throughput(pairs[0], options, prompts, measuring)
     else:
-        shared = None
-        # The files of Medusa heads do not describe their target.
-        if one.distributed is not None and pairs[0].heads is None:
-            from ..measure.estimate import model_source
-            from ..measure.prediction import Link, cluster
-            from ..models.distributed.group import join
-
-            target = model_source(model, one.revision, one.dtype, one.q_bits, one.expand_weights)
-            link = Link(join().size, 0.0, one.distributed == "pipeline")
-            shared = cluster(link, target.outline(), 0)
-        analysis, notes = _speculation(pairs, options, prompts, measuring, shared)
+        analysis, notes = _speculation(pairs, options, prompts, measuring)
     from ..measure.report import as_dict, setting, write_report
 
     taken_with = setting(pairs, options, file, notes)
@@ -229,22 +217,19 @@ def _speculation(
     options: Options,
     prompts: Sequence[Prompt],
     measuring: Measuring,
-    cluster: Cluster | None,
 ) -> tuple[Analysis, list[str]]:
     """Measure single completions.
 
     Args:
         pairs: One target with each of its draft models.
-        cluster: The machines that share the target, if there are any.
     Returns:
         The figures, and remarks about other programs.
     Raises:
         KeyboardInterrupt: If it came before there were any figures."""
     from ..engine.request import encode
-    from ..measure.analysis import analyse, of_cluster
+    from ..measure.analysis import analyse
     from ..measure.margins import comparison
     from ..measure.methods import TURNS, measure, own_methods, pass_timer
-    from ..models.distributed.group import join
 
     lengths = measuring.lengths()
     methods = own_methods(pairs, options, measuring.names, lengths)
@@ -259,17 +244,11 @@ def _speculation(
         methods += baselines
     first = encode(pair, prompts[0].turns[0], options)
     passes = pass_timer(pairs, first, [method.num_draft for method in methods])
-    sizes = [1, *(length + 1 for length in lengths if length != "auto")]
-    exchanges: dict[int, list[float]] = {size: [] for size in sorted(set(sizes))}
     turns = -(-TURNS // (measuring.repeats * len(prompts)))
 
     def between() -> None:
-        """Time passes, and exchanges among machines, between two completions."""
+        """Time passes between two completions."""
         passes.turn(turns)
-        if cluster is not None:
-            ranks, count = join(), cluster.exchanges
-            for size, seconds in [*exchanges.items()] * turns:
-                seconds.append(ranks.time_sums(pair.target, size, count) / count)
 
     how: dict[str, Any] = {"repeats": measuring.repeats, "between": between}
     with render.progress("measuring") as bar:
@@ -280,9 +259,6 @@ def _speculation(
     analysis = analyse(measured, passes.costs(), comparison(pairs[0], options))
     if analysis is None:
         raise KeyboardInterrupt
-    if cluster is not None and all(exchanges.values()):
-        medians = {size: median(seconds) for size, seconds in exchanges.items()}
-        analysis = replace(analysis, cluster=of_cluster(analysis, cluster, medians))
     return analysis, notes
 
 
@@ -323,11 +299,7 @@ def show(analysis: Measured, setting: Setting, stream: TextIO) -> None:
     caption += f"; {len(analysis.skipped)} skipped" if analysis.skipped else ""
     caption += "; interrupted" if analysis.interrupted else ""
     notes = (text for text in (caption, shown.verdict, *setting.notes) if text)
-    shared: list[object] = []
-    if shown.cluster is not None:
-        text, gains = shown.cluster
-        shared = [text, _table(gains, gains.columns)]
-    render.lay_out(stream, title, laid, *notes, *shared)
+    render.lay_out(stream, title, laid, *notes)
 
 
 def _table(cells: Cells, columns: Sequence[str]) -> Table:

@@ -1,64 +1,36 @@
-"""The commands that measure what rounds of a pair cost: before it is downloaded, and after."""
+"""The estimate command: what a pair takes and may gain, before it is downloaded."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import asdict
 
 from .. import process
-from ..checkpoints.disk import show
+from ..checkpoints.disk import show, usable_memory
 from ..errors import OptionError
-from ..options import mtp_of, own_layers
+from ..options import mtp_of
 from . import render
-from .flags import MAX_TOKENS, Flags, Json, command, flag, group
+from .flags import Flags, Json, command, flag, group
+from .known_pairs import USES, known_pair
 from .loading import Sources, named
+from .pairs import told_gain
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from ..measure.prediction import BestLength, Cluster, Estimate, Speeds
-
-SHOWN_PASSES = (2, 3, 4, 6, 9, 13, 17)
-COLUMNS = ("acceptance probability of a draft token", ">best draft length", ">speedup", ">tokens/s")
-NEEDS_LINK = (
-    "say with --link-us how many microseconds a sum over the machines takes: about 100 over RDMA, "
-    "300 over a Thunderbolt bridge, 600 over Ethernet, 5000 over Wi-Fi; scripts/measure_all_sum.py "
-    "measures it"
+NOTE = (
+    "These figures come from sizes and from the speed of one matrix on this machine. Drafts of one "
+    "family are mostly accepted at 60 to 80 %; mlx-specdec bench measures it with the real weights."
 )
 
 
-@group("Measuring")
-class EffortFlags(Flags):
+@group("Prompt")
+class PromptLength(Flags):
     prompt_tokens: int = flag(128, "The number of tokens of the prompt.", min=1)
-    max_tokens: int = flag(128, MAX_TOKENS, "-m", min=1)
-    turns: int = flag(9, "The number of times that everything is measured.", min=1)
-    seconds: float = flag(60.0, "The time in seconds that measuring may take.")
 
 
-@group("More than one machine")
-class ClusterFlags(Flags):
-    distributed: int | None = flag(
-        None, "The number of machines such as this one that are to share the target.", min=2
-    )
-    link_us: float | None = flag(
-        None, "The time in microseconds that a sum over the machines takes.", min=0
-    )
-    pipeline: bool = flag(False, "Give each machine some of the layers, not a part of all.")
+@command("mlx-specdec estimate --model Qwen/Qwen3-8B --draft-model auto --q-bits 4")
+def estimate(sources: Sources, prompt: PromptLength, output: Json) -> None:
+    """Predict what a pair takes and gains before a download.
 
-
-@command(
-    "mlx-specdec estimate --model Qwen/Qwen3-8B --draft-model auto --q-bits 4",
-    "mlx-specdec estimate --model A --draft-model B --distributed 2 --link-us 100",
-)
-def estimate(sources: Sources, effort: EffortFlags, machines: ClusterFlags, output: Json) -> None:
-    """Predict what a pair gains, before it is downloaded.
-
-    Only the two config.json files are needed: the weights are random and have the right shapes."""
-    if machines.distributed is None and (machines.link_us is not None or machines.pipeline):
-        raise OptionError("say with --distributed how many machines share the target")
-    if machines.distributed is not None and machines.link_us is None:
-        raise OptionError(NEEDS_LINK)
+    Only config.json and the headers of the weights are read."""
     model, draft_model = named(sources)
     if draft_model is None:
         raise OptionError("name the draft model as well, with --draft-model")
@@ -66,104 +38,79 @@ def estimate(sources: Sources, effort: EffortFlags, machines: ClusterFlags, outp
         raise OptionError(
             "estimate needs the files of layers for multi-token prediction: give their directory"
         )
-    from ..checkpoints.source import resolve_config
-    from ..measure.estimate import DrafterSource, ModelSource, model_source, own_draft
-    from ..measure.estimate import estimate as measure
-    from ..measure.prediction import Link
-    from ..models.drafters.kinds import outline
+    from ..measure.estimate import GENERATED, Side, probe, side, speeds
+    from ..models.number_format import NumberFormat
 
-    expand = sources.expand_weights
-    target = model_source(model, sources.revision, sources.dtype, sources.q_bits, expand)
-    draft: ModelSource | DrafterSource
-    if own_layers(draft_model) is not None:
-        draft = own_draft(target, draft_model, sources.draft_q_bits)
-    else:
-        numbers = sources.dtype, sources.draft_q_bits, expand
-        if files := outline(resolve_config(draft_model)):
-            draft = DrafterSource(draft_model, files, *numbers)
-        else:
-            draft = model_source(draft_model, None, *numbers)
-    link = None
-    if machines.distributed is not None and machines.link_us is not None:
-        link = Link(machines.distributed, 1e-6 * machines.link_us, machines.pipeline)
+    def measured(name: str, revision: str | None, q_bits: int | None) -> Side:
+        numbers = NumberFormat(sources.dtype, q_bits, expand=sources.expand_weights)
+        return side(name, revision, numbers, prompt.prompt_tokens)
 
-    def announce(estimate: Estimate) -> None:
-        if not output.json:
-            render.lay_out(sys.stdout, _sides(estimate), _verdict(estimate))
-
-    with render.progress("measuring") as report:
-        how = vars(effort)
-        found = measure(target, draft, **how, link=link, announce=announce, progress=report)
-    machine = {"device": process.device_name(), "blas": process.name()}
+    target = measured(model, sources.revision, sources.q_bits)
+    draft = measured(draft_model, None, sources.draft_q_bits)
+    whole = "decoder-only", "encoder-decoder"
+    if target.kind not in whole:
+        raise OptionError(f"{model} is a drafter, and no target: give it as the draft model")
+    if draft.kind in whole and draft.kind != target.kind:
+        raise OptionError(
+            f"the draft model is {draft.kind} and the target {target.kind}: give a draft of the "
+            "target's own kind"
+        )
+    need = sum(one.weights_bytes + one.caches_bytes for one in (target, draft))
+    limit, found = usable_memory(), None
+    if need <= limit:
+        found = speeds(target, draft, {one.numbers: probe(one.numbers) for one in (target, draft)})
+    pair = known_pair(model, draft_model)
+    gain = None if pair is None else told_gain(pair, target.numbers[0] or 16, USES[0])
     if output.json:
-        render.write(sys.stdout, render.as_json({**found.as_dict(), **machine}))
+        payload = {
+            "target": target.as_dict(),
+            "draft": {**draft.as_dict(), "kind": draft.kind},
+            "prompt_tokens": prompt.prompt_tokens,
+            "max_tokens": GENERATED,
+            "memory_bytes": need,
+            "memory_limit_bytes": limit,
+            "fits": need <= limit,
+            "speeds": found and asdict(found),
+            "known_gain": gain,
+            "device": process.device_name(),
+            "blas": process.name(),
+        }
+        render.write(sys.stdout, render.as_json(payload))
         return
-    measured: tuple[Table | str, ...] = ()
-    if (speeds := found.speeds) is not None:
-        predictions = render.table(*COLUMNS)
-        for one in speeds.predictions:
-            predictions.add_row(*_cells(one, speeds.step_seconds))
-        measured = (_costs(speeds, machine), predictions, *_on_cluster(found.cluster, speeds))
-    notes = (f"Note: {note}." for note in found.notes)
-    render.lay_out(sys.stdout, *measured, *notes)
-
-
-def _sides(found: Estimate) -> Table:
-    sides = (found.target, found.draft)
-    kind = "draft" if found.proposer == "draft" else f"draft, {found.proposer}"
-    table = render.table("", ">target", f">{kind}")
-    table.add_row("model", *(side.name for side in sides))
-    table.add_row("numbers", *(side.dtype for side in sides))
-    table.add_row("weights", *(show(side.weights_bytes) for side in sides))
-    text = f"{found.prompt_tokens} + {found.max_tokens} tokens"
-    table.add_row(f"caches, {text}", *(show(side.caches_bytes) for side in sides))
-    return table
-
-
-def _verdict(found: Estimate) -> str:
-    need, limit = show(found.memory_bytes), show(found.memory_limit_bytes)
-    if found.fits:
-        share = f"on each of {found.cluster.machines} machines, " if found.cluster else ""
-        return f"Fits: {share}{need} of the {limit} that models may take here."
-    return (
-        f"NO: it would not fit. Weights and caches take {need}, and models may take {limit} here. "
-        "Smaller models need less, and so do fewer bits (--q-bits, --draft-q-bits)."
+    sides = render.table("", ">target", f">{'draft' if draft.kind in whole else draft.kind}")
+    rows = [(one.as_dict(), show(round(one.read(1)))) for one in (target, draft)]
+    sides.add_row("model", *(row["name"] for row, _ in rows))
+    sides.add_row("numbers", *(row["dtype"] for row, _ in rows))
+    sides.add_row("weights", *(show(row["weights_bytes"]) for row, _ in rows))
+    text = f"caches, {prompt.prompt_tokens} + {GENERATED} tokens"
+    sides.add_row(text, *(show(row["caches_bytes"]) for row, _ in rows))
+    sides.add_row("read in a step", *(step for _, step in rows))
+    known = [] if gain is None else [f"The table of pairs: {gain}."]
+    if found is None:
+        render.lay_out(
+            sys.stdout,
+            sides,
+            f"NO: it would not fit. Weights and caches take {show(need)}, and models may take "
+            f"{show(limit)} here. Smaller models need less, and so do fewer bits (--q-bits, "
+            "--draft-q-bits).",
+            *known,
+        )
+        return
+    costs = ", ".join(f"{m}: {cost:.2f}" for m, cost in enumerate(found.passes, 1) if m > 1)
+    gains = render.table(">acceptance rate", ">best draft length", ">speedup", ">tokens/s")
+    for one in found.gains:
+        length = str(one.num_draft) if one.num_draft else "0 (plain)"
+        speed = f"{one.speed_up / found.step_seconds:.1f}"
+        gains.add_row(f"{one.acceptance_rate:.0%}", length, f"{one.speed_up:.2f}", speed)
+    render.lay_out(
+        sys.stdout,
+        sides,
+        f"Fits: {show(need)} of the {show(limit)} that models may take here.",
+        f"A plain step takes about {1000 * found.step_seconds:.2f} ms "
+        f"({1 / found.step_seconds:.1f} tokens/s), and a draft step {found.draft_cost:.2f} of it; "
+        f"{process.device_name()}, BLAS {process.name()}. A pass over m tokens, in plain steps: "
+        f"{costs}.",
+        gains,
+        *known,
+        NOTE,
     )
-
-
-def _costs(speeds: Speeds, machine: Mapping[str, str]) -> str:
-    passes = ", ".join(
-        f"{m}: {speeds.passes[m - 1]:.2f}" for m in SHOWN_PASSES if m <= len(speeds.passes)
-    )
-    return (
-        f"A plain step takes {1000 * speeds.step_seconds:.2f} ms ({1 / speeds.step_seconds:.1f} "
-        f"tokens/s); {machine['device']}, BLAS {machine['blas']}.\n"
-        f"A draft step costs {speeds.draft_cost:.2f} plain steps, every round {speeds.start:.2f} "
-        f"besides, a pass over m tokens\n{passes}."
-    )
-
-
-def _cells(one: BestLength, step_seconds: float) -> tuple[str, ...]:
-    length = str(one.num_draft) if one.num_draft else "0 (plain)"
-    rate = one.speed_up / step_seconds
-    return f"{one.alpha:.0%}", length, f"{one.speed_up:.2f}", f"{rate:.1f}"
-
-
-def _on_cluster(cluster: Cluster | None, speeds: Speeds) -> Sequence[Table | str]:
-    if cluster is None or cluster.speeds is None:
-        return ()
-    step = cluster.speeds.step_seconds
-    local = 1000 * cluster.share * speeds.step_seconds
-    text = (
-        f"On {cluster.machines} machines ({cluster.mode}) a plain step takes {1000 * step:.2f} ms "
-        f"({1 / step:.1f} tokens/s): {local:.2f} ms, and {cluster.exchanges} exchanges of "
-        f"{cluster.link_us:g} us.\n"
-        "They are plainly faster than one of them while an exchange takes less than "
-        f"{cluster.speeds.pays_below_us:.0f} us, and with\n"
-        "drafts below the last column but one; above the last one, drafts gain more than on one."
-    )
-    table = render.table(*COLUMNS, ">pays below, us", ">gains more above, us")
-    for one in cluster.speeds.predictions:
-        even = "-" if one.break_even_us is None else f"{one.break_even_us:.0f}"
-        table.add_row(*_cells(one, step), f"{one.pays_below_us:.0f}", even)
-    return text, table

@@ -8,15 +8,11 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .. import process
 from ..checkpoints.disk import parse, show
 from ..errors import OptionError
-from . import render
-
-if TYPE_CHECKING:
-    from ..measure.prediction import Estimate
 
 AUTO = "auto"
 """As a draft model, this name means the table's best draft for the target. As a target, it means
@@ -37,8 +33,6 @@ CPU_SHARE = 0.25
 WIRED_SHARES = ((36 << 30, 2 / 3), (math.inf, 3 / 4))
 """Metal recommends this share of a Mac's memory for the GPU. Each entry has the largest memory to
 which its share applies, in bytes."""
-SECONDS = 15.0
-"""Limit of the seconds for the estimate of one pair."""
 COMPETING = 0.5
 """Models of less than this share of the largest fitting model's size are not chosen, however much
 drafts gain, because users want a capable model."""
@@ -122,7 +116,6 @@ class KnownModel:
             layers have a window, this is the mean over 8k tokens.
         type: The model_type in config.json, or "" for a drafter.
         active: Billions of weights that a token uses, if it is a mixture of experts.
-        config: The keys of config.json that decide the model's shapes, or {} if the table has none.
         conversions: Repositories of conversions to MLX's format, by bits.
         bits: The numbers of bits at which it is available. BITS stands for any number.
         unconfirmed: Whether `--model auto` leaves it out, because its size is not confirmed."""
@@ -132,7 +125,6 @@ class KnownModel:
     kib: float
     type: str = ""
     active: float | None = None
-    config: Mapping[str, Any] = field(default_factory=dict)
     conversions: Mapping[int, str] = field(default_factory=dict)
     bits: Sequence[int] = BITS
     unconfirmed: bool = False
@@ -258,21 +250,6 @@ class KnownPair:
         converted = self.kind == MTP and target != self.target.name
         return f"{MTP}:{self.target.name}" if converted else self.draft.name
 
-    def estimate(self, bits: int) -> Estimate | None:
-        """Return an estimate of the pair's speed. Return None if the draft is no draft model, or if
-        the table does not have the target's shapes."""
-        if not self.target.config or self.kind != DRAFT:
-            return None
-        from ..measure.estimate import ModelSource, estimate
-
-        q_bits = None if bits == max(BITS) else bits
-        with render.progress(f"measuring the shapes of {self.target.name}") as report:
-            sides = (
-                ModelSource(one.name, one.config, q_bits=q_bits)
-                for one in (self.target, self.draft)
-            )
-            return estimate(*sides, seconds=SECONDS, progress=report)
-
 
 def best(
     pairs: Sequence[KnownPair], bits: Collection[int], nbytes: int, use: str, on_cpu: bool
@@ -337,6 +314,14 @@ def draft_for(target: str) -> str:
     return max(found, key=by_gain).draft_name(target)
 
 
+def known_pair(target: str, draft: str) -> KnownPair | None:
+    """Return the pair of the table with this target and draft, or conversions of them, or None."""
+    names = _base(target)[0], _base(draft)[0]
+    pairs = known_pairs()
+    same = (one for one in pairs if names == (_base(one.target.name)[0], _base(one.draft.name)[0]))
+    return next(same, None)
+
+
 def _base(name: str) -> tuple[str, int]:
     """Return the name of a model without its owner and the endings of conversions, and the number
     of bits that the endings state, as one of BITS."""
@@ -368,7 +353,7 @@ def _pairs_of(
     entry: Mapping[str, Any],
     sources: Mapping[str, Publication],
 ) -> Iterator[KnownPair]:
-    target = _model(name, group, entry, "config")
+    target = _model(name, group, entry)
     use = group.get("use", "")
     uses = USES if use == "any" else tuple(one for one in USES if one == use)
 
@@ -382,18 +367,14 @@ def _pairs_of(
         return KnownPair(target, draft, kind, run, uses, gains, tokens, source)
 
     if "draft" in group:
-        yield pair(_model(group["draft"], group, group, "draft_config"), DRAFT, entry)
+        yield pair(_model(group["draft"], group, group), DRAFT, entry)
     for kind, listed in entry.get("drafters", {}).items():
         figures: Mapping[str, Any] = {"name": listed} if isinstance(listed, str) else listed
         drafter = KnownModel(figures["name"], figures.get("billions", 0.0), figures.get("kib", 0.0))
         yield pair(drafter, kind, figures)
 
 
-def _model(
-    name: str, group: Mapping[str, Any], entry: Mapping[str, Any], config: str
-) -> KnownModel:
-    kind = entry.get("type", group["type"])
-    merged = {**group.get("config", {}), **entry[config]} if config in entry else {}
+def _model(name: str, group: Mapping[str, Any], entry: Mapping[str, Any]) -> KnownModel:
     conversions = entry.get("converted", group.get("converted", {}))
     if conversions is True:
         last = name.rpartition("/")[2]
@@ -402,9 +383,8 @@ def _model(
         name,
         entry["billions"],
         entry["kib"],
-        kind,
+        entry.get("type", group["type"]),
         entry.get("active"),
-        {"model_type": kind, **merged} if merged else {},
         {int(bits): repository for bits, repository in conversions.items()},
         tuple(entry.get("bits", BITS)),
         entry.get("unconfirmed", False),

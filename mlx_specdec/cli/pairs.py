@@ -27,8 +27,6 @@ from .known_pairs import (
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from ..measure.prediction import Estimate
-
 SIZES = tuple(f"{bits} bits" for bits in BITS)
 COLUMNS = ("target", *SIZES, "draft", "kind", "gain", "measured by", "others")
 DISPENSABLE = ("others", "16 bits", "measured by", "draft", "8 bits", "gain", "4 bits")
@@ -113,14 +111,10 @@ def pairs(which: Which, output: Json) -> None:
             render.tell(f"no pair for {use} fits")
             continue
         one, bits = choice
-        # An estimate takes long, so make one only if the user named the pair.
-        expected = one.estimate(bits) if which.name and which.memory is None else None
         about = {"for": use, "bits": bits, "command": one.line(bits)}
-        chosen.append(
-            {**about, **_payload(one, machine), "estimate": expected and expected.as_dict()}
-        )
+        chosen.append({**about, **_payload(one, machine)})
         if not output.json:
-            lines = "\n".join(_advice(use, purpose, one, bits, machine, expected))
+            lines = "\n".join(_advice(use, purpose, one, bits, machine))
             render.write(sys.stdout, f"\n{lines}\n")
     if output.json:
         rows = [_payload(one, machine) for one in found]
@@ -196,21 +190,12 @@ def _advice(
     one: KnownPair,
     bits: int,
     machine: Machine,
-    found: Estimate | None,
 ) -> Iterator[str]:
     size = show(one.nbytes(bits, machine.on_cpu))
     yield f"For {heading}: {one.target.name} at {bits} bits, {size}."
     yield f"  {one.line(bits)}"
     yield f"  Gain: {told_gain(one, bits, use)}."
-    if found is not None and (speeds := found.speeds) is not None:
-        low, high = (next(p for p in speeds.predictions if p.alpha == a) for a in (0.6, 0.8))
-        gain = f"{low.speed_up:.2f} to {high.speed_up:.2f} times that with"
-        gain = "no gain from" if high.speed_up <= 1 else gain
-        yield (
-            f"  estimate expects {1 / speeds.step_seconds:.1f} tokens/s without drafts, and {gain} "
-            "drafts of which 60 to 80 % are accepted."
-        )
-    elif one.kind != "mtp":
+    if one.kind != "mtp":
         yield f"  What it gains here: {one.line(bits, 'estimate')}"
 
 

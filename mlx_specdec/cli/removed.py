@@ -1,6 +1,14 @@
 """The flags that release 0.4 removed. The error for such a flag says what to use instead."""
 
 INSTEAD = {
+    **dict.fromkeys(
+        ("estimate --max-tokens", "estimate -m", "estimate --turns", "estimate --seconds"),
+        "estimate computes with sizes, and measures the speed of a matrix for a second",
+    ),
+    **dict.fromkeys(
+        ("estimate --distributed", "estimate --link-us", "estimate --pipeline"),
+        "docs/clusters.md says which links pay, and bench measures the running cluster",
+    ),
     "--simulate-acceptance": "estimate shows the gain for several acceptance rates, and bench "
     "measures it",
     "bench --warmup": "one text, or one batch, of each method never counts",

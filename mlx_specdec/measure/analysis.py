@@ -1,7 +1,6 @@
 """Computes and presents the figures of single completions by several methods."""
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from operator import itemgetter
 
@@ -9,7 +8,7 @@ from .figures import Figures, acceptance_by_position, figures_of, round_parts, t
 from .margins import Compare, find_parting
 from .methods import Measurements
 from .passes import PassCosts
-from .prediction import Cluster, RoundCost, break_even, speedups
+from .prediction import speedups
 from .presentation import Bars, ChartBar, Lines, Presentation, Series, Table, Value, fastest
 
 PARTS = ("draft", "verify", "other")
@@ -17,61 +16,6 @@ COUNTS = (
     "one counts with the median of its repeats, without its prompt pass. Intervals by bootstrap "
     "over sequences, from five on"
 )
-CLUSTER_COLUMNS = ("method", "speedup", "on one machine", "gains more above")
-
-
-@dataclass(frozen=True)
-class Gain:
-    """A method's speedup over plain decoding, on the cluster and alone on one machine. If an
-    exchange takes more than `break_even_us` microseconds, speculation gains more on the cluster;
-    with None it never does."""
-
-    name: str
-    speed_up: float
-    alone: float
-    break_even_us: float | None
-
-
-@dataclass(frozen=True)
-class ClusterFigures:
-    """The speedups on machines that share a target, compared with one machine.
-
-    Attributes:
-        machines, mode, exchanges, share: See `prediction.Cluster`.
-        exchange_us: The time of one exchange in microseconds, by the number of tokens in the pass.
-        network_ms: The network time of a plain step, in milliseconds.
-        gains: The speedups of the methods whose rounds were timed in parts.
-    """
-
-    machines: int
-    mode: str
-    exchanges: int
-    exchange_us: Mapping[int, float]
-    share: float
-    network_ms: float
-    gains: Sequence[Gain]
-
-    def table(self) -> Table:
-        """Return the speedups of each method on the cluster and on one machine."""
-        rows = []
-        for gain in self.gains:
-            even = "never" if gain.break_even_us is None else f"{gain.break_even_us:.0f} us"
-            rows.append((gain.name, f"{gain.speed_up:.2f}", f"{gain.alone:.2f}", even))
-        return Table(CLUSTER_COLUMNS, tuple(rows))
-
-    def text(self, plain_step: float) -> str:
-        """Return sentences on the time of the network. `plain_step` is in seconds."""
-        times = ", ".join(
-            f"{us:.0f} us over {tokens} token{'' if tokens == 1 else 's'}"
-            for tokens, us in self.exchange_us.items()
-        )
-        end = "What one machine would gain is computed from these times."
-        return (
-            f"{self.machines} machines ({self.mode}): in a pass, an all_sum takes "
-            f"{times}; {self.exchanges} exchanges take "
-            f"{self.network_ms:.2f} of the {1000 * plain_step:.2f} ms of a plain step. "
-            f"{end if self.gains else 'Nothing can be said of one machine.'}"
-        )
 
 
 @dataclass(frozen=True)
@@ -93,13 +37,11 @@ class Analysis:
     repeats: int
     skipped: Mapping[int, str]
     interrupted: bool
-    cluster: ClusterFigures | None = None
 
     def presentation(self) -> Presentation:
         """Return what the terminal and the report show."""
         drafting = [method for method in self.methods if method.acceptance_rate is not None]
         best, compared = fastest(drafting), sum(method.compared for method in drafting)
-        shared = self.cluster
         drawn = [draw(self) for draw in (_speedup, _acceptance, _parts, _costs, _categories)]
         return Presentation(
             title="what speculation gains",
@@ -112,7 +54,6 @@ class Analysis:
             gain=best.gain if best is not None and best.gain > 1 else None,
             compared=compared,
             same=compared - sum(len(method.differences) for method in drafting),
-            cluster=None if shared is None else (shared.text(self.plain_step), shared.table()),
         )
 
     def _verdict(self) -> str:
@@ -184,44 +125,6 @@ def _predictions(
     lengths = [sample.counted for sample in measured.plain.values()]
     gains = speedups(cost, acceptance_by_position(samples), lengths)
     return {"draft": gains[1:]} if gains[1:] else {}
-
-
-def of_cluster(
-    analysis: Analysis, cluster: Cluster, exchange_seconds: Mapping[int, float]
-) -> ClusterFigures:
-    """Return the speedups on machines that share a target, compared with one machine. The times of
-    one machine are computed by subtracting the time of the network.
-
-    Args:
-        analysis: The figures of a benchmark on the cluster.
-        exchange_seconds: The time of one exchange, by the number of tokens in the pass.
-    """
-    network = cluster.exchanges * exchange_seconds[1]
-    local_step, gains = analysis.plain_step - network, []
-    step = local_step / cluster.share
-    for method in analysis.methods:
-        parts, tokens, drafted = method.parts, method.tokens_per_round, method.num_draft
-        if parts is None or tokens is None or drafted == "auto":
-            continue
-        paid = cluster.exchanges * exchange_seconds.get(drafted + 1, math.inf)
-        if local_step <= 0 or parts.verify <= paid:
-            continue  # The times are unknown or contradict one another.
-        passes = {1: 1.0, 2: (parts.verify - paid) / local_step}
-        cost = RoundCost((parts.draft + parts.other) / step, passes)
-        # All draft tokens of a round count as one, since they were timed together.
-        acceptance = (tokens - 1,)
-        even = break_even(cost, cluster.share, acceptance)
-        even_us = None if even is None else 1e6 * even * step / cluster.exchanges
-        gains.append(Gain(method.name, method.gain, tokens / cost.of(acceptance), even_us))
-    return ClusterFigures(
-        machines=cluster.machines,
-        mode=cluster.mode,
-        exchanges=cluster.exchanges,
-        exchange_us={rows: 1e6 * seconds for rows, seconds in exchange_seconds.items()},
-        share=cluster.share,
-        network_ms=1000 * network,
-        gains=gains,
-    )
 
 
 def _speedup(analysis: Analysis) -> Lines:

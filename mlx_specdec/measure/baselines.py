@@ -19,7 +19,7 @@ from mlx.utils import tree_flatten
 
 from .. import process
 from ..checkpoints import files
-from ..checkpoints.source import as_directory, resolve_config
+from ..checkpoints.source import as_directory, resolve
 from ..engine.pair import Pair
 from ..errors import first_line
 from ..models.cpu_layers import as_mlx_has_it
@@ -384,7 +384,7 @@ def _generation(pair: Pair, options: Options, hugging: HuggingFace) -> _Generati
 
 
 def _built(hugging: HuggingFace, name: str, model: Any) -> Any:
-    with as_directory(resolve_config(name)) as directory:
+    with as_directory(resolve(name)) as directory:
         config = files.read_config(directory)
     return build(hugging, config, model.network)
 

@@ -1,14 +1,13 @@
 """Measures the time of passes, which run as in decoding, with a prompt in the KV cache."""
 
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
 import mlx.core as mx
 
-from ..interfaces import Context, Model, Progress, ignore_progress
-from ..models.outline import Outline
+from ..interfaces import Context, Model
 from .prediction import RoundCost
 
 Kind = tuple[str, int]
@@ -19,20 +18,6 @@ STEPS = 8
 """Number of plain steps in a sample. All of them but the first are pipelined, as in decoding."""
 CHAIN = 8
 """Number of draft steps in a sample of a chain."""
-SIZES = (1, 2, 3, 5, 9, 17, 4, 6, 7, 8, 11, 13)
-"""Sizes of the measured passes in tokens, in order of measurement. Other sizes are interpolated."""
-NEEDED = 3
-"""Number of tokens that the longest measured pass must have at least for an estimate."""
-WHOLE = 1 << 30
-"""Bytes of weights up to which a model is measured with all its layers."""
-LEAST = 128 << 20
-"""Minimum bytes of the layers of the smaller partial model, and half the minimum difference between
-the two. Processor caches hold less, so that passes read memory as in the full model."""
-SHARE = 5
-"""The depths differ by at least 1 / SHARE of the layers above the smaller depth. Extrapolation from
-closer depths would amplify the noise of their times too much."""
-WORTHWHILE = 0.6
-"""Largest share of the layers in the larger partial model. Above it, the full model is measured."""
 
 
 @dataclass(frozen=True)
@@ -175,82 +160,3 @@ def _submit(context: Context, tokens: mx.array, proposed: int) -> mx.array:
 
 def _typical(samples: Sequence[float]) -> float:
     return median(samples[1:] or samples)
-
-
-def measure(
-    timers: Sequence[PassTimer],
-    *,
-    turns: int,
-    deadline: float,
-    clock: Clock = time.perf_counter,
-    progress: Progress = ignore_progress,
-) -> None:
-    """Take samples with all timers alternately, so that drifts of the machine affect all alike:
-    `turns` samples of every kind after a warm-up, or fewer if the clock reaches the deadline."""
-    kinds = list(dict.fromkeys(kind for timer in timers for kind in timer.samples))
-    total = (turns + 1) * len(kinds)
-    for done in range(total):
-        if clock() >= deadline:
-            break
-        progress(done, total)
-        kind = kinds[done % len(kinds)]
-        for timer in timers:
-            if kind in timer.samples:
-                timer.time(kind)
-    progress(total, total)
-
-
-def parts(outline: Outline, most: int = WHOLE, least: int = LEAST) -> tuple[int, int] | None:
-    """Return two depths at which to measure a model, or None to measure it with all layers, since
-    it has at most `most` bytes. Both depths include the irregular first layers, and then complete
-    periods of the layer pattern. `least` are the minimum bytes of layers; see LEAST."""
-    depth = len(outline.layers)
-    if outline.nbytes <= most or depth < 3:
-        return None
-    irregular, period = pattern(outline.layers)
-    weights = outline.layer_nbytes
-    first = _reach(weights, irregular, irregular + period, period, least)
-    apart = max(2, -(-(depth - first) // (SHARE * period))) * period
-    second = _reach(weights, first, first + apart, period, 2 * least)
-    return (first, second) if second <= WORTHWHILE * depth else None
-
-
-def pattern(layers: Sequence[Hashable]) -> tuple[int, int]:
-    """Return (irregular, period), such that layer i equals layer i + period for all i >= irregular.
-    It is the pair with the smallest sum. Without a pattern, it is (0, number of layers)."""
-    count = len(layers)
-    best = (0, count)
-    for period in range(1, count):
-        irregular = count - period
-        while irregular > 0 and layers[irregular - 1] == layers[irregular - 1 + period]:
-            irregular -= 1
-        if irregular + period < sum(best):
-            best = (irregular, period)
-    return best
-
-
-def extended(few: PassCosts, more: PassCosts, depths: tuple[int, int], depth: int) -> PassCosts:
-    """Extrapolate the times of `depth` layers linearly from the times of two depths. If noise makes
-    a slope negative, it counts as 0."""
-    shallow, deep = depths
-
-    def line(first: float, second: float) -> float:
-        slope = max(0.0, (second - first) / (deep - shallow))
-        return max(first, second) + slope * (depth - deep)
-
-    return PassCosts(
-        draft=line(few.draft or 0.0, more.draft or 0.0),
-        passes={m: line(few.passes[m], s) for m, s in more.passes.items() if m in few.passes},
-        start=line(few.start, more.start),
-        step=line(few.step, more.step),
-        samples=min(few.samples, more.samples),
-        spread=max(few.spread, more.spread),
-    )
-
-
-def _reach(weights: Sequence[int], begin: int, end: int, period: int, least: int) -> int:
-    """Return the first of end, end + period, ... such that the layers from `begin` up to it have at
-    least `least` bytes."""
-    while end < len(weights) and sum(weights[begin:end]) < least:
-        end += period
-    return end

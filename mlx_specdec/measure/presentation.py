@@ -183,7 +183,6 @@ class Presentation:
         gain: The highest speedup by drafts, if there is one.
         compared, same: The number of outputs of methods with drafts that were compared with plain
             decoding, and the number of those that were equal.
-        cluster: Sentences and a table on several machines that share the target.
     """
 
     title: str
@@ -196,4 +195,3 @@ class Presentation:
     gain: float | None = None
     compared: int = 0
     same: int = 0
-    cluster: tuple[str, Table] | None = None

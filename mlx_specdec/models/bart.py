@@ -390,9 +390,9 @@ class BartFamily(EncoderDecoderFamily):
         generation = {name: stored[name] for name in GENERATION if stored.get(name) is not None}
         return super().load(directory, {**config, **generation}, *rest, **named)
 
-    def network(self, config: Config, tensors: Collection[str] | None) -> Network:
+    def network(self, config: Config, tensors: Collection[str]) -> Network:
         shape = BartConfig.from_dict(config)
-        return Bart(shape, has_bias=shape.switches.bias if tensors is None else BIAS in tensors)
+        return Bart(shape, has_bias=BIAS in tensors)
 
     def names(self, config: Config, stored: Iterable[str]) -> dict[str, str]:
         """See `EncoderDecoderFamily`. Checkpoints without a head omit the prefix "model.". A shared

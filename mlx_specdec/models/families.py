@@ -16,7 +16,6 @@ from ..text.tokenizer import Kind, Tokenizer
 from .base import Base
 from .cache_settings import CacheSettings
 from .number_format import NumberFormat
-from .outline import Outline
 from .trainable import Trainable
 
 Config = Mapping[str, Any]
@@ -46,10 +45,6 @@ class Family(Protocol):
     ) -> tuple[Base, tuple[int, ...], str]:
         """Return the model, the tokens that end a completion (maybe none), and the dtype in words,
         such as "bfloat16" or "4-bit, bfloat16". See `loading.load_model`."""
-
-    def outline(
-        self, config: Config, name: str, numbers: NumberFormat, depth: int | None
-    ) -> Outline: ...
 
     def trainable(self, network: Any) -> Trainable:
         """Return the training interface of a network whose weights are float32."""

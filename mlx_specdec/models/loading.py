@@ -1,4 +1,4 @@
-"""Load models from directories, describe models from config.json, and prepare models for training.
+"""Load models from directories, and prepare models for training.
 Each model's family does the work."""
 
 from collections.abc import Mapping
@@ -17,7 +17,6 @@ from . import families, number_format
 from .base import Base
 from .cache_settings import CacheSettings
 from .number_format import NumberFormat, dequantize, twin_of
-from .outline import Outline
 from .trainable import Trainable
 
 GROWTH_TO_NOTE = 2.5
@@ -123,28 +122,3 @@ def trainable(model: Base) -> Trainable:
         message = f"drafts of type {kind} cannot be trained: take another kind"
         raise OptionError(message) from problem
     return trained
-
-
-def outline(
-    config: Mapping[str, Any],
-    name: str,
-    *,
-    dtype: str = "auto",
-    q_bits: int | None = None,
-    q_group_size: int = 64,
-    expand: bool | None = None,
-    depth: int | None = None,
-) -> Outline:
-    """Return the config-only model that a config.json describes. Messages mention `name`.
-
-    Args:
-        dtype, q_bits, q_group_size, expand: See `NumberFormat`.
-        depth: The number of decoder layers to keep; None for all. An encoder then keeps one layer,
-            because no decoding step runs it. If `expand` is None, the number of weights in these
-            layers decides whether they are dequantized.
-    Raises:
-        OptionError: If the settings do not suit the model.
-        CheckpointError: If the configuration describes no supported model.
-    """
-    numbers = NumberFormat(dtype, q_bits, q_group_size, expand)
-    return families.of_config(config).outline(config, name, numbers, depth)

@@ -368,21 +368,14 @@ class T5Family(EncoderDecoderFamily):
     # T5 was trained in bfloat16, and some hidden states exceed float16's maximum of 65,504.
     overflows = True
     # If config.json lacks num_decoder_layers, the decoder has as many layers as the encoder.
-    depths = ("num_layers", "num_decoder_layers")
+    decoder_depth = "num_decoder_layers"
     copies: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(TWINS, SHARED),
         **{f"lm_head.{part}": f"shared.{part}" for part in _PARTS},
     }
 
-    def network(self, config: Config, tensors: Collection[str] | None) -> Network:
-        if tensors is None:
-            # Without weights, the configuration has to show whether the head is tied. A T5 whose
-            # head is not tied does not scale the decoder's output.
-            scales = scales_output(config)
-            own_head = not scales or config.get("tie_word_embeddings") is False
-        else:
-            own_head = HEAD in tensors
-        return T5(T5Config.from_dict(config, own_head=own_head))
+    def network(self, config: Config, tensors: Collection[str]) -> Network:
+        return T5(T5Config.from_dict(config, own_head=HEAD in tensors))
 
     def check_shares(self, config: Config, ranks: int) -> None:
         shape = T5Config.from_dict(config, own_head=False)

@@ -251,7 +251,7 @@ class T5Gemma2Family(EncoderDecoderFamily):
         "model.encoder.embed_tokens.weight",
     )
 
-    def network(self, config: Config, tensors: Collection[str] | None) -> Network:
+    def network(self, config: Config, tensors: Collection[str]) -> Network:
         encoder, decoder = _stacks(config)
         start = whole_number(config, "decoder_start_token_id", decoder.get("bos_token_id", 2))
         named = {"eoi": 256_000, "image": 256_001}
@@ -277,13 +277,8 @@ class T5Gemma2Family(EncoderDecoderFamily):
         encoder = {k: v for k, v in config["encoder"].items() if k != "vision_config"}
         return {**config, "encoder": encoder}
 
-    def with_layers(
-        self, config: Config, chosen: Sequence[int], encoder: int | None = None
-    ) -> dict[str, Any]:
-        text, decoder = _stacks(config)
-        depth = whole_number(text, "num_hidden_layers") if encoder is None else encoder
-        shortened = {**config["encoder"], "text_config": _cut(text, range(depth))}
-        return {**config, "encoder": shortened, "decoder": _cut(decoder, chosen)}
+    def with_layers(self, config: Config, chosen: Sequence[int]) -> dict[str, Any]:
+        return {**config, "decoder": _cut(_stacks(config)[1], chosen)}
 
 
 def _stacks(config: Config) -> tuple[Config, Config]:

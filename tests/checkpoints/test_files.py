@@ -18,7 +18,7 @@ from mlx_specdec.checkpoints import files, shards
 from mlx_specdec.checkpoints.formats.safetensors import SafetensorsFile, read_header
 from mlx_specdec.checkpoints.hub import choose
 from mlx_specdec.checkpoints.shards import format_of
-from mlx_specdec.checkpoints.source import as_directory, names_of, resolve, resolve_config
+from mlx_specdec.checkpoints.source import as_directory, names_of, resolve
 from mlx_specdec.engine import loading
 from mlx_specdec.errors import CheckpointError, SourceError
 
@@ -222,7 +222,7 @@ def test_what_came_with_the_program_is_meant_from_everywhere(
 ) -> None:
     shipped = Path(__file__).parents[2] / "weights" / "py-llama"
     monkeypatch.chdir(tmp_path)
-    assert resolve("weights/py-llama") == resolve_config("weights/py-llama") == shipped
+    assert resolve("weights/py-llama") == shipped
     local = Path("weights/py-llama")
     local.mkdir(parents=True)
     assert resolve("weights/py-llama") == local

@@ -13,9 +13,11 @@ import pytest
 from huggingface_hub import constants
 
 from mlx_specdec.checkpoints.hub import choose
-from mlx_specdec.checkpoints.source import _of_page, resolve, resolve_config
+from mlx_specdec.checkpoints.source import _of_page, resolve
 from mlx_specdec.conversion.inspect import inspect
 from mlx_specdec.errors import CheckpointError, SourceError
+from mlx_specdec.measure.estimate import side
+from mlx_specdec.models.number_format import NumberFormat
 
 from ..support.checkpoints import T5, refusal, save, t5_weights, write_index, write_t5
 from ..support.hub_server import NAME, Hub
@@ -196,7 +198,7 @@ def test_what_the_hub_refuses_is_one_sentence_and_leaves_no_weights(
     directory = resolve(NAME)
     assert held_in(directory) == WHOLE
     hub.refused = {"/": (status, code)}
-    assert resolve(NAME) == directory and resolve_config(NAME) == directory
+    assert resolve(NAME) == directory
 
 
 def test_names_and_revisions_that_are_not_there_are_reported(hub: Hub) -> None:
@@ -253,14 +255,6 @@ def test_only_the_hub_is_shown_the_token(hub: Hub, monkeypatch: pytest.MonkeyPat
     assert shown == {(False, "Bearer hf_secret"), (True, "")}
 
 
-def test_only_the_configuration_is_fetched_where_no_more_is_needed(hub: Hub) -> None:
-    assert held_in(resolve_config(NAME)) == {"config.json": CONFIG}
-    assert sent(hub) == {"config.json"}
-    hub.files, hub.commit = {"model.safetensors": WEIGHTS}, "2" * 40
-    with pytest.raises(SourceError, match=r"has no config\.json"):
-        resolve_config(NAME)
-
-
 @pytest.mark.parametrize("own_head", [True, False])
 @pytest.mark.parametrize("sharded", [False, True])
 def test_of_a_model_to_look_at_headers_alone_are_fetched(
@@ -284,7 +278,10 @@ def test_of_a_model_to_look_at_headers_alone_are_fetched(
     assert str(found.path) == NAME and found.problem == ""
     assert replace(found, path=local) == expected
     assert ("lm_head.weight" in found.tensor_report.tied) is not own_head
-    assert hub.sent < 10_000 < sum(len(data) for data in hub.files.values()) / 100
+    assert side(NAME, None, NumberFormat(), 9) == replace(
+        side(str(local), None, NumberFormat(), 9), name=NAME
+    )
+    assert hub.sent < 20_000 < sum(len(data) for data in hub.files.values()) / 100
     assert not any(name.endswith(".safetensors") for name in arrived(tmp_path))
 
 
@@ -301,6 +298,11 @@ def test_what_is_in_the_cache_and_what_has_no_header_is_looked_at_as_a_whole(
     torch = FIXTURES / "torch" / "llama"
     constants.HF_HUB_OFFLINE = False
     hub.commit, hub.files = "2" * 40, held_in(torch)
+    whole = hub.files
+    hub.files = {file: data for file, data in whole.items() if file != "model.safetensors"}
+    with pytest.raises(SourceError, match="no safetensors files, whose headers alone"):
+        side(NAME, None, NumberFormat(), 9)
+    hub.files = whole
     assert replace(inspect(NAME), path=torch) == inspect(str(torch))
 
 

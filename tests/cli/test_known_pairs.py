@@ -26,8 +26,6 @@ from mlx_specdec.cli.known_pairs import (
     this_machine,
 )
 from mlx_specdec.errors import OptionError
-from mlx_specdec.measure.estimate import ModelSource
-from mlx_specdec.measure.prediction import ALPHAS, BestLength, Estimate, Side, Speeds
 from mlx_specdec.models import families, number_format
 from mlx_specdec.models.drafters import KINDS
 
@@ -41,7 +39,7 @@ QWEN3 = "mlx-community/Qwen3-{}-{}bit".format
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Say what this machine is: bytes for models, whether it has no accelerator, and of a Mac the
-    memory. What `estimate` would measure there is given."""
+    memory."""
 
     def pretend(nbytes: int, cpu: bool = False, mac: int | None = None) -> None:
         monkeypatch.setattr(mx.metal, "is_available", lambda: mac is not None)
@@ -49,13 +47,6 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         monkeypatch.setattr(disk, "memory", lambda: mac or nbytes)
         monkeypatch.setattr(number_format, "on_cpu", lambda: cpu)
 
-    def estimate(target: ModelSource, draft: ModelSource, **rest: object) -> Estimate:
-        side = Side(f"{target.name} {target.q_bits} {draft.name}", "", 9, 1, 1, 1, None)
-        gains = tuple(BestLength(alpha, 2, 1 + alpha) for alpha in ALPHAS)
-        speeds = Speeds(0.05, 0.01, 0.2, (1.0,), 0.0, 3, 0.0, gains)
-        return Estimate("draft", side, side, 128, 128, 9, speeds)
-
-    monkeypatch.setattr("mlx_specdec.measure.estimate.estimate", estimate)
     return pretend
 
 
@@ -100,7 +91,6 @@ def test_every_model_of_the_table_has_a_family_that_can_be_loaded() -> None:
                 assert model is one.draft and one.kind != DRAFT
             elif not families.is_encoder_decoder({"model_type": model.type}):
                 assert utils._get_classes({"model_type": model.type}), model
-            assert model.config.get("model_type", model.type) == model.type
 
 
 @pytest.mark.parametrize("use", USES)
@@ -168,18 +158,6 @@ def test_what_is_not_confirmed_or_not_measured_is_not_chosen() -> None:
         for use in USES:
             one, bits = best_for(use, None, mac(f"{size}GB"))
             assert not one.target.unconfirmed and one.gain(bits, use) is not None
-
-
-def test_sizes_of_the_table_are_those_of_the_shapes() -> None:
-    models = {side.name: side for one in known_pairs() for side in (one.target, one.draft)}
-    shaped = [one for one in models.values() if one.config]
-    assert len(shaped) > 10
-    for one in shaped:
-        made = ModelSource(one.name, one.config, "bfloat16").outline()
-        assert made.nbytes / 2e9 == pytest.approx(
-            one.billions, rel=0.03 if one.billions > 1 else 0.1
-        )
-        assert made.cache_nbytes(8192, 0) == pytest.approx(8192 * 1024 * one.kib, rel=0.04)
 
 
 def test_pairs_that_we_ran_are_those_in_the_repository() -> None:
@@ -293,7 +271,6 @@ def test_the_command_shows_what_fits_and_what_to_run(
     assert "Gain: 1.71 times plain decoding for chat, measured by mlx-dspark on M4 Pro" in named
     small = run("pairs", "SmolLM2-1.7B-Instruct").out
     assert "Gain: about 1.4 times plain decoding for chat, an estimate." in small
-    assert "20.0 tokens/s without drafts, and 1.60 to 1.80 times that with" in small
     assert "Qwen3-32B" in run("pairs", "qwen3-32").out
     nothing = run("pairs", "gpt-9")
     assert nothing.code == 2 and "no pair with gpt-9" in nothing.err
@@ -307,11 +284,7 @@ def test_the_command_has_one_object_for_programs(run: Run, machine: Callable[...
     whole = strict(run("pairs", "--json").out)
     assert [one["target"] for one in whole["pairs"]] == [one.target.name for one in known_pairs()]
     assert [one["for"] for one in whole["best"]] == ["chat", "code"]
-    assert [one["estimate"] for one in whole["best"]] == [None, None]
     assert whole["best"][0]["source"]["by"] == "mlx-dspark"
-    [named] = strict(run("pairs", "SmolLM2-1.7B-Instruct", "--json").out)["best"]
-    name = "HuggingFaceTB/SmolLM2-1.7B-Instruct 8 HuggingFaceTB/SmolLM2-135M-Instruct"
-    assert named["estimate"]["target"]["name"] == name
 
 
 def test_the_command_shows_what_another_mac_would_run(
@@ -325,11 +298,8 @@ def test_the_command_shows_what_another_mac_would_run(
     assert "is no size" in run("pairs", "--memory", "much").err
 
 
-def test_nothing_is_measured_without_a_name_and_the_command_is_named(
-    run: Run, machine: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_that_estimates_a_pair_is_named(run: Run, machine: Callable[..., None]) -> None:
     machine(16 * GB)
-    monkeypatch.setattr("mlx_specdec.measure.estimate.estimate", None)
     drafter = "stanleyphoong/Ornith-1.0-9B-DSpark"
     flags = f"--model mlx-community/Ornith-1.0-9B-8bit --draft-model {drafter}"
     assert f"  What it gains here: mlx-specdec estimate {flags}\n" in run("pairs").out

@@ -10,11 +10,14 @@ from .support import command
     [
         (("generate", "x", "--simulate-acceptance", 0.5), "estimate shows the gain"),
         (("bench", "--simulate-acceptance=0.5"), "estimate shows the gain"),
+        (("estimate", "--seconds", 9), "estimate computes with sizes"),
+        (("estimate", "-m", 9), "estimate computes with sizes"),
+        (("estimate", "--distributed", 2), "docs/clusters.md says which links pay"),
         (("bench", "--warmup", 2), "one text, or one batch, of each method never counts"),
     ],
 )
 def test_a_removed_flag_says_what_to_use_instead(words: tuple[object, ...], instead: str) -> None:
-    flag = next(str(word).split("=")[0] for word in words if str(word).startswith("--"))
+    flag = next(str(word).split("=")[0] for word in words if str(word).startswith("-"))
     command(*words).refuses(f"{flag} was removed in release 0.4: ", instead)
 
 

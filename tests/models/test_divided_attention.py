@@ -15,7 +15,6 @@ from mlx_specdec.models import attention_parts
 from mlx_specdec.models.attention_parts import in_parts
 from mlx_specdec.models.cache_settings import CacheSettings
 from mlx_specdec.models.encoder_decoder.layers import Attention
-from mlx_specdec.models.loading import outline
 from mlx_specdec.models.mlx_lm import model as mlx_lm_model
 from mlx_specdec.models.mlx_lm.attention import NAME, attend, replace_in
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
@@ -253,24 +252,6 @@ def test_texts_are_those_of_whole_passes(
     assert all(result.stats.drafted for result in together)
     assert max(map(len, calls), default=0) > 1 or name == "8 bits"
     assert any(result.stats.drafted > result.stats.accepted > 0 for result in alone)
-
-
-def test_an_outline_computes_nothing_after_a_model_of_its_family(
-    kernel_calls: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = {
-        **tiny.CONFIGS["llama"],
-        "num_attention_heads": 8,
-        "num_key_value_heads": 1,
-        "head_dim": SIZE,
-    }
-    replace_in(tiny.build("llama"))
-    refuse_to_compute(monkeypatch)
-    made = outline(config, "an outline")
-    kernel_calls.clear()
-    assert made.cache_nbytes(4200, 12) > 0
-    # The first pass, of one token, tells the size of the vocabulary.
-    assert [call[0] for call in kernel_calls] == [1] * 2 + [4200] * 2 + [1] * 2 + [4, 4, 3] * 2
 
 
 @pytest.mark.cpu_only

@@ -3,7 +3,6 @@ metadata become the other files of a model's directory."""
 
 import json
 import shutil
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import numpy as np
 from .. import shards
 from ..disk import open_map
 from ..quantization import PARTS, Quantization, most_common, quantization_entry
-from ..tensors import DTYPES, Contents, TensorInfo, TensorReader, dtype_name, naming
+from ..tensors import DTYPES, Contents, TensorInfo, TensorReader, naming
 from .gguf_families import EMBEDDING, HEAD, Finder, TensorPlace, describe
 from .gguf_header import Metadata, Stored, read_header
 from .meta import rotary_rows
@@ -70,20 +69,6 @@ class GgufFile(TensorReader):
             if not kinds[place.name].numpy:
                 names[name.removesuffix(".weight") in self._quantized].add(kinds[place.name].name)
         self.exact, self.expanded = sorted(names[True]), sorted(names[False])
-
-    @property
-    def with_types(self) -> dict[str, Any]:
-        """Return the configuration with two additions. "quantization" names every quantized matrix
-        and excludes the others by "*", and "torch_dtype" is the dtype of most other weights."""
-        sizes: Counter[str] = Counter()
-        for info in self.infos.values():
-            if mx.issubdtype(DTYPES[info.dtype], mx.floating):
-                sizes[dtype_name(DTYPES[info.dtype])] += info.nbytes
-        described = {**self.config, "torch_dtype": max(sizes, key=sizes.__getitem__)}
-        if self._quantized:
-            named = {path: how.as_dict() for path, how in self._quantized.items()}
-            described["quantization"] = {**self.config["quantization"], **named, "*": False}
-        return described
 
     @property
     def contents(self) -> Contents:

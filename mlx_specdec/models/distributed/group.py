@@ -155,11 +155,6 @@ class Ranks:
         self._leader = Leader(channel)
         return led(model, self._leader)
 
-    def time_sums(self, model: Base, rows: int, count: int) -> float:
-        """Return the seconds of `count` sums as in a pass over `rows` tokens. Only on rank 0."""
-        assert self._leader is not None
-        return self._leader.time_sums(model, rows, count)
-
     def end(self, code: int) -> None:
         """End with an exit code. On rank 0, all other ranks end with it as well. Later calls do
         nothing."""

@@ -6,7 +6,6 @@ zeros. Every rank must therefore enter the same sums in the same order."""
 import itertools
 import signal
 import threading
-import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -31,8 +30,8 @@ HEAD = 3
 
 
 class Op(IntEnum):
-    """An operation: a method of `interfaces.Context`, or opening or closing a context. SUM times
-    the network, and END ends all ranks."""
+    """An operation: a method of `interfaces.Context`, or opening or closing a context. END ends
+    all ranks."""
 
     OPEN = auto()
     ADVANCE = auto()
@@ -41,7 +40,6 @@ class Op(IntEnum):
     JOIN = auto()
     FILTER = auto()
     CLOSE = auto()
-    SUM = auto()
     END = auto()
 
 
@@ -154,10 +152,7 @@ def follow(model: Base, channel: Channel) -> int:
         for order in message.orders:
             if order.op is Op.END:
                 return order.numbers[0]
-            if order.op is Op.SUM:
-                time_sums(model, channel, *order.numbers)
-            else:
-                follower.do(order, message)
+            follower.do(order, message)
 
 
 def run_pass(
@@ -173,18 +168,6 @@ def run_pass(
     scores = context.advance(message.tokens(batch, rows), proposed, wanted)
     mx.async_eval(scores.hidden[FINAL])
     return scores
-
-
-def time_sums(model: Base, channel: Channel, rows: int, count: int) -> float:
-    """Return the seconds of `count` consecutive sums of hidden states of `rows` tokens. All ranks
-    must call this."""
-    states = mx.zeros((1, rows, model.width), dtype=model.state_dtype)
-    mx.eval(channel.total(states))
-    started = time.perf_counter()
-    for _ in range(count):
-        states = channel.total(states)
-    mx.eval(states)
-    return time.perf_counter() - started
 
 
 class Leader:
@@ -213,11 +196,6 @@ class Leader:
         call on this rank's part of the target immediately afterwards."""
         orders = [self._queued.popleft() for _ in range(len(self._queued))]
         return self._channel.send([*orders, order], tokens)
-
-    def time_sums(self, model: Base, rows: int, count: int) -> float:
-        with self.whole():
-            self.send(Order(Op.SUM, 0, (rows, count)))
-            return time_sums(model, self._channel, rows, count)
 
     def end(self, code: int) -> None:
         """Make all other ranks exit with this code, unless an error interrupted a pass."""

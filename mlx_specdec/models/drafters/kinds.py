@@ -87,15 +87,6 @@ def read(directory: Path) -> DrafterFiles | None:
     return _checked(kind_named(name), directory, config, Weights(directory))
 
 
-def outline(directory: Path) -> DrafterFiles | None:
-    """Open a drafter as `read` does. If the directory has no weights, `describe` the drafter.
-    Raises CheckpointError, also if config.json does not determine the tensors."""
-    name = kind_of(directory)
-    if name is None or shards.format_of(directory) or not kind_named(name).described:
-        return read(directory)
-    return describe(name, directory, read_json(directory / "config.json"))
-
-
 def describe(kind: str, directory: Path, config: Mapping[str, Any]) -> DrafterFiles:
     """Return the drafter that a configuration describes, with zeros in place of its tensors.
     Messages mention `directory`. Raises CheckpointError."""

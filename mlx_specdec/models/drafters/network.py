@@ -137,22 +137,16 @@ class DrafterNetwork(nn.Module, ABC):
         """Return a new sequence, which has read nothing yet."""
 
     def load(self, files: DrafterFiles, numbers: NumberFormat) -> None:
-        """Load the weights of a directory. Raises OptionError."""
-        self.take(files, numbers, values=True)
-        evaluate(self)
-
-    def take(self, files: DrafterFiles, numbers: NumberFormat, *, values: bool) -> None:
-        """Quantize and cast the weights as `numbers` says, without computing them yet. With
-        `values`, load the values of the directory before."""
+        """Load the weights of a directory, quantized and cast as `numbers` says. Raises
+        CheckpointError and OptionError."""
         stored = files.tensors
         numbers.check_plain(files.directory, stored.quantized)
         how = {path: quantization.as_dict() for path, quantization in stored.quantized.items()}
         nn.quantize(self, class_predicate=lambda path, module: how.get(path, False))
-        if values:
-            try:
-                self.load_weights(list(stored.items()))
-            except ValueError as problem:  # parts of a quantized matrix do not fit one another
-                raise CheckpointError(f"{files.directory}: {first_line(problem):.200}") from problem
+        try:
+            self.load_weights(list(stored.items()))
+        except ValueError as problem:  # parts of a quantized matrix do not fit one another
+            raise CheckpointError(f"{files.directory}: {first_line(problem):.200}") from problem
         self.set_dtype(numbers.floating(stored["fc.weight"].dtype))
         if how and numbers.expands(count(self)):
             expand(self)
@@ -160,6 +154,7 @@ class DrafterNetwork(nn.Module, ABC):
             quantize(
                 self, numbers.q_bits, numbers.q_group_size, lambda path, _: path not in IN_16_BITS
             )
+        evaluate(self)
 
     def width_of(self, tap: str) -> int:
         return self._target.width

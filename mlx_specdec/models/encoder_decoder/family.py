@@ -1,4 +1,4 @@
-"""The base class of encoder-decoder families: loading, config-only models and training. See
+"""The base class of encoder-decoder families: loading and training. See
 `families.Family`."""
 
 import re
@@ -22,7 +22,6 @@ from .. import number_format
 from ..base import Base, identity_of
 from ..cache_settings import CacheSettings
 from ..number_format import NumberFormat
-from ..outline import Outline
 from ..trainable import Ids, padded, places
 from .context import EncoderDecoderModel, Network
 
@@ -72,30 +71,26 @@ class EncoderDecoderFamily(ABC):
         overflows: Whether float16 is too small for the hidden states of some checkpoints.
         copies: Tensors that are not read, because each repeats another tensor. The values are the
             network's names of those other tensors.
-        depths: The entries of config.json with the number of encoder and of decoder layers.
+        decoder_depth: The entry of config.json with the number of decoder layers.
     """
 
     kind: Kind = "encoder-decoder"
     overflows: ClassVar[bool] = False
     copies: ClassVar[Mapping[str, str]] = {}
-    depths = ("encoder_layers", "decoder_layers")
+    decoder_depth = "decoder_layers"
 
     @abstractmethod
-    def network(self, config: Config, tensors: Collection[str] | None) -> Network:
+    def network(self, config: Config, tensors: Collection[str]) -> Network:
         """Return the network of a configuration, whose weights are not computed. `tensors` are the
-        names that `places` returns; None if there are no weights. Raises CheckpointError."""
+        names that `places` returns. Raises CheckpointError."""
 
     @abstractmethod
     def names(self, config: Config, stored: Iterable[str]) -> dict[str, str]:
         """Return the tensors to read: the network's name and the checkpoint's name of each."""
 
-    def with_layers(
-        self, config: Config, chosen: Sequence[int], encoder: int | None = None
-    ) -> dict[str, Any]:
-        """See `families.Family`. `encoder` is the number of encoder layers; None keeps it."""
-        encoder_depth, decoder_depth = self.depths
-        depth = config.get(encoder_depth) if encoder is None else encoder
-        return {**config, encoder_depth: depth, decoder_depth: len(chosen)}
+    def with_layers(self, config: Config, chosen: Sequence[int]) -> dict[str, Any]:
+        """See `families.Family`."""
+        return {**config, self.decoder_depth: len(chosen)}
 
     def check_shares(self, config: Config, ranks: int) -> None:
         """Raise OptionError if layers cannot be divided equally between ranks."""
@@ -207,11 +202,6 @@ class EncoderDecoderFamily(ABC):
         words = words if bits is None else f"{bits}-bit, {words}"
         identity = None if group is not None else identity_of(config, words)
         return EncoderDecoderModel(network, identity), files.eos_token_ids(directory, config), words
-
-    def outline(
-        self, config: Config, name: str, numbers: NumberFormat, depth: int | None
-    ) -> Outline:
-        return EncoderDecoderOutline(self, config, name, numbers, depth)
 
     def trainable(self, network: Network) -> TrainableEncoderDecoder:
         return TrainableEncoderDecoder(network)
@@ -331,45 +321,3 @@ def _quantize(
         return how.as_dict() if fits and choose(path, module.weight.shape) else False
 
     nn.quantize(network, class_predicate=predicate)
-
-
-class EncoderDecoderOutline(Outline):
-    """A config-only encoder-decoder model; see `loading.outline`."""
-
-    kind: Kind = "encoder-decoder"
-
-    def __init__(
-        self,
-        family: EncoderDecoderFamily,
-        config: Config,
-        name: str,
-        numbers: NumberFormat,
-        depth: int | None,
-    ) -> None:
-        if depth is not None:
-            config = family.with_layers(config, range(depth), encoder=1)
-        network = family.network(config, None)
-        stored = stored_quantization(config)
-        numbers.check_plain(name, stored)
-        stored_as = number_format.stored_dtype(config)
-        floating = numbers.floating(stored_as, overflows=family.overflows)
-        network.set_dtype(floating)
-        if stored is not None and not numbers.expands(number_format.count(network)):
-            default = stored.get("*", True)
-
-            def choose(path: str, shape: tuple[int, ...]) -> bool:
-                return bool(stored.get(path, default)) and quantizable(f"{path}.weight", shape, 1)
-
-            _quantize(network, stored, choose)
-        if numbers.q_bits is not None:
-            family._quantize_on_load(network, config, numbers)
-        super().__init__(network, network.layers, numbers)
-        self.vocabulary = network.vocabulary
-        bits = numbers.q_bits or (stored or {}).get("bits")
-        self.dtype = f"{bits}-bit, " * number_format.is_quantized(network) + dtype_name(floating)
-
-    def cache_nbytes(self, prompt: int, generated: int) -> int:
-        return self.network.cache_nbytes(prompt, generated + 1)
-
-    def _model(self) -> Base:
-        return EncoderDecoderModel(self.network)

@@ -6,59 +6,19 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx_lm.models.cache import make_prompt_cache
 
-from ...checkpoints.files import LAYERS, check_runs_no_code
+from ...checkpoints.files import LAYERS
 from ...errors import CheckpointError, OptionError, first_line
 from ...interfaces import FINAL
 from ...text.tokenizer import Kind, Tokenizer
 from ..base import Base
-from ..number_format import NumberFormat, stored_dtype
-from ..outline import Outline
+from ..number_format import stored_dtype
 from ..trainable import Ids, padded, places
 from .cut import cut as cut
 from .loader import ArgumentsReader, cannot_build, classes
-from .loading import cast, describe_numbers, max_length, with_numbers
+from .loading import cast, max_length
 from .loading import load as load
 from .model import DecoderOnlyModel
-
-
-class DecoderOnlyOutline(Outline):
-    """A config-only model of any type that mlx-lm implements; see `loading.outline`."""
-
-    kind: Kind = "decoder-only"
-
-    def __init__(
-        self, config: Mapping[str, Any], name: str, numbers: NumberFormat, depth: int | None
-    ) -> None:
-        check_runs_no_code(name, config)
-        self._config = config if depth is None else with_layers(config, range(depth))
-        network = with_numbers(network_of(self._config, name), name, numbers)
-        layers = list(getattr(network, "layers", ()))
-        if depth is not None and len(layers) != depth:
-            raise CheckpointError(f"{name} cannot be cut to {depth} layers")
-        super().__init__(network, layers, numbers)
-        self.dtype = describe_numbers(network)
-        caches = make_prompt_cache(network)
-        if len(caches) == len(layers):
-            kinds = [(type(cache).__name__, getattr(cache, "max_size", None)) for cache in caches]
-            self.layers = list(zip(self.layers, kinds, strict=True))
-        probe = network(mx.zeros((1, 1), dtype=mx.int32), cache=caches)
-        self.vocabulary = int(probe.shape[-1])
-
-    def cache_nbytes(self, prompt: int, generated: int) -> int:
-        """Return the bytes of the caches after passes of these sizes, which are not computed."""
-        length = max_length(self._config, self.network)
-        model = DecoderOnlyModel(self.network, length, computes=False)
-        context = model.untried()
-        with model.lazily():
-            for rows in (prompt, *[1] * min(1, generated), generated - 1):
-                if rows > 0:
-                    context.advance(mx.zeros((1, rows), dtype=mx.int32))
-        return context.nbytes
-
-    def _model(self) -> DecoderOnlyModel:
-        return DecoderOnlyModel(self.network, max_length(self._config, self.network))
 
 
 class TrainableDecoder:
@@ -86,7 +46,7 @@ class TrainableDecoder:
 
 
 kind: Kind = "decoder-only"
-outline, trainable, model = DecoderOnlyOutline, TrainableDecoder, DecoderOnlyModel
+trainable, model = TrainableDecoder, DecoderOnlyModel
 _SETTINGS = ("group_size", "bits", "mode")
 """The keys of a "quantization" entry that name no layer."""
 _WIDTHS = ("hidden_size", "intermediate_size", "num_attention_heads")

@@ -149,7 +149,6 @@ class DecoderOnlyModel(TappedNetwork):
         caches: Settings of the KV cache.
         identity: See base.Base.
         group, pipeline: See TappedNetwork.
-        computes: False if no pass will be computed. The weights may then be larger than memory.
     Raises:
         OptionError: If the model cannot use such caches."""
 
@@ -166,12 +165,10 @@ class DecoderOnlyModel(TappedNetwork):
         group: mx.distributed.Group | None = None,
         *,
         pipeline: bool = False,
-        computes: bool = True,
     ) -> None:
-        if computes:
-            lighten(model)
-            if not on_cpu():
-                replace_in(model)
+        lighten(model)
+        if not on_cpu():
+            replace_in(model)
         super().__init__(model, group, pipeline=pipeline)
         self.family, self.identity = family_of(model), identity
         self.max_length = max_length
