@@ -27,7 +27,7 @@ from ..checkpoints.source import as_directory, resolve, temporary_directory
 from ..checkpoints.tensors import DTYPES, dtype_name
 from ..models.drafters.kinds import kind_of
 from ..models.families import is_encoder_decoder
-from ..models.number_format import NumberFormat, nbytes, stored_dtype
+from ..models.number_format import NumberFormat, nbytes, on_cpu, stored_dtype
 
 RATES = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 """Acceptance rates to show the gain for. The pair's own rate is unknown."""
@@ -35,9 +35,9 @@ LONGEST = 8
 """The largest number of draft tokens of an estimate."""
 GENERATED = 128
 """Tokens after the prompt for which the caches have room."""
-WIDTH = 4096
-"""Rows and columns of a matrix of the probe."""
-MATRICES = 16
+WIDTHS = (4096, 2048)
+"""Rows and columns of a matrix of the probe, on a GPU and on a CPU, which may take long for it."""
+MATRICES = 64
 """The largest number of matrices of the probe. They are larger than the caches of processors."""
 PRODUCTS_SECONDS = 0.02
 """Seconds that the products of one row with all matrices may take."""
@@ -185,7 +185,7 @@ def probe(numbers: tuple[int | None, mx.Dtype], seconds: float = 1.0) -> dict[in
     takes, and of some more rows. The measurement takes about `seconds` seconds."""
 
     def made() -> nn.Module:
-        layer: nn.Module = nn.Linear(WIDTH, WIDTH, bias=False)
+        layer: nn.Module = nn.Linear(width, width, bias=False)
         layer.set_dtype(numbers[1])
         if numbers[0] is not None:
             layer = nn.QuantizedLinear.from_linear(layer, bits=numbers[0])
@@ -193,13 +193,14 @@ def probe(numbers: tuple[int | None, mx.Dtype], seconds: float = 1.0) -> dict[in
         return layer
 
     def timed(rows: int) -> float:
-        x = mx.zeros((rows, WIDTH), dtype=numbers[1])
+        x = mx.zeros((rows, width), dtype=numbers[1])
         started = time.perf_counter()
         for layer in layers:
             x = layer(x)
         mx.eval(x)
         return time.perf_counter() - started
 
+    width = WIDTHS[on_cpu()]
     layers = [made()]
     first = min(timed(1) for _ in range(3))
     layers += [made() for _ in range(min(MATRICES, int(PRODUCTS_SECONDS / first)) - 1)]

@@ -67,8 +67,6 @@ def test_the_object_for_programs_has_the_same_figures() -> None:
     assert speeds["step_seconds"] > 0 and 0 < speeds["draft_cost"] < 1
     assert [gain["acceptance_rate"] for gain in speeds["gains"]] == [0.5, 0.6, 0.7, 0.8, 0.9, 0.95]
     assert all(gain["speed_up"] >= 1 for gain in speeds["gains"])
-    plain = json.loads(command("estimate", *SHIPPED, "--dtype", "bfloat16", "--json").out)["target"]
-    assert plain["weights_bytes"] < packed["weights_bytes"]  # scales in 16 bits
 
 
 @pytest.mark.parametrize(
