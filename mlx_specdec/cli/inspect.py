@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..checkpoints.disk import show
-from ..errors import OptionError
 from . import render
 from .flags import REQUIRED, Flags, Json, command, flag, group
-from .loading import MODEL, REVISION, load_pair
+from .loading import REVISION
 
 _PARTS = ("weight", "scales", "biases")
 _LAYER = re.compile(r"(?<=[a-z])\.\d+\.")
@@ -21,7 +19,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from ..conversion.inspect import Inspection
-    from ..measure.probe import Probe
 
 
 @group("Checkpoint")
@@ -35,75 +32,17 @@ class Checkpoint(Flags):
     revision: str | None = flag(None, REVISION)
 
 
-@group("Probe")
-class Probing(Flags):
-    probe: bool = flag(
-        False,
-        "Measure what the target accepts of a drafter on hidden states that reads the layers "
-        "that its files name, or those one lower or one higher.",
-    )
-    model: str | None = flag(None, f"The target to probe with: a {MODEL}", "--model-name")
-    prompts: Path | None = flag(
-        None,
-        "A file of prompts to probe with, as bench takes it.",
-        metavar="FILE",
-        show_default="six of its own",
-    )
+@command("mlx-specdec inspect weights/t5-enfr")
+def inspect(source: Checkpoint, output: Json) -> None:
+    """Show what a checkpoint holds, without loading its weights."""
+    from ..conversion.inspect import inspect as look
 
-
-@command(
-    "mlx-specdec inspect weights/t5-enfr", "mlx-specdec inspect DRAFTER --probe --model TARGET"
-)
-def inspect(source: Checkpoint, probing: Probing, output: Json) -> None:
-    """Show what a checkpoint holds, without loading its weights.
-
-    With --probe, load a drafter and its target, and measure which layers it should read."""
-    if probing.probe and probing.model is None:
-        raise OptionError("--probe needs the target that the drafter is for: name it, --model")
-    if not probing.probe and (probing.model is not None or probing.prompts is not None):
-        raise OptionError("--model and --prompts are for --probe: give it, or leave them out")
-    if probing.model is not None:
-        found: Probe | Inspection = _probe(source, probing.model, probing.prompts)
-        show_found: Callable[[Any], None] = _show_probe
-    else:
-        from ..conversion.inspect import inspect as look
-
-        with render.progress("downloading", in_bytes=True) as report:
-            found = look(source.checkpoint, revision=source.revision, progress=report)
-        show_found = _show_inspection
+    with render.progress("downloading", in_bytes=True) as report:
+        found = look(source.checkpoint, revision=source.revision, progress=report)
     if output.json:
         render.write(sys.stdout, render.as_json(found.as_dict()))
     else:
-        show_found(found)
-
-
-def _probe(source: Checkpoint, model: str, file: Path | None) -> Probe:
-    from ..checkpoints.source import resolve
-    from ..models.drafters.kinds import kind_of
-    from ..text.prompts import read_prompts
-
-    prompts = None if file is None else [prompt.turns[0] for prompt in read_prompts(file)]
-    with render.progress("downloading", in_bytes=True) as report:
-        directory = resolve(source.checkpoint, revision=source.revision, progress=report)
-    if not directory.is_dir() or kind_of(directory) is None:
-        raise OptionError(
-            f"{source.checkpoint} is no drafter on hidden states: --probe has no layers to try"
-        )
-    pair = load_pair(model, str(directory))
-    from ..measure.probe import PROMPTS, probe
-
-    with render.progress("probing") as report:
-        return probe(pair, PROMPTS if prompts is None else prompts, progress=report)
-
-
-def _show_probe(probed: Probe) -> None:
-    table = render.table("layers", "outputs of", ">first token accepted", ">all", ">drafted")
-    names = {0: "as its files name them", -1: "one lower", 1: "one higher"}
-    for numbering in probed.numberings:
-        layers = ", ".join(map(str, numbering.layers))
-        rates = f"{numbering.first_rate:.0%}", f"{numbering.rate:.0%}"
-        table.add_row(names[numbering.shift], layers, *rates, str(numbering.drafted))
-    render.lay_out(sys.stdout, table, render.escaped(probed.advice))
+        _show_inspection(found)
 
 
 def _show_inspection(found: Inspection) -> None:

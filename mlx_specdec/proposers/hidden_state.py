@@ -19,7 +19,8 @@ from .draft_model import CHUNK, draw
 from .drafter import MOST_DRAFTED, Drafter, LoadedPair, Setup
 
 LAYERS_COUNTED = (
-    ", or its config.json counts layers otherwise, which mlx-specdec inspect --probe tells"
+    ", or its config.json counts layers otherwise, which benchmarks/probe.py in the repository "
+    "tells"
 )
 UNREAD = 64
 """Number of hidden states that may wait for the next draft before the drafter reads them."""

@@ -110,7 +110,7 @@ def test_a_drafter_that_is_hardly_ever_right_is_named_in_one_line(
         [line] = [each for each in done.err.splitlines() if "hardly any" in each]
         assert line.startswith("warning: hardly any draft tokens are accepted (")
         assert f"{drafter} was probably made for another target" in line
-        assert line.endswith("which mlx-specdec inspect --probe tells")
+        assert line.endswith("which benchmarks/probe.py in the repository tells")
         assert request[0] == "batch" or done.err == line + "\n"
 
 

@@ -10,23 +10,21 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from benchmarks import probe as probing
+from benchmarks.probe import SETTINGS, Numbering, Probe, probe
 from mlx_specdec.engine.generate import generate
 from mlx_specdec.engine.loading import load
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.engine.request import encode
 from mlx_specdec.errors import OptionError
 from mlx_specdec.interfaces import after
-from mlx_specdec.measure import probe as probing
-from mlx_specdec.measure.probe import SETTINGS, Numbering, Probe, probe
 from mlx_specdec.text.tokenizer import load_tokenizer
 
 from ..support import tiny
-from ..support.commands import Run, fails, run, strict
 from ..support.drafter_pairs import MAKERS, TRANSLATOR, made
 from ..support.speculators import WIDTH, eagle3
 from ..support.tokenizers import byte_level
 
-__all__ = ["run"]
 LAYERS = 5
 PROMPTS = ["some words", "other words"]
 BRIEF = replace(SETTINGS, max_tokens=10)
@@ -150,37 +148,27 @@ def test_another_numbering_has_to_be_clearly_better(
         assert f'"aux_hidden_state_layer_ids": [{5 + best}, {9 + best}]' in measured.advice
 
 
-def test_what_the_command_advises_mends_the_files(run: Run, target: Path, tmp_path: Path) -> None:
+def test_what_the_program_advises_mends_the_files(
+    target: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     directory = drafter(tmp_path / "drafter", target, layer=2, named=1)
     file = tmp_path / "prompts.txt"
     file.write_text("\n".join(PROMPTS))
-    arguments = ("inspect", directory, "--probe", "--model", target, "--prompts", file)
-    shown = run(*arguments)
-    assert (shown.code, shown.err) == (0, "")
-    for part in ("as its files name them", "one lower", "one higher"):
-        assert part in shown.out
-    assert 'write "eagle_aux_hidden_state_layer_ids": [3] into' in shown.out
+    words = ["probe.py", str(directory), "--model", str(target), "--prompts", str(file)]
+    monkeypatch.setattr("sys.argv", words)
+    probing.main()
+    advice = json.loads(capsys.readouterr().out)["advice"]
+    assert 'write "eagle_aux_hidden_state_layer_ids": [3] into' in advice
     config = json.loads((directory / "config.json").read_text())
     mended = {**config, "eagle_aux_hidden_state_layer_ids": [3]}
     (directory / "config.json").write_text(json.dumps(mended))
-    measured = strict(run(*arguments, "--json").out)
+    probing.main()
+    measured = json.loads(capsys.readouterr().out)
     assert (measured["kind"], measured["texts"], measured["best_shift"]) == ("eagle3", 2, 0)
     assert [row["layers"] for row in measured["numberings"]] == [[2], [1], [3]]
-    rates = [row["first_token_acceptance"] for row in measured["numberings"]]
-    assert max(rates) == rates[0] > 0.5
-
-
-def test_what_cannot_be_probed_is_one_line(run: Run, target: Path, tmp_path: Path) -> None:
-    directory = drafter(tmp_path / "drafter", target, layer=2, named=2)
-    empty = tmp_path / "empty.txt"
-    empty.write_text("")
-    for flags, part in (
-        ((directory, "--probe"), "--probe needs the target"),
-        ((directory, "--model", target), "are for --probe"),
-        ((directory, "--prompts", empty), "are for --probe"),
-        ((target, "--probe", "--model", target), "is no drafter on hidden states"),
-        ((tmp_path / "none", "--probe", "--model", target), "there is no directory"),
-        ((directory, "--probe", "--model", directory), "a drafter of the kind eagle3"),
-        ((directory, "--probe", "--model", target, "--prompts", empty), "has no prompts"),
-    ):
-        fails(run("inspect", *flags), part)
+    monkeypatch.setattr("sys.argv", [words[0], str(tmp_path / "none"), *words[2:]])
+    with pytest.raises(SystemExit, match="there is no directory"):
+        probing.main()

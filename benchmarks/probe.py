@@ -1,20 +1,37 @@
-"""Measures which layers of the target a hidden-state drafter should read, because the files of
-drafters count layers in different ways."""
+"""Measure which layers of the target a hidden-state drafter should read, because the files of
+drafters count layers in different ways:
 
+    python benchmarks/probe.py DRAFTER --model TARGET [--prompts FILE]
+
+Prints one JSON object with the acceptance rates for the layers that the files name, and for those
+one lower and one higher, and with advice."""
+
+import argparse
 import copy
+import json
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from ..engine.generate import stream_generate
-from ..engine.pair import LEAST_ACCEPTED, Pair
-from ..errors import OptionError
-from ..interfaces import FINAL, Progress, after, ignore_progress
-from ..models.base import layer_of
-from ..models.drafters.kinds import kind_named, try_out
-from ..options import Options
-from ..proposers.hidden_state import HiddenStateDrafter
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from mlx_specdec import SpecdecError, load, process
+
+if __name__ == "__main__":
+    process.load()
+
+from mlx_specdec.engine.generate import stream_generate
+from mlx_specdec.engine.pair import LEAST_ACCEPTED, Pair
+from mlx_specdec.errors import OptionError
+from mlx_specdec.interfaces import FINAL, Progress, after, ignore_progress
+from mlx_specdec.models.base import layer_of
+from mlx_specdec.models.drafters.kinds import kind_named, try_out
+from mlx_specdec.options import Options
+from mlx_specdec.proposers.hidden_state import HiddenStateDrafter
+from mlx_specdec.text.prompts import read_prompts
 
 SHIFTS = (0, -1, 1)
 PROMPTS = (
@@ -155,3 +172,22 @@ def probe(
             )
         measured.append(Numbering(shift, layers, *counts))
     return Probe(pair.name, str(pair.draft_name), network.kind, len(prompts), tuple(measured))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("drafter")
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--prompts", type=Path)
+    given = parser.parse_args()
+    try:
+        file = given.prompts
+        prompts = PROMPTS if file is None else [one.turns[0] for one in read_prompts(file)]
+        found = probe(load(given.model, given.drafter), prompts)
+    except SpecdecError as problem:
+        sys.exit(f"error: {problem}")
+    print(json.dumps(found.as_dict(), indent=1))
+
+
+if __name__ == "__main__":
+    main()
