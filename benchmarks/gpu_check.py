@@ -103,8 +103,9 @@ def compared(
     target: str, whole: Path, prompts: list[str], numbers: dict[str, Any]
 ) -> Iterator[dict[str, Any]]:
     """Compare every way to draft with plain decoding. whole: The dequantized target."""
+    from margins import compare
+
     from mlx_specdec import Options, generate, generate_many, load
-    from mlx_specdec.measure.margins import compare
 
     weights = ROOT / "weights"
     base = whole if "q_bits" in numbers else weights / target

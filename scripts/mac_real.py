@@ -27,9 +27,12 @@ process.load()
 
 from mlx_specdec import Options, Pair, generate, generate_many, load  # noqa: E402
 from mlx_specdec.engine.loading import with_draft_model  # noqa: E402
-from mlx_specdec.measure.margins import compare, find_parting  # noqa: E402
 
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.margins import compare, find_parting  # noqa: E402
+
 FORMATS = {
     "float32": ["--dtype", "float32", "--expand-weights"],
     "bfloat16": ["--dtype", "bfloat16", "--expand-weights"],

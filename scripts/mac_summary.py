@@ -192,7 +192,7 @@ def outputs(report: Report) -> list[str]:
             drafted = [one for one in bench["methods"] if one["family"] != "plain"]
             equal = sum(one["compared"] - len(one["differences"]) for one in drafted)
             total = sum(one["compared"] for one in drafted)
-            values = {one["name"]: one["speed_up"]["overall"]["value"] for one in drafted}
+            values = {one["name"]: one["speed_up"] for one in drafted}
             speeds = {name: value for name, value in values.items() if value is not None}
             if not speeds:
                 continue

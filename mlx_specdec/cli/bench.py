@@ -1,14 +1,13 @@
-"""The bench command: measure a pair with a file of prompts, and show a table, JSON or a report."""
+"""The bench command: measure a pair with a file of prompts, and show a table, JSON or a plot."""
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TextIO
+from typing import TYPE_CHECKING, Self, TextIO
 
 from ..checkpoints.disk import check_not_read
 from ..errors import OptionError
@@ -31,10 +30,10 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from ..engine.pair import Pair
-    from ..measure.analysis import Analysis
+    from ..interfaces import Progress
+    from ..measure.figures import Analysis, Figures
     from ..measure.methods import Length
-    from ..measure.presentation import Table as Cells
-    from ..measure.report import Measured, Setting
+    from ..measure.setting import Setting
     from ..measure.throughput import Throughput
     from ..text.prompts import Prompt
 
@@ -44,14 +43,8 @@ ROUNDING = (
     "part where two tokens tie: that is no error, and --exact prevents it (docs/platforms.md)."
 )
 DISPENSABLE = (
-    "predicted",
-    "median sequence",
-    "texts/s",
-    "acceptance length",
-    "95 % interval",
-    "acceptance rate",
-    "peak memory",
-    "same text",
+    *("texts/s", "acceptance length", "spread"),
+    *("acceptance rate", "peak memory", "same text"),
 )
 """Columns that are left out on a narrow terminal, in this order."""
 
@@ -83,12 +76,13 @@ class Measuring(Flags):
         "by commas.",
         metavar="N,...",
     )
-    baselines: bool = flag(
-        False, "Measure mlx-lm as well, and transformers where torch is installed.", "--peers"
-    )
     limit: int | None = flag(None, "The number of prompts to use, from the first one on.", min=1)
     repeats: int = flag(3, "The number of times that each text is generated.", min=1)
-    report: Path | None = flag(None, "The HTML file to write plots to.", metavar="FILE")
+    plot: Path | None = flag(
+        None,
+        "A .png or .svg file to draw the speeds by draft length into, with matplotlib.",
+        metavar="FILE",
+    )
 
     @property
     def names(self) -> list[str]:
@@ -141,7 +135,7 @@ class Compared(Models):
 
 
 @command(
-    "mlx-specdec bench prompts/translation.jsonl --limit 10 --report report.html",
+    "mlx-specdec bench prompts/translation.jsonl --limit 10 --plot speed.svg",
     "mlx-specdec bench PROMPTS --model A --draft-model B --draft-model C",
     "mlx-specdec bench --batch-size 1,4,16",
 )
@@ -151,8 +145,6 @@ def bench(measuring: Measuring, models: Compared, text: BenchFlags, output: Json
     Without arguments, the shipped translator is measured on its sample prompts. Ctrl-C keeps what
     was measured so far."""
     options = Options(**text.for_options())
-    if measuring.baselines and models.adapter_path is not None:
-        raise OptionError("baselines take no adapters: leave out --adapter-path or --baselines")
     sizes, lengths = measuring.sizes(), measuring.lengths()
     drafts = list(dict.fromkeys(models.draft_model or []))
     if sizes:
@@ -162,8 +154,12 @@ def bench(measuring: Measuring, models: Compared, text: BenchFlags, output: Json
                 raise OptionError(f"with --batch-size, name one {flags}")
     if options.max_tokens < 1:
         raise OptionError(f"max-tokens must be 1 or more, not {options.max_tokens}")
-    if measuring.report is not None and not os.access(measuring.report.parent, os.W_OK):
-        raise OptionError(f"the report cannot be written to {measuring.report.parent}")
+    if measuring.plot is not None:
+        from ..measure.plot import check
+
+        if sizes:
+            raise OptionError("--plot draws draft lengths: leave it out, or --batch-size")
+        check(measuring.plot)
     one = Models(**{**vars(models), "draft_model": drafts[0] if drafts else None})
     model, draft_model = named(one)
     file = measuring.prompts or sample(model)
@@ -185,30 +181,36 @@ def bench(measuring: Measuring, models: Compared, text: BenchFlags, output: Json
         with render.progress("downloading", in_bytes=True) as report:
             of_draft |= {"progress": report, "announce": render.tell}
             pairs.append(with_draft_model(pairs[0], str(draft), **of_draft))
-    analysis: Measured
-    if sizes:
-        analysis, notes = _throughput(pairs[0], options, prompts, measuring)
-    else:
-        analysis, notes = _speculation(pairs, options, prompts, measuring)
-    from ..measure.report import as_dict, setting, write_report
+    from ..measure.setting import setting
 
+    with render.progress("measuring") as bar:
+        found: Analysis | Throughput
+        notes: list[str] = []
+        drawn: Sequence[Figures] = ()
+        if sizes:
+            found, notes = _throughput(pairs[0], options, prompts, measuring, bar)
+        else:
+            found = _speculation(pairs, options, prompts, measuring, bar)
+            drawn = found.methods
+    if found.interrupted:
+        interrupts.go_on()
     taken_with = setting(pairs, options, file, notes)
-    show(analysis, taken_with, sys.stderr if output.json else sys.stdout)
-    for method in analysis.methods:
-        if found := method.differences:
-            margins = [differing.margin for differing in found if differing.margin is not None]
-            ties = sum(differing.tie is True for differing in found)
-            where = f", {ties} part at ties, largest margin {max(margins):.2g}" if margins else ""
-            share = f"{method.name}: {len(found)} of {method.compared} texts"
-            print(f"{share} are not plain decoding's own{where}", file=sys.stderr)
-    if any(method.differences for method in analysis.methods) and not options.exact:
+    show(found, taken_with, sys.stderr if output.json else sys.stdout)
+    for method in found.methods:
+        if count := len(method.differences):
+            share = f"{method.name}: {count} of {method.compared} texts"
+            print(f"{share} are not plain decoding's own", file=sys.stderr)
+    if any(method.differences for method in found.methods) and not options.exact:
         print(ROUNDING, file=sys.stderr)
     if output.json:
-        render.write(sys.stdout, render.as_json(as_dict(analysis, taken_with)))
-    if measuring.report is not None:
-        write_report(analysis, taken_with, measuring.report)
-        render.tell(f"report: {measuring.report}")
-    if analysis.interrupted:
+        payload = {"setting": asdict(taken_with), **asdict(found)}
+        render.write(sys.stdout, render.as_json(payload))
+    if measuring.plot is not None:
+        from ..measure.plot import draw
+
+        draw(drawn, _title(taken_with), measuring.plot)
+        render.tell(f"plot: {measuring.plot}")
+    if found.interrupted:
         raise KeyboardInterrupt
 
 
@@ -217,100 +219,80 @@ def _speculation(
     options: Options,
     prompts: Sequence[Prompt],
     measuring: Measuring,
-) -> tuple[Analysis, list[str]]:
-    """Measure single completions.
-
-    Args:
-        pairs: One target with each of its draft models.
-    Returns:
-        The figures, and remarks about other programs.
-    Raises:
-        KeyboardInterrupt: If it came before there were any figures."""
+    progress: Progress,
+) -> Analysis:
+    """Measure single completions by one target with each of its drafts. Raises KeyboardInterrupt
+    if it came before there were any figures."""
     from ..engine.request import encode
-    from ..measure.analysis import analyse
-    from ..measure.margins import comparison
-    from ..measure.methods import TURNS, measure, own_methods, pass_timer
+    from ..measure.figures import analyse
+    from ..measure.methods import measure, own_methods
 
-    lengths = measuring.lengths()
-    methods = own_methods(pairs, options, measuring.names, lengths)
-    # Other programs support only draft models.
-    pair = next((candidate for candidate in pairs if candidate.draft is not None), pairs[0])
-    notes: list[str] = []
-    if measuring.baselines:
-        from ..measure.baselines import find_baselines, mlx_lm_methods, transformers_methods
-
-        programs = mlx_lm_methods, transformers_methods
-        baselines, notes = find_baselines(*programs, pair, options, lengths)
-        methods += baselines
-    first = encode(pair, prompts[0].turns[0], options)
-    passes = pass_timer(pairs, first, [method.num_draft for method in methods])
-    turns = -(-TURNS // (measuring.repeats * len(prompts)))
-
-    def between() -> None:
-        """Time passes between two completions."""
-        passes.turn(turns)
-
-    how: dict[str, Any] = {"repeats": measuring.repeats, "between": between}
-    with render.progress("measuring") as bar:
-        how["progress"] = bar
-        measured = measure(prompts, methods, lambda text: encode(pair, text, options), **how)
-    if measured.interrupted:
-        interrupts.go_on()
-    analysis = analyse(measured, passes.costs(), comparison(pairs[0], options))
-    if analysis is None:
+    methods = own_methods(pairs, options, measuring.names, measuring.lengths())
+    measured = measure(
+        prompts,
+        methods,
+        lambda text: encode(pairs[0], text, options),
+        repeats=measuring.repeats,
+        progress=progress,
+    )
+    if (found := analyse(measured)) is None:
         raise KeyboardInterrupt
-    return analysis, notes
+    return found
 
 
 def _throughput(
-    pair: Pair, options: Options, prompts: Sequence[Prompt], measuring: Measuring
+    pair: Pair,
+    options: Options,
+    prompts: Sequence[Prompt],
+    measuring: Measuring,
+    progress: Progress,
 ) -> tuple[Throughput, list[str]]:
-    """Measure the whole file at several batch sizes. Returns and raises as `_speculation` does."""
-    from ..measure.margins import comparison
+    """Measure the whole file at several batch sizes. Also return notes, and raise as
+    `_speculation` does."""
     from ..measure.throughput import encoded, file_methods, measure_files
 
     sizes, [length] = measuring.sizes(), measuring.lengths()
     ids, skipped = encoded(pair, prompts, options)
     methods, notes = file_methods(pair, options, next(iter(measuring.names), None), length, sizes)
-    if measuring.baselines:
-        from ..measure import baselines
-
-        programs = baselines.mlx_lm_file_methods, baselines.transformers_file_methods
-        found, remarks = baselines.find_baselines(*programs, pair, options, sizes)
-        methods, notes = [*methods, *found], [*notes, *remarks]
-    how: dict[str, Any] = {"repeats": measuring.repeats, "compare": comparison(pair, options)}
-    with render.progress("measuring") as bar:
-        throughput = measure_files(ids, methods, skipped=skipped, **how, progress=bar)
-    if throughput is None:
+    repeats = measuring.repeats
+    found = measure_files(ids, methods, skipped=skipped, repeats=repeats, progress=progress)
+    if found is None:
         raise KeyboardInterrupt
-    return throughput, notes
+    return found, notes
 
 
-def show(analysis: Measured, setting: Setting, stream: TextIO) -> None:
-    """Write the table to a stream. Raises as render.write does."""
-    shown = analysis.presentation()
-    laid = render.fitted(stream, shown.table.columns, DISPENSABLE, partial(_table, shown.table))
+def _title(setting: Setting) -> str:
     draft = f" with {setting.draft_model}" if setting.draft_model else ""
-    title = (
+    return (
         f"{setting.model}{draft}, {setting.dtype}, temperature {setting.temperature:g}; "
         f"{setting.device}, BLAS {setting.blas}"
     )
-    caption = f"{analysis.texts} texts, each up to {analysis.repeats} times, methods in turns"
-    caption += f"; {len(analysis.skipped)} skipped" if analysis.skipped else ""
-    caption += "; interrupted" if analysis.interrupted else ""
-    notes = (text for text in (caption, shown.verdict, *setting.notes) if text)
-    render.lay_out(stream, title, laid, *notes)
 
 
-def _table(cells: Cells, columns: Sequence[str]) -> Table:
+def show(found: Analysis | Throughput, setting: Setting, stream: TextIO) -> None:
+    """Write the table to a stream. Raises as render.write does."""
+    from ..measure.figures import fastest
+
+    rows = [method.cells() for method in found.methods]
+    best = fastest(found.methods)
+    styles = ["bold" if method is best else None for method in found.methods]
+    laid = render.fitted(stream, list(rows[0]), DISPENSABLE, partial(_table, rows, styles))
+    caption = f"{found.texts} texts, each up to {found.repeats} times, methods in turns"
+    caption += f"; {len(found.skipped)} skipped" if found.skipped else ""
+    caption += "; interrupted" if found.interrupted else ""
+    notes = (text for text in (caption, found.verdict, *setting.notes) if text)
+    render.lay_out(stream, _title(setting), laid, *notes)
+
+
+def _table(
+    rows: Sequence[Mapping[str, str]], styles: Sequence[str | None], columns: Sequence[str]
+) -> Table:
     """Return a table of these columns. Cells are not cut, and the last word of a heading gets a
     line of its own."""
-    places = [cells.columns.index(name) for name in columns]
     names = ["\n".join(name.rsplit(" ", 1)) for name in columns]
     table = render.table(*(f">{name}" if at else name for at, name in enumerate(names)))
     for numbers in table.columns[1:]:
         numbers.no_wrap = True
-    for number, row in enumerate(cells.rows):
-        style = "bold" if number == cells.best else None
-        table.add_row(*(row[at] for at in places), style=style)
+    for row, style in zip(rows, styles, strict=True):
+        table.add_row(*(row[name] for name in columns), style=style)
     return table

@@ -63,9 +63,6 @@ class Output(Json):
     show_drafts: bool = flag(False, "Mark the accepted draft tokens in the text.")
     verbose: bool = flag(False, "Say which draft lengths were chosen, and why.")
     quiet: bool = flag(False, "Print the text only, without statistics, progress and notes.")
-    margins: bool = flag(
-        False, "Score the text again, and say how close its choices were and how many were ties."
-    )
 
 
 @command(
@@ -204,24 +201,14 @@ def _generate(
         if not output.quiet and (sentence := render.cut(run.result(), options.max_tokens)):
             render.tell(sentence)
     result = run.result()
-    found = None
-    if output.margins:
-        from ..measure.margins import score
-
-        if (found := score(pair, options, text, result.tokens)) is None:
-            render.tell(f"--margins: tokens of the rule {options.rule_name} have no margins")
     if output.json:
-        more = {} if found is None else found.as_dict()
-        render.write(
-            sys.stdout, render.as_json({**result.as_dict(), "draft_length": run.reason, **more})
-        )
+        payload = {**result.as_dict(), "draft_length": run.reason}
+        render.write(sys.stdout, render.as_json(payload))
     else:
         if sentence := render.ending(result, special_texts(pair)):
             render.tell(sentence)
         if not output.quiet:
             print(render.summary(result), file=sys.stderr)
-        if found is not None:
-            render.tell(render.margins(found, pair.dtype))
     return run
 
 

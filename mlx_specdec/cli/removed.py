@@ -1,6 +1,16 @@
 """The flags that release 0.4 removed. The error for such a flag says what to use instead."""
 
 INSTEAD = {
+    "--margins": "benchmarks/margins.py in a clone of the repository scores a text again",
+    **dict.fromkeys(
+        ("bench --baselines", "bench --peers"),
+        "benchmarks/compare.py in a clone of the repository measures other programs",
+    ),
+    "bench --report": "--plot FILE draws the speeds, and --json prints all figures",
+    **dict.fromkeys(
+        ("inspect --probe", "inspect --model", "inspect --model-name", "inspect --prompts"),
+        "benchmarks/probe.py in a clone of the repository tries a drafter's layers",
+    ),
     **dict.fromkeys(
         ("estimate --max-tokens", "estimate -m", "estimate --turns", "estimate --seconds"),
         "estimate computes with sizes, and measures the speed of a matrix for a second",

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from ..decoding.sequence import Emission
     from ..engine.results import Labels, Result
-    from ..measure.margins import Margins
 
 GREEN_UNDERLINED = "\x1b[32;4m"
 PLAIN = "\x1b[0m"
@@ -350,14 +349,6 @@ def cut(result: Result, most: int) -> str:
     if result.finish_reason != "length" or not 0 < most <= len(result.tokens):
         return ""
     return f"stopped at {most} tokens (--max-tokens)"
-
-
-def margins(found: Margins, dtype: str) -> str:
-    """Return a sentence on how close the choices of a text were."""
-    smallest, ties = found.smallest, sum(found.ties)
-    least = "" if smallest is None else f"smallest margin {smallest.value:.3g} at token "
-    least += "" if smallest is None else f"{smallest.position}; "
-    return f"{least}{ties} of {len(found.ties)} tokens tie within one rounding of {dtype}"
 
 
 def drafts(rounds: int, drafted: int, accepted: int, labels: Labels) -> str:

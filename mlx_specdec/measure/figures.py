@@ -1,94 +1,58 @@
-"""Computes the figures of a benchmark's methods from samples, with confidence intervals.
-
-The bootstrap is paired: it resamples prompts, each with its samples of both compared methods."""
+"""Computes the figures of a benchmark's methods from samples."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, zip_longest
 from operator import itemgetter
 from statistics import median
-from typing import NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Protocol, TypeVar
 
 from ..decoding.statistics import ratio
-from .margins import Compare
 from .methods import Key, Length, Measurements, Method, Sample
-from .presentation import Value, figure, same_text
-
-DRAWS = 2000
-"""Number of bootstrap resamples."""
-COVERAGE = 0.95
-FEWEST = 5
-"""Minimum number of sequences for an interval. A bootstrap of fewer says little."""
 
 
-class Paired(NamedTuple):
-    """One sequence by plain decoding and by another method. Seconds are medians of the repeats."""
+class MethodFigures(Protocol):
+    """The figures of a method. `speed_up` is its speedup over plain decoding, if it is known."""
 
-    plain_seconds: float
-    seconds: float
-    plain_tokens: int
-    tokens: int
-
-
-@dataclass(frozen=True)
-class SpeedUp:
-    """The ratio of tokens per second to plain decoding: for all sequences together, and the median
-    of the ratios of the sequences."""
-
-    overall: Value
-    per_text: Value
+    @property
+    def speed_up(self) -> float | None: ...
+    def cells(self) -> dict[str, str]: ...
 
 
-def speed_up(texts: Sequence[Paired], draws: int = DRAWS, seed: int = 0) -> SpeedUp | None:
-    """Return the speedup with an interval by a percentile bootstrap over the sequences (Efron), or
-    None if no sequence took any time."""
-    texts = [text for text in texts if min(text) > 0]
-    if not texts:
-        return None
-    count = len(texts)
-    plain_seconds, seconds, plain_tokens, tokens = np.array(texts, dtype=float).T
-    drawn = np.random.default_rng(seed).integers(0, count, (draws, count))
-    # Row 0 holds the measured sequences, and the other rows the resamples.
-    drawn = np.concatenate([np.arange(count)[None], drawn])
-    speed, plain_speed = (
-        made[drawn].sum(axis=1) / took[drawn].sum(axis=1)
-        for made, took in ((tokens, seconds), (plain_tokens, plain_seconds))
-    )
-    ratios = (tokens / seconds) / (plain_tokens / plain_seconds)
-    per_text = np.median(ratios[drawn], axis=1)
-    return SpeedUp(_value(speed / plain_speed, count), _value(per_text, count))
+T = TypeVar("T", bound=MethodFigures)
 
 
-def _value(ratios: NDArray[np.float64], count: int) -> Value:
-    """Return the figure of `count` sequences from the measured ratio and the resampled ones."""
-    if count < FEWEST:
-        return Value(float(ratios[0]))
-    tail = (1 - COVERAGE) / 2 * 100
-    return Value(float(ratios[0]), *np.percentile(ratios[1:], [tail, 100 - tail]).tolist())
+def fastest(methods: Iterable[T]) -> T | None:
+    """Return the method with the highest speedup, if any has one."""
+    known = (method for method in methods if method.speed_up)
+    return max(known, key=lambda method: method.speed_up or 0.0, default=None)
 
 
-@dataclass(frozen=True)
-class RoundParts:
-    """The mean times of a round in seconds. `other` is the time that is spent in neither model."""
-
-    draft: float
-    verify: float
-    other: float
+def figure(value: float | None, form: str) -> str:
+    return "" if value is None else format(value, form)
 
 
 @dataclass(frozen=True)
 class Difference:
-    """An output that should equal the output of plain decoding, but does not. `Parting` explains
-    position, margin and tie."""
+    """An output that should equal the output of plain decoding, but does not. `position` is the
+    first token that differs."""
 
     prompt: int
     turn: int
     position: int
-    margin: float | None
-    tie: bool | None
+
+
+def find_difference(
+    prompt: int, turn: int, plain: Sequence[int], tokens: Sequence[int]
+) -> Difference:
+    """Return where two different outputs part."""
+    shorter = min(len(plain), len(tokens))
+    position = next((at for at in range(shorter) if plain[at] != tokens[at]), shorter)
+    return Difference(prompt, turn, position)
+
+
+def same_text(compared: int, differences: Sequence[Difference]) -> str:
+    return f"{compared - len(differences)} of {compared}" if compared else "not promised"
 
 
 @dataclass(frozen=True)
@@ -96,11 +60,12 @@ class Figures:
     """The figures of one method.
 
     Attributes:
-        same_text: Whether the outputs should equal the outputs of plain decoding.
         texts: The number of sequences.
+        speed_up: The ratio of tokens per second to plain decoding, with median times of the
+            repeats.
+        spread: The smallest and the largest speedup of a repeat.
         by_category: The speedups for the prompts of each category.
-        acceptance: Entry i - 1 is a_i, the share of rounds that accepted the first i draft tokens.
-        predicted: S(num_draft).
+        acceptance: Entry i - 1 is the share of rounds that accepted the first i draft tokens.
         compared: The number of outputs that should equal the outputs of plain decoding.
         differences: The outputs that do not.
     """
@@ -108,79 +73,119 @@ class Figures:
     name: str
     family: str
     num_draft: Length
-    same_text: bool
     texts: int
     tokens_per_second: float | None
-    speed_up: SpeedUp | None
-    by_category: Mapping[str, SpeedUp]
+    speed_up: float | None
+    spread: tuple[float, float] | None
+    by_category: Mapping[str, float]
     tokens_per_round: float | None
     acceptance_rate: float | None
     acceptance: tuple[float, ...]
-    parts: RoundParts | None
-    predicted: float | None
     compared: int
     differences: tuple[Difference, ...]
-
-    @property
-    def gain(self) -> float:
-        """The speedup over all sequences, or 0 if there is none."""
-        return self.speed_up.overall.value if self.speed_up else 0.0
 
     def cells(self) -> dict[str, str]:
         """Return the row of the table, by column."""
         is_plain = self.family == "plain"
-        gained = None if is_plain else self.speed_up
-        speed = "1" if is_plain else ""
+        shown = "" if is_plain or self.spread is None else "{:.2f} to {:.2f}".format(*self.spread)
         return {
             "method": self.name,
             "tokens/s": figure(self.tokens_per_second, ".1f"),
-            "speedup": f"{gained.overall.value:.2f}" if gained else speed,
-            "95 % interval": gained.overall.interval if gained else "",
-            "median sequence": f"{gained.per_text.value:.2f}" if gained else "",
-            "predicted": figure(self.predicted, ".2f"),
+            "speedup": "1" if is_plain else figure(self.speed_up, ".2f"),
+            "spread": shown,
             "acceptance length": figure(self.tokens_per_round, ".2f"),
             "acceptance rate": figure(self.acceptance_rate, ".0%"),
             "same text": "" if is_plain else same_text(self.compared, self.differences),
         }
 
 
-def figures_of(
-    measured: Measurements,
-    method: Method,
-    predictions: Mapping[str, Sequence[float]],
-    compare: Compare,
-) -> Figures:
-    """Return the figures of a method. `predictions` are the speedups by proposer and draft length,
-    and `compare` finds where and why an output differs from the output of plain decoding."""
+@dataclass(frozen=True)
+class Analysis:
+    """The figures of all methods.
+
+    Attributes:
+        repeats: The number of times that sequences were generated at most.
+        skipped: Number of a case -> the reason why it was skipped.
+    """
+
+    methods: tuple[Figures, ...]
+    texts: int
+    repeats: int
+    skipped: Mapping[int, str]
+    interrupted: bool
+
+    @property
+    def verdict(self) -> str:
+        """A sentence on the fastest method, or "" if only plain decoding ran."""
+        best = fastest(self.methods[1:])
+        if best is None:
+            return ""
+        gain = best.speed_up or 0.0
+        if gain <= 1:
+            return (
+                f"Nothing is faster than plain decoding; {best.name} comes closest with {gain:.2f} "
+                "of its speed."
+            )
+        auto = fastest(method for method in self.methods if method.num_draft == "auto")
+        text = f"{best.name} is fastest: {gain:.2f} times plain decoding"
+        if auto is not None and auto is not best:
+            text += f"; {auto.name} reaches {(auto.speed_up or 0.0) / gain:.2f} of it"
+        return text + "."
+
+
+def analyse(measured: Measurements) -> Analysis | None:
+    """Return all figures, or None if plain decoding has no sample."""
+    if tokens_per_second(measured.plain) is None:
+        return None
+    return Analysis(
+        methods=tuple(figures_of(measured, method) for method in measured.methods),
+        texts=len({case for case, _ in measured.plain}),
+        repeats=1 + max(repeat for _, repeat in measured.plain),
+        skipped=measured.skipped,
+        interrupted=measured.interrupted,
+    )
+
+
+def figures_of(measured: Measurements, method: Method) -> Figures:
+    """Return the figures of a method."""
     samples = measured.samples[method.name]
     stats = [sample.stats for sample in samples.values() if sample.stats is not None]
-    predicted = dict[Length, float](enumerate(predictions.get(method.family, ()), start=1))
-    categories = dict.fromkeys(c.category for c in measured.cases if c.category is not None)
-    ratios = {name: speed_up(_paired(measured, method, name)) for name in categories}
-    differences = []
-    for (index, repeat), sample in sorted(samples.items()) if method.same_text else ():
-        plain = measured.plain.get((index, repeat))
-        if plain is not None and plain.tokens != sample.tokens:
-            parting = compare(measured.prompts[index], plain.tokens, sample.tokens)
-            case = measured.cases[index]
-            differences.append(Difference(case.prompt, case.turn, **vars(parting)))
+    cases = {key: measured.cases[key[0]] for key in samples}
+    differences = [
+        find_difference(cases[key].prompt, cases[key].turn, plain.tokens, sample.tokens)
+        for key, sample in sorted(samples.items())
+        if method.same_text
+        and (plain := measured.plain.get(key)) is not None
+        and plain.tokens != sample.tokens
+    ]
+    groups: dict[object, dict[Key, Sample]] = {}
+    for key, sample in samples.items():
+        for group in (cases[key].category, key[1]):
+            groups.setdefault(group, {})[key] = sample
+    gains = {group: _speed_up(measured.plain, chosen) for group, chosen in groups.items()}
+    spread = [gain for group, gain in gains.items() if isinstance(group, int) and gain]
     return Figures(
         name=method.name,
         family=method.family,
         num_draft=method.num_draft,
-        same_text=method.same_text,
         texts=len({case for case, _ in samples}),
         tokens_per_second=tokens_per_second(samples),
-        speed_up=speed_up(_paired(measured, method)),
-        by_category={name: found for name, found in ratios.items() if found is not None},
+        speed_up=_speed_up(measured.plain, samples),
+        spread=(min(spread), max(spread)) if spread else None,
+        by_category={name: gain for name, gain in gains.items() if isinstance(name, str) and gain},
         tokens_per_round=tokens_per_round(samples.values()),
         acceptance_rate=ratio(sum(s.accepted for s in stats), sum(s.drafted for s in stats)),
         acceptance=acceptance_by_position(samples.values()),
-        parts=round_parts(measured, method),
-        predicted=predicted.get(method.num_draft),
         compared=len(samples) if method.same_text else 0,
         differences=tuple(differences),
     )
+
+
+def _speed_up(plain: Mapping[Key, Sample], samples: Mapping[Key, Sample]) -> float | None:
+    """Return the ratio of the tokens per second of the sequences that both have."""
+    both = plain.keys() & samples.keys()
+    speeds = [tokens_per_second({key: made[key] for key in both}) for made in (samples, plain)]
+    return speeds[0] / speeds[1] if speeds[0] and speeds[1] else None
 
 
 def acceptance_by_position(samples: Iterable[Sample]) -> tuple[float, ...]:
@@ -200,34 +205,8 @@ def tokens_per_round(samples: Iterable[Sample]) -> float | None:
 
 def tokens_per_second(samples: Mapping[Key, Sample]) -> float | None:
     """Return the tokens per second of all sequences, with the median time of the repeats."""
-    texts = [[samples[key] for key in keys] for keys in _by_case(samples)]
+    texts = [
+        [samples[key] for key in keys] for _, keys in groupby(sorted(samples), key=itemgetter(0))
+    ]
     seconds = sum(median(sample.seconds for sample in repeats) for repeats in texts)
     return ratio(sum(repeats[0].counted for repeats in texts), seconds)
-
-
-def _by_case(keys: Iterable[Key]) -> list[list[Key]]:
-    return [list(repeats) for _, repeats in groupby(sorted(keys), key=itemgetter(0))]
-
-
-def _paired(measured: Measurements, method: Method, category: str | None = None) -> list[Paired]:
-    """Pair the repeats of each case in which both plain decoding and the method ran."""
-    plain, samples = measured.plain, measured.samples[method.name]
-    return [
-        Paired(
-            median(plain[key].seconds for key in keys),
-            median(samples[key].seconds for key in keys),
-            plain[keys[0]].counted,
-            samples[keys[0]].counted,
-        )
-        for keys in _by_case(plain.keys() & samples.keys())
-        if category in (None, measured.cases[keys[0][0]].category)
-    ]
-
-
-def round_parts(measured: Measurements, method: Method) -> RoundParts | None:
-    """Return the mean times of the method's rounds that were timed in parts, if any were."""
-    samples = measured.parts.get(method.name, {}).values()
-    stats = [sample.stats for sample in samples if sample.stats is not None]
-    seconds = [[s.seconds.draft or 0, s.seconds.verify or 0, s.seconds.other or 0] for s in stats]
-    rounds = sum(entry.rounds for entry in stats)
-    return RoundParts(*(np.sum(seconds, axis=0) / rounds).tolist()) if rounds else None

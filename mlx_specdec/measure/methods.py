@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain, count
 from typing import Literal, TypeVar
 
-from ..decoding.statistics import Statistics, Timed
+from ..decoding.statistics import Statistics
 from ..engine.generate import stream_generate
 from ..engine.opening import FREE, drafters
 from ..engine.pair import Pair
@@ -18,12 +18,6 @@ from ..interfaces import Progress
 from ..models.base import check_prompt
 from ..options import Options
 from ..text.prompts import Prompt
-from .passes import PassTimer, opened
-
-ALWAYS_TIMED = 9
-"""Passes over 1 to ALWAYS_TIMED tokens are always measured, because V is not linear there."""
-TURNS = 20
-"""Number of samples of each pass for stable medians."""
 
 Length = int | Literal["auto"]
 Runner = Callable[[Sequence[int]], "Sample"]
@@ -34,7 +28,7 @@ Key = tuple[int, int]
 
 @dataclass(frozen=True)
 class Sample:
-    """One output of one method. `seconds` cover `counted` tokens, since baselines generate the
+    """One output of one method. `seconds` cover `counted` tokens, since other programs generate the
     first token in their prefill. `rounds` includes plain steps, and is None if a program does not
     report it. Only this package's methods have `stats`."""
 
@@ -53,7 +47,6 @@ class Method:
     Attributes:
         family: The proposer ("plain", "draft", "ngram"), or another program ("mlx-lm").
         same_text: Whether the tokens must equal the tokens of plain decoding.
-        in_parts: Decodes a prompt as `run` does, with every round timed in parts.
     """
 
     name: str
@@ -61,7 +54,6 @@ class Method:
     num_draft: Length
     same_text: bool
     run: Runner
-    in_parts: Runner | None = None
 
 
 @dataclass(frozen=True)
@@ -78,16 +70,12 @@ class Measurements:
     """The samples of a benchmark, by the method's name. Plain decoding is the first method.
 
     Attributes:
-        parts: The samples with every round timed in parts, by the method's name and the case.
-        prompts: The token ids of the prompts, by the number of the case.
         skipped: Why a model cannot take a prompt, by the number of the case.
     """
 
     methods: Sequence[Method]
     cases: Sequence[Case]
     samples: dict[str, dict[Key, Sample]] = field(default_factory=dict)
-    parts: dict[str, dict[int, Sample]] = field(default_factory=dict)
-    prompts: dict[int, tuple[int, ...]] = field(default_factory=dict)
     skipped: dict[int, str] = field(default_factory=dict)
     interrupted: bool = False
 
@@ -128,7 +116,6 @@ def own_methods(
                 num_draft=length,
                 same_text=keeps_text(drafting),
                 run=_runner(pair, drafting),
-                in_parts=None if length == "auto" else _runner(pair, drafting, timed="all"),
             )
         )
     return methods
@@ -169,11 +156,6 @@ def keeps_text(options: Options) -> bool:
     return options.temperature == 0 or options.rule_name == "coupled"
 
 
-def any_token(pair: Pair) -> int:
-    """Return a token id of the pair with which to try a program."""
-    return min(pair.vocabulary - 1, 2)
-
-
 def room(pair: Pair, options: Options, prompt: Sequence[int]) -> int:
     """Return the maximum number of tokens to generate. Raises PromptError if there is no room."""
     longest = pair.target.max_length
@@ -184,29 +166,13 @@ def room(pair: Pair, options: Options, prompt: Sequence[int]) -> int:
     return min(options.max_tokens, sys.maxsize if longest is None else longest - prefix)
 
 
-def _runner(pair: Pair, options: Options, *, timed: Timed = "none") -> Runner:
+def _runner(pair: Pair, options: Options) -> Runner:
     def run(prompt: Sequence[int]) -> Sample:
-        made = stream_generate(pair, prompt, options, timed=timed).result()
+        made = stream_generate(pair, prompt, options).result()
         tokens, stats = made.tokens, made.stats
         return Sample(tokens, len(tokens), stats.seconds.decoding, stats.rounds, made.text, stats)
 
     return run
-
-
-def pass_timer(
-    pairs: Sequence[Pair], prompt: Sequence[int], lengths: Sequence[Length]
-) -> PassTimer:
-    """Return a timer of passes after a prompt, which include the passes of these draft lengths. It
-    includes the draft model if there is exactly one, and if it can take the prompt. Raises
-    PromptError if the target cannot."""
-    draft = None
-    drafts = [(model, pair.translation) for pair in pairs if (model := pair.draft) is not None]
-    if len(drafts) == 1:
-        [(model, translation)] = drafts
-        with suppress(PromptError):
-            draft = opened(model, translation.feed(prompt) if translation else prompt)
-    sizes = sorted({*range(1, ALWAYS_TIMED + 1), *(n + 1 for n in lengths if n != "auto")})
-    return PassTimer(opened(pairs[0].target, prompt), sizes=sizes, draft=draft)
 
 
 def measure(
@@ -215,7 +181,6 @@ def measure(
     encode: Callable[[str], Sequence[int]],
     *,
     repeats: int = 3,
-    between: Callable[[], None] = lambda: None,
     progress: Progress = lambda done, total: None,
 ) -> Measurements:
     """Run every method on every prompt, and return the samples. The first output of each method
@@ -225,7 +190,6 @@ def measure(
         methods: The methods. The first one is plain decoding, which answers earlier turns.
         encode: Returns the token ids of a prompt.
         repeats: The number of samples of each case by each method.
-        between: Called after all methods have generated an output for a case.
         progress: Receives the number of completed outputs.
     """
     cases = [
@@ -235,8 +199,7 @@ def measure(
     ]
     measured = Measurements(methods, cases, {method.name: {} for method in methods})
     answers: dict[tuple[int, int], str] = {}
-    timed = [method for method in methods if method.in_parts is not None]
-    total = len(methods) + (repeats * len(methods) + len(timed)) * len(cases)
+    total = len(methods) * (1 + repeats * len(cases))
     counter = count()
 
     @functools.cache
@@ -257,7 +220,6 @@ def measure(
                 measured.samples[name] = left
             return
         measured.samples[method.name][index, repeat] = sample
-        measured.prompts[index] = tuple(ids(index))
         if method is methods[0]:
             answers.setdefault((cases[index].prompt, cases[index].turn), sample.text)
 
@@ -274,13 +236,6 @@ def measure(
                     if index not in measured.skipped:
                         run(index, repeat, method)
                     progress(next(counter), total)
-                between()
-        for index in range(len(cases)):
-            for method in turned(timed, index):
-                if index not in measured.skipped and method.in_parts is not None:
-                    parts = measured.parts.setdefault(method.name, {})
-                    parts[index] = method.in_parts(ids(index))
-                progress(next(counter), total)
     except KeyboardInterrupt:
         measured.interrupted = True
     if len(measured.skipped) == len(cases):

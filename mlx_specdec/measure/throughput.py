@@ -17,13 +17,16 @@ from ..errors import DecodingError, PromptError
 from ..interfaces import Progress, ignore_progress
 from ..options import Options
 from ..text.prompts import Prompt
-from .figures import Difference, tokens_per_round
-from .margins import Compare, find_parting
+from .figures import (
+    Difference,
+    fastest,
+    figure,
+    find_difference,
+    same_text,
+    tokens_per_round,
+)
 from .methods import Length, Sample, keeps_text, room, turned
-from .passes import Clock
-from .presentation import Lines, Presentation, Series, Table, Value, fastest, figure, same_text
 
-COUNTS = "the time of all together counts, prompt passes included, as the median of the repeats"
 Prompts = Sequence[Sequence[int]]
 Texts = Iterator[tuple[int, Sample]]
 """Yields the number and the sample of each prompt when it is complete. The seconds are 0."""
@@ -31,14 +34,13 @@ Texts = Iterator[tuple[int, Sample]]
 
 @dataclass(frozen=True)
 class FileMethod:
-    """One way to decode a file; see `Method`. `in_mlx` is true if MLX allocates the memory."""
+    """One way to decode a file; see `Method`."""
 
     name: str
     family: str
     batch_size: int
     same_text: bool
     run: Callable[[Prompts], Texts]
-    in_mlx: bool = True
 
 
 @dataclass(frozen=True)
@@ -65,11 +67,6 @@ class FileFigures:
     compared: int
     differences: tuple[Difference, ...]
 
-    @property
-    def gain(self) -> float:
-        """The speedup, or 0 if there is none."""
-        return self.speed_up or 0.0
-
     def cells(self) -> dict[str, str]:
         """Return the row of the table, by column."""
         memory = self.peak_memory_bytes
@@ -95,33 +92,14 @@ class Throughput:
     skipped: Mapping[int, str]
     interrupted: bool
 
-    def presentation(self) -> Presentation:
-        """Return what the terminal and the report show."""
-        rates = [(method, method.tokens_per_second or 0.0) for method in self.methods]
-        series = []
-        for family in dict.fromkeys(method.family for method in self.methods):
-            points = [
-                (m.batch_size, Value(rate)) for m, rate in rates if m.family == family and rate
-            ]
-            series.append(Series(family, "none" if family == "plain" else family, points))
-        text = "Generated tokens per second of the whole file, the prompts' time included."
-        axes = ("texts at a time", "tokens per second")
-        chart = Lines("Throughput", text, axes, series, 1.06 * max(rate for _, rate in rates))
-        return Presentation(
-            title="throughput by batch size",
-            counts=COUNTS,
-            unit="Tokens per second",
-            table=Table.of(self.methods),
-            verdict=self._verdict(),
-            bars=[(method.name, rate, f"{rate:.0f} tokens/s") for method, rate in rates],
-            charts=[chart] if chart.drawn else [],
-        )
-
-    def _verdict(self) -> str:
+    @property
+    def verdict(self) -> str:
+        """A sentence on the fastest method, or "" if only plain decoding ran."""
         best = fastest(self.methods)
         if best is None or len(self.methods) < 2:
             return ""
-        text = f"{best.name} is fastest: {best.gain:.2f} times plain decoding of one text at a time"
+        text = f"{best.name} is fastest: {best.speed_up:.2f} times plain decoding of one text at a "
+        text += "time"
         speculative = [m for m in self.methods if m.tokens_per_round and m.over_plain]
         if speculative:
             gains = ", ".join(f"{m.over_plain:.2f} with {m.batch_size}" for m in speculative)
@@ -135,7 +113,7 @@ class FileRun:
 
     samples: Mapping[int, Sample]
     seconds: float
-    peak_memory_bytes: int | None
+    peak_memory_bytes: int
 
     @property
     def tokens_per_second(self) -> float:
@@ -211,8 +189,7 @@ def measure_files(
     skipped: Mapping[int, str],
     repeats: int = 3,
     progress: Progress = ignore_progress,
-    compare: Compare = find_parting,
-    clock: Clock = time.perf_counter,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> Throughput | None:
     """Measure all methods and return their figures, or None if plain decoding has none. The first
     batch of each method does not count. Ctrl-C ends it early; the run that it interrupts does not
@@ -223,7 +200,6 @@ def measure_files(
         methods: The methods. The first one is plain decoding with batch size 1.
         repeats: The number of runs of each method.
         progress: Receives the number of completed outputs.
-        compare: Finds where and why an output differs from the output of plain decoding.
     """
     ids, runs = list(prompts.values()), [Runs() for _ in methods]
     warm = [ids[: method.batch_size] for method in methods]
@@ -238,7 +214,7 @@ def measure_files(
             samples[number] = sample
             progress(next(counter), total)
         seconds = clock() - started
-        return FileRun(samples, seconds, mx.get_peak_memory() if method.in_mlx else None)
+        return FileRun(samples, seconds, mx.get_peak_memory())
 
     progress(0, total)
     both = list(zip(methods, runs, strict=True))
@@ -254,8 +230,7 @@ def measure_files(
         return None
     plain = {method.batch_size: done for method, done in both if method.family == "plain"}
     figures = (
-        _figures(method, done, runs[0], plain[method.batch_size], prompts, compare)
-        for method, done in both
+        _figures(method, done, runs[0], plain[method.batch_size], prompts) for method, done in both
     )
     return Throughput(tuple(figures), len(prompts), len(runs[0]), skipped, interrupted)
 
@@ -266,17 +241,15 @@ def _figures(
     first: Runs,
     plain: Runs,
     prompts: Mapping[int, Sequence[int]],
-    compare: Compare,
 ) -> FileFigures:
     compared = [run.samples for run in runs] if method.same_text else []
-    peaks = [run.peak_memory_bytes for run in runs if run.peak_memory_bytes is not None]
+    peaks = [run.peak_memory_bytes for run in runs]
     differences = []
     for samples in compared:
-        for at, (number, prompt) in enumerate(prompts.items()):
+        for at, number in enumerate(prompts):
             expected, tokens = first[0].samples[at].tokens, samples[at].tokens
             if expected != tokens:
-                parting = compare(tuple(prompt), expected, tokens)
-                differences.append(Difference(number, 0, **vars(parting)))
+                differences.append(find_difference(number, 0, expected, tokens))
     return FileFigures(
         name=f"{method.name}, batch {method.batch_size}",
         family=method.family,

@@ -1,8 +1,8 @@
 """What the program does, in some hundred small runs whose records must not change.
 
 Only the public face is used: the names of `mlx_specdec` and the command line; and
-`measure.margins`, which finds near ties. So the runs are the same before and after the inside is
-changed. Record them again, if a change is wanted, with
+`benchmarks/margins.py`, which finds near ties. So the runs are the same before and after the inside
+is changed. Record them again, if a change is wanted, with
 
     python -m tests.characterization.runs
 
@@ -32,9 +32,9 @@ from mlx.utils import tree_flatten, tree_map
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 import mlx_specdec
+from benchmarks.margins import score
 from mlx_specdec import Options, Request, SpecdecError
 from mlx_specdec.cli import render
-from mlx_specdec.measure.margins import score
 
 ROOT = Path(__file__).parents[2]
 WEIGHTS = ROOT / "weights"

@@ -73,18 +73,6 @@ def test_the_json_object_has_every_field_and_is_all_that_is_printed(
     assert set(plain) == set(result) and set(plain["stats"]) == set(result["stats"])
 
 
-def test_margins_are_told_on_request(run: Run, t5: Path, t5_draft: Path) -> None:
-    arguments = ("generate", PROMPT, "--model", t5, "--draft-model", t5_draft, "-m", 9, "--margins")
-    result = strict(run(*arguments, "--json").out)
-    margin, ties = result["smallest_margin"], result["tied_positions"]
-    assert set(margin) == {"value", "position"} and margin["value"] >= 0 and ties == 0
-    told = f"smallest margin {margin['value']:.3g} at token {margin['position']}; 0 of 9 tokens tie"
-    assert told in run(*arguments).err
-    sampled = run(*arguments, "--json", "--rule", "token", "--temp", 1)
-    assert "smallest_margin" not in strict(sampled.out)
-    assert "rule token have no margins" in sampled.err
-
-
 def test_the_prompt_may_come_from_everywhere(
     run: Run, t5: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,6 +13,12 @@ from .support import command
         (("estimate", "--seconds", 9), "estimate computes with sizes"),
         (("estimate", "-m", 9), "estimate computes with sizes"),
         (("estimate", "--distributed", 2), "docs/clusters.md says which links pay"),
+        (("generate", "x", "--margins"), "benchmarks/margins.py"),
+        (("bench", "--baselines"), "benchmarks/compare.py"),
+        (("bench", "--peers"), "benchmarks/compare.py"),
+        (("bench", "--report", "x.html"), "--plot FILE draws the speeds"),
+        (("inspect", "x", "--probe"), "benchmarks/probe.py"),
+        (("inspect", "x", "--model", "y"), "benchmarks/probe.py"),
         (("bench", "--warmup", 2), "one text, or one batch, of each method never counts"),
     ],
 )

@@ -6,9 +6,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from benchmarks.margins import Parting, compare, cut_distance, lead, score
 from mlx_specdec import Pair
 from mlx_specdec.engine.generate import generate
-from mlx_specdec.measure.margins import Parting, compare, comparison, cut_distance, lead, score
 from mlx_specdec.options import Options
 from mlx_specdec.sampling.distribution import Distribution
 from mlx_specdec.sampling.noise import CoupledNoise
@@ -127,7 +127,7 @@ def test_two_outputs_part_at_the_first_token_that_differs(at: int) -> None:
     tokens = generate(pair, PROMPT, settings).tokens
     changed = [*tokens[:at], (tokens[at] + 1) % SIZE, *tokens[at + 1 :]]
     margins = score(pair, settings, PROMPT, tokens)
-    found = comparison(pair, settings)(tuple(PROMPT), tokens, tuple(changed))
+    found = compare(pair, settings, PROMPT, tokens, changed)
     assert found.position == at and found.tie is margins.ties[at]
     assert found.margin == pytest.approx(margins.values[at], abs=1e-4)
     shorter = compare(pair, settings, PROMPT, tokens[:at], tokens)

@@ -4,27 +4,22 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.errors import PromptError
 from mlx_specdec.measure.methods import (
-    ALWAYS_TIMED,
     Method,
     Sample,
     measure,
     own_methods,
-    pass_timer,
 )
 from mlx_specdec.options import Options
 from mlx_specdec.text.prompts import Prompt
 
 from ..support.drafter_pairs import pair_of, target_of
 from ..support.pairs import SIZE, Numbers
-from ..support.priced import Clock, PricedModel
 from ..support.speculators import dflash, eagle3
 
 
@@ -35,15 +30,14 @@ class Log:
     runs: list[tuple[str, str]] = field(default_factory=list)
     before: Callable[[str, str], None] = lambda name, text: None
 
-    def method(self, name: str, *, in_parts: bool = False) -> Method:
-        def run(prompt: Sequence[int], label: str = name) -> Sample:
+    def method(self, name: str) -> Method:
+        def run(prompt: Sequence[int]) -> Sample:
             text = bytes(prompt).decode()
-            self.before(label, text)
-            self.runs.append((label, text))
+            self.before(name, text)
+            self.runs.append((name, text))
             return Sample((1, 2), 2, 0.5, 2, text=f"<{name}>")
 
-        parts = (lambda prompt: run(prompt, f"{name} in parts")) if in_parts else None
-        return Method(name, name, 0, True, run, parts)
+        return Method(name, name, 0, True, run)
 
 
 def encode(text: str) -> list[int]:
@@ -86,10 +80,9 @@ def test_a_prompt_that_a_model_cannot_take_is_skipped_for_all_methods_with_its_r
             raise PromptError("too long")
 
     log = Log(before=refuse)
-    found = measure(PROMPTS, [log.method("plain"), log.method("x", in_parts=True)], encode)
+    found = measure(PROMPTS, [log.method("plain"), log.method("x")], encode)
     assert found.skipped == {1: "too long"}
     assert {case for samples in found.samples.values() for case, _ in samples} == {0, 2}
-    assert set(found.parts["x"]) == {0, 2}
 
 
 def test_later_turns_carry_the_earlier_ones_and_plain_decodings_answers() -> None:
@@ -142,21 +135,3 @@ def test_drafts_of_one_kind_are_distinguished_by_their_names(pairs: list[Pair]) 
 
 
 # What is timed between the texts of a benchmark.
-
-
-PROMPT = [1, 2, 3]
-
-
-def test_passes_of_all_rounds_are_timed_and_a_draft_is_fed_in_its_own_tokens() -> None:
-    clock = Clock()
-    target, draft = PricedModel(clock, 2.0, 0.5), PricedModel(clock, 0.25, 0.0)
-    translation = SimpleNamespace(feed=lambda prompt: [4 for _ in prompt])
-    pair: Any = SimpleNamespace(target=target, draft=draft, translation=translation)
-    timer = pass_timer([pair], PROMPT, [3, 12, "auto"])
-    timer.clock = clock
-    timer.turn(2)
-    costs = timer.costs()
-    assert costs is not None and costs.draft == pytest.approx(0.25)
-    rows = [*range(1, ALWAYS_TIMED + 1), 13]
-    assert costs.passes == pytest.approx({m: 2 + 0.5 * m for m in rows})
-    assert (target.prompts, draft.prompts) == ([PROMPT], [[4, 4, 4]])

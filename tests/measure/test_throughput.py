@@ -7,15 +7,14 @@ from typing import Any
 
 import pytest
 
-from mlx_specdec.engine.pair import Pair
-from mlx_specdec.errors import PromptError
-from mlx_specdec.measure.baselines import (
+from benchmarks.compare import (
     NoBaselineError,
     find_baselines,
     mlx_lm_file_methods,
 )
+from mlx_specdec.engine.pair import Pair
+from mlx_specdec.errors import PromptError
 from mlx_specdec.measure.methods import Sample
-from mlx_specdec.measure.report import page
 from mlx_specdec.measure.throughput import (
     FileMethod,
     Prompts,
@@ -28,7 +27,6 @@ from mlx_specdec.measure.throughput import (
 from mlx_specdec.options import Options
 from mlx_specdec.text.prompts import Prompt
 
-from ..support.bench_samples import Checker, setting
 from ..support.pairs import SIZE, decoder_only, encoder_decoder
 
 GREEDY = Options(max_tokens=8, cost_cache=False)
@@ -56,7 +54,7 @@ class Bench:
                 yield number, Sample(tuple(says), len(says), 0.0, rounds)
             self.seconds += next(times)
 
-        return FileMethod(name, name, size, True, run, in_mlx=name != "transformers")
+        return FileMethod(name, name, size, True, run)
 
     def measure(self, methods: Sequence[FileMethod], **settings: Any) -> Throughput | None:
         prompts = {number: [3] for number in (0, 1, 3, 4)}
@@ -91,7 +89,7 @@ def test_methods_take_turns_over_the_whole_file() -> None:
 
 def test_figures_are_medians_and_ratios_are_taken_within_a_repeat() -> None:
     found = figures()
-    plain, four, draft, transformers = found.methods
+    plain, four, draft, _ = found.methods
     # Eight tokens and four texts.
     assert [one.tokens_per_second for one in found.methods] == [1.6, 4, 8, 1]
     assert [one.texts_per_second for one in found.methods] == [0.8, 2, 4, 0.5]
@@ -99,7 +97,6 @@ def test_figures_are_medians_and_ratios_are_taken_within_a_repeat() -> None:
     assert (four.speed_up, four.over_plain) == (4, None)
     # 2, 2 and 1/2 over plain decoding of the same size; 4, 8 and 5/2 over one text at a time.
     assert (draft.speed_up, draft.over_plain) == (4, 2)
-    assert transformers.peak_memory_bytes is None and plain.peak_memory_bytes is not None
     assert (found.texts, found.repeats, found.skipped) == (4, 3, {2: "too long"})
     # Texts that are not those of one at a time are named.
     assert (plain.compared, plain.differences) == (12, ())
@@ -205,23 +202,7 @@ def test_mlx_lm_makes_the_same_texts_in_batches(eos: frozenset[int]) -> None:
 
 
 def test_the_verdict_says_what_speculation_brings_at_every_size() -> None:
-    assert figures().presentation().verdict == (
+    assert figures().verdict == (
         "plain, batch 4 is fastest: 4.00 times plain decoding of one text at a time; speculation "
         "over plain decoding by batch size: 2.00 with 4."
     )
-
-
-def test_the_report_shows_throughput_by_batch_size() -> None:
-    found = figures()
-    text = page(found, setting(notes=("mlx-lm is left out",)))
-    checker = Checker()
-    checker.feed(text)
-    assert (checker.open, checker.wrong, checker.references) == ([], [], [])
-    assert "big: throughput by batch size</title>" in text
-    assert "<td>draft, batch 4</td><td>8.0</td>" in text
-    assert "1 prompts were skipped; the first: too long" in text
-    assert "draft, batch 4, prompt 4, token 1" in text and "mlx-lm is left out" in text
-    [chart] = found.presentation().charts
-    assert "<title>plain, 1: 1.60</title>" in text
-    assert "<title>plain, 4: 4.00</title>" in text
-    assert [one.name for one in chart.drawn] == ["plain", "draft", "transformers"]

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from benchmarks.margins import compare
 from mlx_specdec.engine.generate import generate, generate_many, stream_generate
 from mlx_specdec.engine.loading import load, with_draft_model
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.engine.prompt_cache import PromptCache
-from mlx_specdec.measure.margins import compare
 from mlx_specdec.models.cache_settings import CacheSettings
 from mlx_specdec.options import Options
 from mlx_specdec.serve.engine import Engine

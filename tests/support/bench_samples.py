@@ -1,12 +1,11 @@
 """Samples with chosen figures."""
 
 from collections.abc import Sequence
-from html.parser import HTMLParser
 
 from mlx_specdec.decoding.statistics import Recorder
 from mlx_specdec.interfaces.results import RoundReport, RoundTimes, SequenceRound
 from mlx_specdec.measure.methods import Case, Length, Measurements, Method, Sample
-from mlx_specdec.measure.report import Setting
+from mlx_specdec.measure.setting import Setting
 
 
 def sample(
@@ -43,7 +42,6 @@ def measured(
     samples: dict[str, list[Sample]],
     methods: list[Method],
     categories: Sequence[str | None],
-    parts: dict[str, list[Sample]] | None = None,
 ) -> Measurements:
     """One repeat; entry i of every list is case i."""
     return Measurements(
@@ -53,12 +51,7 @@ def measured(
             name: {(case, 0): one for case, one in enumerate(made)}
             for name, made in samples.items()
         },
-        prompts=dict.fromkeys(range(len(categories)), (1,)),
-        parts={name: dict(enumerate(made)) for name, made in (parts or {}).items()},
     )
-
-
-VOID = {"meta", "img"}
 
 
 def setting(**changes: object) -> Setting:
@@ -81,23 +74,3 @@ def setting(**changes: object) -> Setting:
         "date": "2026-11-21 08:00 UTC",
     }
     return Setting(**{**facts, **changes})  # type: ignore[arg-type]
-
-
-class Checker(HTMLParser):
-    """A parser that checks the order of tags, and collects references."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.references: list[str] = []
-        self.wrong: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        named = (str(value) for name, value in attrs if name in ("src", "href"))
-        self.references += [value for value in named if not value.startswith("data:image/svg+xml")]
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        if not self.open or self.open.pop() != tag:
-            self.wrong.append(tag)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mlx_specdec.measure.baselines import HuggingFace
+from benchmarks.compare import HuggingFace
 
 
 class FakeModel:

@@ -1,33 +1,64 @@
-"""Runs a pair in mlx-lm and, if torch is installed, in transformers, to compare their speed.
+"""Compare the speed of a pair with mlx-lm's and, if torch is installed, with transformers':
 
-transformers receives the weights from memory. Only this module imports torch, and only after it has
-disabled the Hub."""
+    python benchmarks/compare.py PROMPTS --model MODEL [--draft-model DRAFT] [--num-draft 1,3] ...
+    python benchmarks/compare.py PROMPTS --model MODEL --batch-size 1,4,16
 
+All methods run in turns. Prints one JSON object with the tokens per second of each. transformers
+receives the weights from memory. This program imports torch only after it has disabled the Hub."""
+
+import argparse
 import importlib
+import json
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from time import perf_counter
 from typing import Any, TypeVar
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from mlx_specdec import SpecdecError, load, process
+
+if __name__ == "__main__":
+    process.load()
 
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_flatten
 
-from .. import process
-from ..checkpoints import files
-from ..checkpoints.source import as_directory, resolve
-from ..engine.pair import Pair
-from ..errors import first_line
-from ..models.cpu_layers import as_mlx_has_it
-from ..models.families import is_encoder_decoder
-from ..models.number_format import expanded
-from ..options import Options, own_layers
-from .methods import Length, Method, Runner, Sample, any_token, room
-from .throughput import FileMethod, Prompts, Texts
+from mlx_specdec.checkpoints import files
+from mlx_specdec.checkpoints.source import as_directory, resolve
+from mlx_specdec.engine.pair import Pair
+from mlx_specdec.engine.request import encode
+from mlx_specdec.errors import first_line
+from mlx_specdec.measure.figures import tokens_per_second
+from mlx_specdec.measure.methods import (
+    Length,
+    Method,
+    Runner,
+    Sample,
+    measure,
+    own_methods,
+    room,
+)
+from mlx_specdec.measure.throughput import (
+    FileMethod,
+    Prompts,
+    Texts,
+    encoded,
+    file_methods,
+    measure_files,
+)
+from mlx_specdec.models.cpu_layers import as_mlx_has_it
+from mlx_specdec.models.families import is_encoder_decoder
+from mlx_specdec.models.number_format import expanded
+from mlx_specdec.options import Options, own_layers
+from mlx_specdec.text.prompts import read_prompts
 
 T = TypeVar("T", Method, FileMethod)
 
@@ -97,6 +128,11 @@ def try_out(run: Callable[[], object]) -> None:
         raise NoBaselineError(f"it cannot generate: {first_line(problem)}") from problem
 
 
+def any_token(pair: Pair) -> int:
+    """Return a token id of the pair with which to try a program."""
+    return min(pair.vocabulary - 1, 2)
+
+
 def find_baselines(
     mlx_lm: Callable[[Pair, Options, Sequence[Any]], list[T]],
     transformers: Callable[[Pair, Options, Sequence[Any], HuggingFace], list[T]],
@@ -154,13 +190,11 @@ def _file_methods(
     run: Callable[[int, Prompts], Texts],
     pair: Pair,
     sizes: Sequence[int],
-    in_mlx: bool = True,
 ) -> list[FileMethod]:
     token = any_token(pair)
     try_out(lambda: list(run(2, [[token], [token, token]])))
     return [
-        FileMethod(f"{name} plain", name, size, same_text, partial(run, size), in_mlx)
-        for size in sizes
+        FileMethod(f"{name} plain", name, size, same_text, partial(run, size)) for size in sizes
     ]
 
 
@@ -374,7 +408,7 @@ def transformers_file_methods(
     """Return plain decoding with each batch size. Raises NoBaselineError if it cannot run."""
     generation = _generation(pair, options, hugging)
     name, same_text = "transformers", generation.same_text
-    return _file_methods(name, same_text, generation.run_all, pair, sizes, in_mlx=False)
+    return _file_methods(name, same_text, generation.run_all, pair, sizes)
 
 
 def _generation(pair: Pair, options: Options, hugging: HuggingFace) -> _Generation:
@@ -430,3 +464,48 @@ class Listener:
             return Sample((), 0, 0.0, 0)
         (first, together), (last, _) = rounds[0], rounds[-1]
         return Sample(tokens, len(tokens) - len(together), last - first, len(rounds) - 1)
+
+
+def numbers(text: str) -> list[int]:
+    return [int(word) for word in text.split(",")]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("prompts", type=Path)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--draft-model")
+    parser.add_argument("--num-draft", type=numbers, default=[3])
+    parser.add_argument("--batch-size", type=numbers)
+    parser.add_argument("--limit", type=int)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--max-tokens", "-m", type=int, default=100)
+    parser.add_argument("--temperature", type=float, default=0.0)
+    given = parser.parse_args()
+    options = Options(given.max_tokens, temperature=given.temperature, cost_cache=False)
+    sizes, lengths, repeats = given.batch_size, given.num_draft, given.repeats
+    try:
+        prompts = read_prompts(given.prompts, given.limit)
+        pair = load(given.model, given.draft_model)
+        if sizes is None:
+            programs = mlx_lm_methods, transformers_methods
+            others, notes = find_baselines(*programs, pair, options, lengths)
+            methods = [*own_methods([pair], options, [], lengths), *others]
+            found = measure(prompts, methods, lambda t: encode(pair, t, options), repeats=repeats)
+            speeds = {name: tokens_per_second(made) for name, made in found.samples.items()}
+        else:
+            files_of = mlx_lm_file_methods, transformers_file_methods
+            others, notes = find_baselines(*files_of, pair, options, sizes)
+            own, remarks = file_methods(pair, options, None, lengths[0], sizes)
+            ids, skipped = encoded(pair, prompts, options)
+            runs = measure_files(ids, [*own, *others], skipped=skipped, repeats=repeats)
+            made = () if runs is None else runs.methods
+            speeds = {one.name: one.tokens_per_second for one in made}
+            notes += remarks
+    except SpecdecError as problem:
+        sys.exit(f"error: {problem}")
+    print(json.dumps({"tokens_per_second": speeds, "notes": notes}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

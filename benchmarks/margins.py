@@ -1,27 +1,42 @@
-"""Explains how close the choices of an output were, by scoring the output again.
+"""Explain how close the choices of an output were, by scoring the output again:
+
+    python benchmarks/margins.py PROMPT --model MODEL [--draft-model DRAFT] [--num-draft N] ...
+
+Prints JSON for plain decoding and for decoding with drafts: the smallest margin of each, the number
+of ties, and where the two outputs part, if they do.
 
 A choice depends on rounding in two ways: which of the tokens that passed the filters is best
 (`lead`), and which tokens passed (`cut_distance`). The unit of both is the change of one
 log-probability relative to another. Top-p compares masses, by their log-odds, which no change of a
 log-probability moves by more."""
 
+import argparse
+import json
 import math
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache, partial
+from pathlib import Path
 from typing import Any, cast
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from mlx_specdec import generate, load, process
+
+if __name__ == "__main__":
+    process.load()
 
 import mlx.core as mx
 
-from ..decoding.loop import CHUNK, PromptReader
-from ..engine.pair import Pair
-from ..engine.request import Prompt, beginning, encode, for_model, make_noise
-from ..interfaces import Context
-from ..largest import largest
-from ..models.exact import ExactContext
-from ..options import MOST_EXACT, Options
-from ..sampling.distribution import Distribution
-from ..sampling.settings import Sampling
+from mlx_specdec.decoding.loop import CHUNK, PromptReader
+from mlx_specdec.engine.pair import Pair
+from mlx_specdec.engine.request import Prompt, beginning, encode, for_model, make_noise
+from mlx_specdec.interfaces import Context
+from mlx_specdec.largest import largest
+from mlx_specdec.models.exact import ExactContext
+from mlx_specdec.options import MOST_EXACT, Options
+from mlx_specdec.sampling.distribution import Distribution
+from mlx_specdec.sampling.settings import Sampling
 
 ROWS = 16
 """Number of output tokens that one pass scores. 16 rows of 256,000 float32 logits take 16 MB."""
@@ -73,10 +88,6 @@ class Parting:
     tie: bool | None = None
 
 
-Compare = Callable[[Sequence[int], Sequence[int], Sequence[int]], Parting]
-"""Returns where two outputs of a prompt differ. The arguments are token ids."""
-
-
 def find_parting(prompt: Sequence[int], first: Sequence[int], second: Sequence[int]) -> Parting:
     """Return where two outputs differ first, without scoring them."""
     shorter = min(len(first), len(second))
@@ -93,13 +104,6 @@ def compare(
         return Parting(position)
     margin = found.values[-1]
     return Parting(position, margin if math.isfinite(margin) else None, found.ties[-1])
-
-
-def comparison(pair: Pair, options: Options) -> Compare:
-    """Return `compare` for outputs of this pair, with a cache of results. The chat template must
-    already have been applied."""
-    options = replace(options, system_prompt=None, chat_template_config={})
-    return lru_cache(maxsize=None)(partial(compare, pair, options))
 
 
 def score(pair: Pair, options: Options, prompt: Prompt, tokens: Sequence[int]) -> Margins | None:
@@ -217,3 +221,37 @@ def _top_p(
     below = chosen_log_p - mx.max(lower, axis=-1, keepdims=True)
     overtaken = mx.maximum(below, missing(mx.maximum(inside - mx.exp(chosen_log_p - best), 0.0)))
     return mx.minimum(missing(above), overtaken), next_in
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("prompt")
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--draft-model")
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--num-draft", type=int, default=3)
+    parser.add_argument("--max-tokens", "-m", type=int, default=100)
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--exact", action="store_true")
+    given = vars(parser.parse_args())
+    prompt, names = given.pop("prompt"), [given.pop(name) for name in ("model", "draft_model")]
+    pair = load(*names, dtype=given.pop("dtype"))
+    options = Options(**given, cost_cache=False)
+    outputs = {}
+    for name in ("plain", "drafts"):
+        how = replace(options, regular=name == "plain")
+        outputs[name] = tokens = generate(pair, prompt, how).tokens
+        found = score(pair, how, prompt, tokens)
+        print(
+            json.dumps(
+                {"output": name, "tokens": len(tokens), **(found.as_dict() if found else {})}
+            )
+        )
+    if outputs["plain"] != outputs["drafts"]:
+        parting = compare(pair, options, prompt, outputs["plain"], outputs["drafts"])
+        print(json.dumps({"output": "both", **asdict(parting)}))
+
+
+if __name__ == "__main__":
+    main()

@@ -8,12 +8,8 @@ import numpy as np
 import pytest
 from mlx_lm.generate import BatchGenerator
 
-from mlx_specdec.checkpoints import files
-from mlx_specdec.engine.loading import load
-from mlx_specdec.engine.pair import Pair
-from mlx_specdec.errors import PromptError
-from mlx_specdec.measure import baselines
-from mlx_specdec.measure.baselines import (
+from benchmarks import compare
+from benchmarks.compare import (
     NoBaselineError,
     build,
     find_baselines,
@@ -23,6 +19,10 @@ from mlx_specdec.measure.baselines import (
     transformers_methods,
     weights,
 )
+from mlx_specdec.checkpoints import files
+from mlx_specdec.engine.loading import load
+from mlx_specdec.engine.pair import Pair
+from mlx_specdec.errors import PromptError
 from mlx_specdec.models.loading import load_model
 from mlx_specdec.options import Options
 
@@ -85,7 +85,7 @@ def test_transformers_gets_texts_of_like_length_in_one_call(pair: Pair) -> None:
         ("transformers plain", 1),
         ("transformers plain", 2),
     ]
-    assert all(one.same_text and not one.in_mlx for one in methods)
+    assert all(one.same_text for one in methods)
     target.calls.clear()
     target.says = [[5, 6], [sorted(pair.eos_token_ids)[0], 7]]
     made = dict(methods[1].run([[3], [4, 5, 6], [8, 9]]))
@@ -126,7 +126,7 @@ def test_a_program_that_cannot_batch_a_model_is_left_out_with_its_reason(
         target.generate = refuse  # type: ignore[method-assign]
     else:
         monkeypatch.setattr(BatchGenerator, "insert", refuse)
-    monkeypatch.setattr(baselines, "hugging_face", lambda: fake.installed)
+    monkeypatch.setattr(compare, "hugging_face", lambda: fake.installed)
     programs = mlx_lm_file_methods, transformers_file_methods
     methods, notes = find_baselines(*programs, pair, Options(), [2])
     rest = {"mlx-lm", "transformers"} - {program}
