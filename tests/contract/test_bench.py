@@ -45,7 +45,10 @@ def test_a_plot_without_matplotlib_names_the_extra(
     [
         (("--plot", "speed.html"), "ends with .png or .svg"),
         (("--plot", "/nowhere/speed.png"), "there is no directory /nowhere"),
-        (("--plot", "speed.png", "--batch-size", 2, "--num-draft", 2), "leave it out, or --batch-size"),
+        (
+            ("--plot", "speed.png", "--batch-size", 2, "--num-draft", 2),
+            "leave it out, or --batch-size",
+        ),
     ],
 )
 def test_a_plot_that_cannot_be_drawn_is_refused_at_once(
