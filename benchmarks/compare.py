@@ -482,7 +482,7 @@ def main() -> None:
     parser.add_argument("--max-tokens", "-m", type=int, default=100)
     parser.add_argument("--temperature", type=float, default=0.0)
     given = parser.parse_args()
-    options = Options(given.max_tokens, temperature=given.temperature, cost_cache=False)
+    options = Options(max_tokens=given.max_tokens, temperature=given.temperature, cost_cache=False)
     sizes, lengths, repeats = given.batch_size, given.num_draft, given.repeats
     try:
         prompts = read_prompts(given.prompts, given.limit)

@@ -29,12 +29,10 @@ from mlx_specdec import Options, Pair, generate, load, process
 process.load()
 
 import mlx.core as mx  # noqa: E402
+from compare import mlx_lm_methods  # noqa: E402
 
 from mlx_specdec.engine.loading import with_draft_model  # noqa: E402
 from mlx_specdec.engine.request import encode  # noqa: E402
-
-if True:  # the file beside this one
-    from compare import mlx_lm_methods
 
 SERVER = """
 import sys
