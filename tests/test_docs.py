@@ -122,7 +122,7 @@ def test_many_commands_are_looked_at() -> None:
 def test_files_in_commands_are_in_a_clone_or_made_before(page: Path) -> None:
     for block in blocks(page):
         block = re.sub(r" #.*", "", block)
-        made = {*re.findall(r"(?: >|--output |--report )(\S+)", block), *ELSEWHERE}
+        made = {*re.findall(r"(?: >|--output |--plot )(\S+)", block), *ELSEWHERE}
         for name in re.findall(r"[\w./-]+\.(?:txt|jsonl?|lark|gguf|toml|cfg|yaml|sh)\b", block):
             assert name in made or (ROOT / name).exists(), name
 

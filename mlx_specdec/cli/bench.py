@@ -165,8 +165,8 @@ def bench(measuring: Measuring, models: Compared, text: BenchFlags, output: Json
     file = measuring.prompts or sample(model)
     if output.json:
         check_not_read("standard output", [1], [file])
-    if measuring.report is not None:
-        check_not_read("--report", [measuring.report], [file, model, draft_model])
+    if measuring.plot is not None:
+        check_not_read("--plot", [measuring.plot], [file, model, draft_model])
     from ..text.prompts import read_prompts
 
     prompts = read_prompts(file, measuring.limit)

@@ -52,7 +52,7 @@ def with_draft(seed: int) -> Pair:
 def test_a_drafter_on_hidden_states_is_named_with_all_causes_once_a_pair(wrong: Pair) -> None:
     [line] = warnings_of(lambda: generate(wrong, PROMPT, OPTIONS))
     assert "drafter was probably made for another target" in line and "\n" not in line
-    assert "inspect --probe" in line
+    assert "benchmarks/probe.py" in line
     assert warnings_of(lambda: generate(wrong, PROMPT, OPTIONS)) == []
     with_others = replace(OPTIONS, extra_eos_token="40", seed=3)
     assert warnings_of(lambda: generate(wrong, [4, 5], with_others)) == []
