@@ -37,7 +37,7 @@ def broken(t5: Path, tmp_path: Path) -> Path:
         (("--ngram-min", "0"), "ngram-min"),
         (("--ngram-choice", "best"), "ngram-choice"),
         (("--top-k", "-1"), "top-k"),
-        (("--min-p", "1"), "min-p"),
+        (("--min-p", "1.1"), "min-p"),
         (("--prefill-step-size", "0"), "prefill-step-size must be 1 or more"),
         (("--chat-template-config", "{"), "--chat-template-config must be a JSON object"),
         (("--system-prompt", "be brief", "--no-chat-template"), "leave out no-chat-template"),

@@ -73,7 +73,7 @@ def test_other_commands_say_the_same_about_a_file_that_is_not_there(words: tuple
 
 def test_a_name_that_is_neither_here_nor_on_the_hub_is_said_to_be_neither(tmp_path: Path) -> None:
     # The library reads the address when it is imported.
-    address = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path)}
+    address = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}
     done = process("generate", "x", "--model", "some/model", **address)
     done.refuses("there is no directory some/model here, and the Hub cannot be reached")
 

@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import http.client
 import json
+import os
 import resource
 import signal
 import socket
@@ -46,9 +47,11 @@ def limited(*arguments: object) -> Outcome:
 
 @contextlib.contextmanager
 def few_at_first() -> Iterator[None]:
-    """Lower the soft limit of this process, which its processes inherit."""
+    """Lower the soft limit of this process, which its processes inherit, as far as they can be
+    started."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (FEW, hard))
+    few = max(FEW, 64 + max(map(int, os.listdir("/proc/self/fd"))))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (few, hard))
     try:
         yield
     finally:
