@@ -32,9 +32,14 @@ def check_regular(file: Path) -> None:
 
 
 def check_directory(directory: Path) -> None:
-    """Raise SourceError for a directory that this user may not read."""
+    """Raise SourceError for a directory that this user may not read, or in Meta's own layout."""
     if not os.access(directory, os.R_OK | os.X_OK):
         raise SourceError(f"{directory} may not be read: give yourself the right to")
+    if any(directory.glob("consolidated.*.pth")) and not (directory / "config.json").exists():
+        raise SourceError(
+            f"{directory} has Meta's own layout, which is not read any more: take the model in "
+            "Hugging Face's format, which every Llama on the Hub has"
+        )
 
 
 def check_not_read(

@@ -12,7 +12,6 @@ from . import shards
 from .disk import check_regular, read_json
 from .formats import safetensors
 from .formats.gguf import GgufFile
-from .formats.meta import MetaFile
 from .formats.safetensors import SafetensorsFile
 from .formats.torch import TorchFile
 from .tensors import LARGEST_EXTENT, Contents, TensorInfo, TensorReader
@@ -39,7 +38,6 @@ READERS: Mapping[str, Callable[[Path], TensorReader]] = {
     "safetensors": SafetensorsFile,
     "torch": TorchFile,
     "gguf": GgufFile,
-    "meta": MetaFile,
 }
 """Format as in `shards.FORMATS` -> the reader of its files."""
 

@@ -23,7 +23,6 @@ _ORDER = (
     ("torch", r"pytorch_model\.bin"),
     ("torch", r"pytorch_model-\d{5}-of-\d{5}\.bin"),
     ("safetensors", r".*\.safetensors"),
-    ("meta", r"consolidated\.\d{2,4}\.pth"),
     ("gguf", r".*\.gguf"),
 )
 """Formats and patterns of file names. The first pattern that matches a file is used."""
@@ -32,7 +31,6 @@ FORMATS: Mapping[str, str] = {
     "safetensors": "safetensors",
     "torch": "torch archive",
     "gguf": "GGUF",
-    "meta": "Meta's layout",
 }
 """Name of a format -> its description."""
 _PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})(\.\w+)")
@@ -62,7 +60,7 @@ def models(names: Collection[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class Shards:
-    """The files of a model; only the first part in GGUF's and Meta's formats. format: A key of
+    """The files of a model; only the first part of a GGUF model. format: A key of
     FORMATS. index: The name of the index, "" without one. places: Tensor -> file, from the index.
     """
 

@@ -137,14 +137,11 @@ def _local(name: str) -> Path | None:
 def as_directory(source: Path) -> Iterator[Path]:
     """Yield `source` if it is a directory in Hugging Face's layout, else a temporary directory with
     config.json, tokenizer files and links to the weights. Raises CheckpointError, OutputError."""
-    layout = format_of(source)
-    if layout == "gguf":
-        from .formats.gguf import lay_down
-    elif layout == "meta":
-        from .formats.meta import lay_down
-    else:
+    if format_of(source) != "gguf":
         yield source
         return
+    from .formats.gguf import lay_down
+
     with temporary_directory() as name:
         # Messages name the directory by its last part.
         made = Path(name) / source.name

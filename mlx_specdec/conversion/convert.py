@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from ..checkpoints import destination, disk, files, mtp_layers, writer
-from ..checkpoints.formats.meta import PARAMS
 from ..checkpoints.formats.safetensors import SafetensorsFile
 from ..checkpoints.hub import is_network_error
 from ..checkpoints.quantization import Q_BITS, WeightFormat
@@ -159,7 +158,6 @@ def convert(
                 progress(done, total)
 
         step(0)
-        described = [source / name for name in ("config.json", PARAMS)]
         with destination.directory(path, nbytes) as work:
             written = _write(work, directory, plan, weight_format, shard_bytes, step)
             scratch = work / SCRATCH
@@ -183,7 +181,8 @@ def convert(
                     )
             results = [*sorted(work.glob("model*")), *sorted(work.glob(mtp_layers.FILE))]
             with working("computing the checksums of source and result"):
-                of_source = digests_of([*plan.paths, *filter(Path.is_file, described)])
+                config = filter(Path.is_file, [source / "config.json"])
+                of_source = digests_of([*plan.paths, *config])
                 of_result = digests_of([*results, work / "config.json"])
             report = ConversionReport(
                 path=path,

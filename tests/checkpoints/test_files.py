@@ -108,8 +108,6 @@ def test_a_tokenizer_file_that_leads_to_the_users_own_files_is_not_carried(tmp_p
     ("names", "format", "wanted"),
     [
         ("pytorch_model.bin model.fp16.safetensors", "torch", "pytorch_model.bin"),
-        ("model.fp16.safetensors consolidated.00.pth", "safetensors", "model.fp16.safetensors"),
-        ("a.gguf consolidated.00.pth", "meta", "consolidated.00.pth"),
         ("pytorch_model.bin model.safetensors a.gguf", "safetensors", "model.safetensors"),
     ],
 )

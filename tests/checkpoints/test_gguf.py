@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 
 from mlx_specdec.checkpoints import files
 from mlx_specdec.checkpoints.formats.gguf_header import Metadata
-from mlx_specdec.checkpoints.formats.vocabularies import RULES, _described, tokenizer_files
+from mlx_specdec.checkpoints.formats.vocabularies import RULES, tokenizer_files
 from mlx_specdec.checkpoints.source import as_directory
 from mlx_specdec.conversion.convert import convert
 from mlx_specdec.conversion.verify import compare_logits
@@ -130,6 +130,27 @@ PRINTED = st.characters(exclude_categories=("C",), exclude_characters="<")
 <unk> either, which is a token to us, as to transformers, and text to sentencepiece."""
 
 
+def metadata_of(processor: sentencepiece.SentencePieceProcessor) -> dict[str, Any]:
+    """Return a SentencePiece vocabulary in the form of a GGUF file's metadata."""
+    every = range(processor.get_piece_size())
+    kinds = {2: processor.is_unknown, 3: processor.is_control}
+    kinds |= {5: processor.is_unused, 6: processor.is_byte}
+    types = [next((n for n, kind in kinds.items() if kind(id)), 1) for id in every]
+    ids = {"bos": processor.bos_id(), "eos": processor.eos_id(), "unknown": processor.unk_id()}
+    spaced = processor.encode("x  x", out_type=str)
+    values = {
+        "model": "llama",
+        "tokens": [processor.id_to_piece(id) for id in every],
+        "scores": np.array([processor.get_score(id) for id in every]),
+        "token_type": np.array(types),
+        "add_space_prefix": spaced[0].startswith("▁"),
+        "remove_extra_whitespaces": 2 * "▁" not in "".join(spaced),
+        **{f"{name}_token_id": id for name, id in ids.items() if id >= 0},
+    }
+    named = {f"tokenizer.ggml.{name}": value for name, value in values.items()}
+    return {"general.architecture": "llama", **named}
+
+
 @cache
 def pair(kind: str) -> tuple[sentencepiece.SentencePieceProcessor, Tokenizer]:
     """A vocabulary of this file, and the same rebuilt."""
@@ -145,7 +166,7 @@ def pair(kind: str) -> tuple[sentencepiece.SentencePieceProcessor, Tokenizer]:
     )
     processor = sentencepiece.SentencePieceProcessor(model_proto=written.getvalue())
     return processor, Tokenizer.from_str(
-        tokenizer_files(Metadata(_described(processor)))["tokenizer.json"]
+        tokenizer_files(Metadata(metadata_of(processor)))["tokenizer.json"]
     )
 
 

@@ -83,7 +83,6 @@ def arrived(tmp_path: Path) -> set[str]:
     [
         (["model.safetensors", "pytorch_model.bin"], ["model.safetensors"]),
         (["pytorch_model.bin"], ["pytorch_model.bin"]),
-        (["consolidated.00.pth", "consolidated.01.pth"], None),
         (["consolidated.safetensors", "model.safetensors"], ["model.safetensors"]),
         (["only.Q4_0.gguf"], ["only.Q4_0.gguf"]),
         (["m-00001-of-00002.gguf", "m-00002-of-00002.gguf"], None),

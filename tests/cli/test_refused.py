@@ -215,7 +215,6 @@ def each_command(run: Run, source: Path, out: Path) -> Iterator[str]:
     [
         ("t5/umt5-tied", "model.safetensors"),
         ("t5-families/byt5", "pytorch_model.bin"),
-        ("meta/llama2", "consolidated.00.pth"),
     ],
 )
 def test_a_pointer_of_git_lfs_is_called_one(
@@ -251,8 +250,6 @@ def test_a_byte_order_mark_before_a_configuration_is_passed_over(run: Run, tmp_p
         ("t5/umt5-tied", "config.json"),
         ("t5/umt5-tied", "model.safetensors"),
         ("t5-families/byt5", "pytorch_model.bin"),
-        ("meta/llama2", "params.json"),
-        ("meta/llama2", "consolidated.01.pth"),
     ],
 )
 def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(

@@ -1,4 +1,6 @@
-"""A flag that release 0.4 removed is refused in a sentence that says what to use instead."""
+"""What release 0.4 gave up says in one line what to use instead."""
+
+from pathlib import Path
 
 import pytest
 
@@ -29,3 +31,14 @@ def test_a_removed_flag_says_what_to_use_instead(words: tuple[object, ...], inst
 
 def test_a_flag_that_never_was_has_no_such_sentence() -> None:
     command("generate", "--warmup", 2).refuses("No such option: --warmup")
+
+
+@pytest.mark.parametrize(
+    "arguments", [("generate", "x", "--model"), ("convert", "--model"), ("inspect",)]
+)
+def test_a_model_in_metas_own_layout_is_one_sentence(
+    tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    for name in ("consolidated.00.pth", "params.json"):
+        (tmp_path / name).write_bytes(b"{}")
+    command(*arguments, tmp_path).refuses("Meta's own layout", "Hugging Face's format")

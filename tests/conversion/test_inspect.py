@@ -31,7 +31,6 @@ def row(found: Inspection, name: str) -> Any:
         ("torch/llama", "safetensors", "llama", ""),
         ("gguf/llama-q4_0.gguf", "GGUF", "llama", "Q4_0"),
         ("gguf/t5-f16.gguf", "GGUF", "t5", ""),
-        ("meta/llama3", "Meta's layout", "llama", ""),
     ],
 )
 def test_every_format_is_distinguished_and_agrees_with_its_conversion(

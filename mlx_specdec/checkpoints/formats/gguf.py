@@ -16,7 +16,6 @@ from ..quantization import PARTS, Quantization, most_common, quantization_entry
 from ..tensors import DTYPES, Contents, TensorInfo, TensorReader, naming
 from .gguf_families import EMBEDDING, HEAD, Finder, TensorPlace, describe
 from .gguf_header import Metadata, Stored, read_header
-from .meta import rotary_rows
 from .vocabularies import ends_by_name, tokenizer_files
 
 EXACT = {"Q4_0": Quantization(4, 32), "Q4_1": Quantization(4, 32), "Q8_0": Quantization(8, 32)}
@@ -197,3 +196,13 @@ def part_of(part: str, kind: str, raw: np.ndarray) -> mx.array:
         packed = ordered[..., ::2] | ordered[..., 1::2] << 4
     rows = np.ascontiguousarray(packed.reshape(*raw.shape[:-1], -1))
     return mx.array(rows.view("<u4").astype(np.uint32))
+
+
+def rotary_rows(begin: int, end: int, head_width: int) -> np.ndarray[Any, Any]:
+    """Return the positions of rows begin .. end - 1 of Hugging Face's order in llama.cpp's order.
+    llama.cpp rotates rows 2i and 2i + 1 of a head together. Hugging Face rotates row i of the first
+    half with row i of the second half."""
+    rows = np.arange(begin, end)
+    head, inside = np.divmod(rows, head_width)
+    half, pair = np.divmod(inside, head_width // 2)
+    return head * head_width + 2 * pair + half

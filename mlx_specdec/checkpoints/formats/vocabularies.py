@@ -1,22 +1,15 @@
-"""Conversion of vocabularies to tokenizer.json and tokenizer_config.json, from the metadata of a
-GGUF file or from Meta's tokenizer.model, which has SentencePiece's or tiktoken's format."""
+"""Conversion of a GGUF file's vocabulary to tokenizer.json and tokenizer_config.json."""
 
-import base64
-import binascii
 import json
-import os
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ...errors import first_line
-from ..disk import reading
-from ..tensors import Malformed, naming
+from ..tensors import Malformed
 from .gguf_header import Metadata
 
 PLAIN = "default"
@@ -90,7 +83,6 @@ _LONGEST_MERGED = 256
 _SPECIAL = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}
 """llama.cpp's name of a special token -> Hugging Face's name."""
 _PUT_BESIDE = "put the model's tokenizer.json beside it"
-_SETTINGS = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
 
 
 class _Vocabulary:
@@ -132,12 +124,15 @@ def tokenizer_files(metadata: Metadata) -> dict[str, str]:
         tokenizer = builders[kind](vocabulary)
         tokenizer.encode("a b")
         made = str(tokenizer.to_str(pretty=False))
-    settings: dict[str, Any] = dict(_SETTINGS)
+    settings: dict[str, Any] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": False,
+    }
     for name, id in vocabulary.special.items():
         settings[f"{_SPECIAL[name]}_token"] = vocabulary.tokens[id]
     if "tokenizer.chat_template" in metadata:
         settings["chat_template"] = metadata.get("tokenizer.chat_template", str)
-    return _files(made, settings)
+    return {"tokenizer.json": made, "tokenizer_config.json": json.dumps(settings, indent=2)}
 
 
 def ends_by_name(metadata: Metadata) -> list[int]:
@@ -147,10 +142,6 @@ def ends_by_name(metadata: Metadata) -> list[int]:
     controls = {tokens[id]: int(id) for id in np.flatnonzero(types == _CONTROL)}
     names = (name for name in ENDS if name != _END or _RETURN not in controls)
     return [controls[name] for name in names if name in controls]
-
-
-def _files(tokenizer: str, settings: Mapping[str, Any]) -> dict[str, str]:
-    return {"tokenizer.json": tokenizer, "tokenizer_config.json": json.dumps(settings, indent=2)}
 
 
 @contextmanager
@@ -279,133 +270,3 @@ def _finish(tokenizer: Any, vocabulary: _Vocabulary, *, begins: bool, ends: bool
             single=[*first, "$A", *last], special_tokens=[*first.items(), *last.items()]
         )
     return tokenizer
-
-
-MODEL = "tokenizer.model"
-LONGEST = 256
-"""Most bytes of a token. The time to find the merges of a token is quadratic in this length."""
-_LINE = re.compile(rb"[A-Za-z0-9+/]+=* [0-9]+")
-_SPECIAL_TOKENS = 256
-_NAMED_3 = {0: "begin_of_text", 1: "end_of_text", 6: "start_header_id", 7: "end_header_id"}
-_NAMED_3[9] = "eot_id"
-_NAMED_31 = {**_NAMED_3, 4: "finetune_right_pad_id", 8: "eom_id", 10: "python_tag"}
-"""Position among Llama 3's special tokens -> name. The other tokens are reserved."""
-_ADVICE = "take the one that belongs to the model"
-_TRIAL = "Once upon a time, a girl said: I don't  know!\n\n\t3.14 ünïcödé ﬁ 漢字 🙂 f(x):\n    x"
-
-
-def read_tokenizer(
-    file: Path, vocabulary: int, *, since_31: bool = False
-) -> tuple[dict[str, str], dict[str, Any]]:
-    """Convert Meta's tokenizer.model. Return the content of Hugging Face's files by name, and the
-    entries of config.json for BOS and EOS. Raises CheckpointError.
-
-    vocabulary: The largest number of tokens. since_31: Whether special tokens have the names of
-    Llama 3.1 instead of 3.
-    """
-    with naming(file), reading(file):
-        data = file.read_bytes()
-        if _LINE.fullmatch(data.split(b"\n", 1)[0].strip()):
-            files, ids = _tiktoken(data, vocabulary, since_31=since_31)
-        else:
-            files, ids = _sentencepiece(data, vocabulary)
-    return {**files, "generation_config.json": json.dumps(ids, indent=2)}, ids
-
-
-def _sentencepiece(data: bytes, vocabulary: int) -> tuple[dict[str, str], dict[str, Any]]:
-    import sentencepiece
-    from tokenizers import Tokenizer
-
-    processor = sentencepiece.SentencePieceProcessor()
-    try:
-        processor.LoadFromSerializedProto(data)
-        size = processor.get_piece_size()
-        if size > vocabulary:
-            raise Malformed(f"has {size} tokens where the model knows {vocabulary}: {_ADVICE}")
-        metadata = Metadata(_described(processor))
-        expected = processor.encode(_TRIAL)
-    # A damaged file may load, and then have tokens that are not text, or ids out of range.
-    except (RuntimeError, OSError, ValueError, LookupError):
-        raise Malformed("is neither SentencePiece's nor tiktoken's, or damaged") from None
-    files = tokenizer_files(metadata)
-    made = Tokenizer.from_str(files["tokenizer.json"])
-    if made.encode(_TRIAL, add_special_tokens=False).ids != expected:
-        raise Malformed(f"cuts text in a way that tokenizer.json cannot say: {_ADVICE}")
-    ends = {"bos": processor.bos_id(), "eos": processor.eos_id()}
-    return files, {f"{name}_token_id": id for name, id in ends.items() if id >= 0}
-
-
-def _described(processor: Any) -> dict[str, Any]:
-    """Return a SentencePiece vocabulary in the form of a GGUF file's metadata."""
-    every = range(processor.get_piece_size())
-    kinds = {_UNKNOWN: processor.is_unknown, _CONTROL: processor.is_control}
-    kinds |= {_UNUSED: processor.is_unused, _BYTE: processor.is_byte}
-    types = [next((n for n, kind in kinds.items() if kind(id)), _NORMAL) for id in every]
-    ids = {"bos": processor.bos_id(), "eos": processor.eos_id(), "unknown": processor.unk_id()}
-    spaced = processor.encode("x  x", out_type=str)
-    values = {
-        "model": "llama",
-        "tokens": [processor.id_to_piece(id) for id in every],
-        "scores": np.array([processor.get_score(id) for id in every]),
-        "token_type": np.array(types),
-        "add_space_prefix": spaced[0].startswith(_SPACE),
-        "remove_extra_whitespaces": 2 * _SPACE not in "".join(spaced),
-        **{f"{name}_token_id": id for name, id in ids.items() if id >= 0},
-    }
-    named = {f"{_PREFIX}{name}": value for name, value in values.items()}
-    return {"general.architecture": "llama", **named}
-
-
-def _tiktoken(
-    data: bytes, vocabulary: int, *, since_31: bool
-) -> tuple[dict[str, str], dict[str, Any]]:
-    ranks = _ranks(data)
-    count, named = len(ranks), _NAMED_31 if since_31 else _NAMED_3
-    if vocabulary - count < _SPECIAL_TOKENS:
-        counted = f"has {count} tokens and 256 more where the model has {vocabulary}"
-        raise Malformed(f"{counted}: {_ADVICE}")
-    free = iter(range(_SPECIAL_TOKENS))
-    special = [
-        f"<|{named[place]}|>" if place in named else f"<|reserved_special_token_{next(free)}|>"
-        for place in range(_SPECIAL_TOKENS)
-    ]
-    settings = {**_SETTINGS, "bos_token": special[0], "eos_token": special[1]}
-    ends = [count + end for end in ([1, 8, 9] if since_31 else [1, 9])]
-    ids = {"bos_token_id": count, "eos_token_id": ends}
-    return _files(_tiktoken_json(ranks, special), settings), ids
-
-
-def _ranks(data: bytes) -> dict[bytes, int]:
-    ranks: dict[bytes, int] = {}
-    for rank, line in enumerate(line.strip() for line in data.splitlines() if line.strip()):
-        encoded, _, stated_rank = line.partition(b" ")
-        try:
-            token = base64.b64decode(encoded, validate=True) if _LINE.fullmatch(line) else b""
-        except binascii.Error:
-            token = b""
-        if not 0 < len(token) <= LONGEST or token in ranks or stated_rank != b"%d" % rank:
-            raise Malformed(f"is damaged in its line {rank + 1}: {_ADVICE}")
-        ranks[token] = rank
-    if not {bytes([byte]) for byte in range(256)} <= ranks.keys():
-        raise Malformed("is damaged: it lacks tokens of single bytes")
-    return ranks
-
-
-def _tiktoken_json(ranks: dict[bytes, int], special: list[str]) -> str:
-    """Return the content of tokenizer.json. special: The tokens after `ranks`, BOS first."""
-    # Without torch, importing transformers would log a warning.
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
-    from tokenizers import processors
-    from transformers.convert_slow_tokenizer import TikTokenConverter
-
-    class Converter(TikTokenConverter):
-        @staticmethod
-        def load_tiktoken_bpe(tiktoken_url: str) -> dict[bytes, int]:
-            return ranks  # reading the file would need tiktoken
-
-    with _library_errors():
-        tokenizer = Converter(extra_special_tokens=special).converted()
-        tokenizer.post_processor = processors.TemplateProcessing(
-            single=[special[0], "$A"], special_tokens=[(special[0], len(ranks))]
-        )
-        return str(tokenizer.to_str(pretty=False))
