@@ -57,7 +57,7 @@ from mlx_specdec.measure.throughput import (
 from mlx_specdec.models.cpu_layers import as_mlx_has_it
 from mlx_specdec.models.families import is_encoder_decoder
 from mlx_specdec.models.number_format import expanded
-from mlx_specdec.options import Options, own_layers
+from mlx_specdec.options import Options
 from mlx_specdec.text.prompts import read_prompts
 
 T = TypeVar("T", Method, FileMethod)
@@ -391,10 +391,8 @@ def transformers_methods(
     generation = _generation(pair, options, hugging)
     runs: dict[int, Runner] = {0: generation.run}
     assisted = [length for length in lengths if length != "auto" and length > 0]
-    # An assistant model must have the target's vocabulary, and weights of its own.
-    separate = own_layers(pair.draft_name) is None
-    assists = pair.draft is not None and pair.translation is None and separate
-    if assists and assisted:
+    # An assistant model must have the target's vocabulary.
+    if pair.draft is not None and pair.translation is None and assisted:
         draft = _built(hugging, str(pair.draft_name), pair.draft)
         runs |= {n: partial(generation.run, draft=draft, length=n) for n in assisted}
     for run in runs.values():

@@ -55,7 +55,6 @@ DRAFTS: dict[str, dict[str, tuple[str | None, str]]] = {
         "draft": ("py-llama-draft", "draft"),
         "dspark": ("py-llama-dspark", "dspark"),
         "lookup": (None, "ngram"),
-        "self:4": ("self:4", "draft"),
         "medusa": (None, "medusa"),
     },
     "t5-enfr": {
@@ -117,8 +116,7 @@ def compared(
         elif name != "medusa" and draft is None:
             pairs[name] = plain_pair, proposer
         elif draft is not None:
-            drafter = draft if ":" in draft else weights / draft
-            pairs[name] = load(base, drafter, **numbers), proposer
+            pairs[name] = load(base, weights / draft, **numbers), proposer
     for temperature in (0.0, 1.0):
         settings = {"max_tokens": TOKENS, "temperature": temperature, "seed": 3}
         regular = Options(**settings, regular=True)

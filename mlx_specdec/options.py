@@ -18,7 +18,6 @@ MOST_DRAFTED = 64
 MOST_EXACT = 4
 """Most draft tokens of a round with `Options.exact`. Metal's kernels sum in one order in passes
 of 2 to 5 rows, and in another order in larger passes."""
-_SELF = re.compile(r"self(?::([1-9]\d{0,3}))?")
 _MTP = re.compile(r"mtp(?::(.+))?")
 
 
@@ -28,13 +27,6 @@ def mtp_of(draft_model: object) -> str | None:
     draft."""
     match = _MTP.fullmatch(str(draft_model))
     return None if match is None else match[1] or ""
-
-
-def own_layers(draft_model: object) -> int | None:
-    """Return the number of the target's layers that a draft of this name uses: 0 for "self", which
-    uses all of them at fewer bits, N for "self:N", None for any other draft."""
-    match = _SELF.fullmatch(str(draft_model))
-    return match and int(match[1] or 0)
 
 
 def proposers() -> tuple[str, ...]:

@@ -26,7 +26,9 @@ from mlx_specdec import process
 process.load()
 
 from mlx_specdec import Options, Pair, generate, generate_many, load  # noqa: E402
-from mlx_specdec.engine.loading import with_draft_model  # noqa: E402
+from mlx_specdec.checkpoints.files import read_config  # noqa: E402
+from mlx_specdec.checkpoints.source import as_directory  # noqa: E402
+from mlx_specdec.training.draft import shaped  # noqa: E402
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
@@ -40,8 +42,8 @@ FORMATS = {
 }
 """Flags of each format; the first is the references' own. The file's numbers have 4 bits in layers
 and 8 in the embedding."""
-OWN_LAYERS = "self:29"
-"""A draft of 29 of the 30 layers, which is often right."""
+LAYERS = 29
+"""Number of the target's 30 layers that draft. They are often right."""
 MOST_DRAFTED = 3
 Tokens = Sequence[int]
 
@@ -94,11 +96,13 @@ def outputs(
         )
         return [pair.tokenizer.encode(text) for text in texts]
 
-    layers = with_draft_model(pair, OWN_LAYERS)
+    with as_directory(Path(model)) as directory:
+        draft, _ = shaped(pair.target, read_config(directory), LAYERS, None, 0)
+    layers = replace(pair, draft=draft, draft_name=f"{LAYERS} layers")
     ways: dict[str, Callable[[], list[Tokens]]] = {
         "plain": partial(each, pair, options),
         "lookup": partial(each, pair, lookup),
-        OWN_LAYERS: partial(each, layers, replace(lookup, proposer="draft")),
+        f"{LAYERS} layers": partial(each, layers, replace(lookup, proposer="draft")),
         "batch": batch,
         "served": server,
     }

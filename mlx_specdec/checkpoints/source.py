@@ -28,6 +28,7 @@ _PAGE = re.compile(
     r"(/tree/(?P<revision>[^/?#]+))?/?([?#].*)?"
 )
 """The address of a model's page on the Hub."""
+_SELF = re.compile(r"self(:\d+)?")
 
 
 def resolve(
@@ -109,6 +110,11 @@ def _local(name: str) -> Path | None:
     """Return the local path that a name stands for, or None if it may be a name on the Hub. Raises
     SourceError if it can be neither."""
     path = os.path.expanduser(name)
+    if _SELF.fullmatch(name) and not os.path.lexists(path):
+        raise SourceError(
+            f"{name}: drafts made of the target's own layers were removed in release 0.4: train a "
+            "draft with mlx-specdec train-draft --layers 2, or leave the draft model out"
+        )
     if name.startswith(SHIPPED) and (ROOT / name).is_dir() and not os.path.lexists(path):
         path = str(ROOT / name)
     if name.strip() and os.path.isdir(path):

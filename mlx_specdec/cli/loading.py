@@ -13,7 +13,7 @@ from ..checkpoints.stored_models import names as stored_names
 from ..errors import OptionError
 from ..models.cache_settings import CacheSettings
 from ..models.drafters import KINDS
-from ..options import Options, own_layers, proposers
+from ..options import Options, proposers
 from . import render
 from .flags import (
     REQUIRED,
@@ -60,7 +60,7 @@ def targets() -> list[str]:
 
 def drafts() -> list[str]:
     """Return names that --draft-model may have, for the completion of a shell."""
-    return [AUTO, "self", *stored_names()]
+    return [AUTO, "mtp", *stored_names()]
 
 
 @group("Model")
@@ -83,10 +83,9 @@ class Sources(Flags):
     )
     draft_model: str | None = flag(
         None,
-        "The draft, a model or a drafter on hidden states: a directory, a name on the Hub, self "
-        "for the target at fewer bits, self:2 for two of its layers, mtp for its layers for "
-        "multi-token prediction (mtp:NAME fetches those of another model), or auto for the one in "
-        "the table of pairs that gains most.",
+        "The draft, a model or a drafter on hidden states: a directory, a name on the Hub, mtp for "
+        "the target's layers for multi-token prediction (mtp:NAME fetches those of another "
+        "model), or auto for the one in the table of pairs that gains most.",
         "--draft-model-name",
         autocompletion=drafts,
     )
@@ -352,8 +351,6 @@ def load_drafting(
 
         with render.progress("indexing what to look up") as report:
             pair = with_documents(pair, drafting.lookup_file or (), progress=report)
-    if own_layers(draft_model) is not None and pair.draft is not None and not quiet:
-        render.tell(f"drafting with the target's own layers: {show(pair.draft_bytes)} beside it")
     if pair.heads is not None and drafting.guessed and not drafting.lookup_file:
         options = replace(options, proposer=None)
     if sampling := drafting.recommended(pair.sampling):

@@ -15,7 +15,7 @@ from urllib.parse import quote
 from .. import process
 from ..checkpoints.disk import parse
 from ..errors import OptionError
-from ..options import mtp_of, own_layers
+from ..options import mtp_of
 from .flags import Flags, ModelSampling, command, flag, group
 from .known_pairs import AUTO
 from .loading import DRAFTLESS, MemoryFlags, TextFlags, load_drafting, named
@@ -201,7 +201,7 @@ class Requests(OneModel):
         if len(names) > 1 and self.distributed is not None:
             raise OptionError("--distributed serves one model: leave the others out")
         draft = self.draft_model
-        if len(names) > 1 and draft not in (None, AUTO) and own_layers(draft) is None:
+        if len(names) > 1 and draft not in (None, AUTO):
             raise OptionError(
                 f"--draft-model {draft} would be the draft of every model: name each model's draft "
                 "in a file, by --models-preset"
@@ -292,7 +292,7 @@ def _model(
     flags = preset.flags
     target, draft = named(flags)
     options = flags.options()
-    if options.regular or options.proposer in DRAFTLESS or own_layers(draft) is not None:
+    if options.regular or options.proposer in DRAFTLESS:
         draft = None
     if flags.tool_call_parser is not None:
         _check_parser(flags.tool_call_parser)

@@ -9,32 +9,29 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from mlx.utils import tree_flatten
+
 from .. import process
 from ..checkpoints import files, mtp_fetch
 from ..checkpoints.source import as_directory, check, resolve
 from ..errors import CheckpointError, OptionError, SourceError
 from ..interfaces import Progress, ignore_progress
 from ..models import families
+from ..models.base import Base
 from ..models.cache_settings import CacheSettings
 from ..models.distributed.group import Mode, Ranks, join
 from ..models.drafters import kinds, medusa, mtp_files
 from ..models.drafters.files import DrafterFiles
 from ..models.drafters.medusa import MedusaHeads
+from ..models.encoder_decoder.context import share_equal_encoder
 from ..models.loading import Loaded, load_model
 from ..models.number_format import NumberFormat
-from ..models.self_draft import bytes_beside, self_draft
-from ..options import Options, mtp_of, own_layers
+from ..options import Options, mtp_of
 from ..text.tokenizer import Tokenizer, load_tokenizer
 from ..text.vocabulary import Translation, common_size, shared_tokens
 from .pair import Pair, Trial
 
 DRAFT_VOCABS = ("same", "intersect")
-SELF_BITS = 4
-"""Bits of the weights of the draft "self" if draft_q_bits is None."""
-UNTRAINED = (
-    "some of a model's layers rarely agree with the whole model unless they are trained: "
-    "train-draft makes and trains such a draft"
-)
 
 
 def load(
@@ -61,17 +58,16 @@ def load(
     Args:
         model: The target: a directory, a GGUF file, or a name on the Hugging Face Hub. If it names
             Medusa heads, their base model is the target.
-        draft_model: A draft model, or a drafter that reads the target's hidden states. "self" has
-            the target's layers at `draft_q_bits`. "self:2" has two of them, evenly spaced, with the
-            target's own weights. "mtp" means the target's layers for multi-token prediction; if its
-            checkpoint lacks them, they are downloaded from the model that it was converted from.
-            "mtp:OWNER/NAME" names the repository of that model.
+        draft_model: A draft model, or a drafter that reads the target's hidden states. "mtp" means
+            the target's layers for multi-token prediction; if its checkpoint lacks them, they are
+            downloaded from the model that it was converted from. "mtp:OWNER/NAME" names the
+            repository of that model.
         revision: The branch, tag or commit of the target on the Hub; None for main.
         adapter_path: A directory with an adapter that mlx-lm has trained for the target.
         dtype: "auto", "float32", "float16" or "bfloat16". "auto" computes in float32 on the CPU,
             and elsewhere in the dtype of the checkpoint.
         q_bits: Quantize the target to this many bits on load.
-        draft_q_bits: Quantize the draft to this many bits on load; None takes 4 for "self".
+        draft_q_bits: Quantize the draft to this many bits on load.
         expand_weights: Whether to dequantize the weights of a quantized model on load. None does so
             on a CPU if the weights then take less than a quarter of the memory.
         caches: The settings of the KV cache. A draft model without support keeps its own.
@@ -100,11 +96,6 @@ def load(
         raise OptionError(f"draft-vocab must be same or intersect, not {draft_vocab!r}")
     process.clear_at_end()
     ranks = None if distributed is None else join()
-    if ranks is not None and own_layers(draft_model) is not None:
-        raise OptionError(
-            "the draft self is made of all of the target's layers, and here no rank has them: name "
-            "a draft model, or draft by lookup"
-        )
     process.warn_if_late()
     started = time.perf_counter()
     loader = Loader(
@@ -148,7 +139,7 @@ def load(
     if source is not None:
         pair = loader.with_draft(pair, target.kind, source, draft_q_bits, draft_vocab)
     elif heads is None:
-        pair = _with_own_layers(pair, directory, loader.numbers(draft_q_bits))
+        pair = _with_mtp_layers(pair, directory, loader.numbers(draft_q_bits))
     return replace(pair, load_seconds=time.perf_counter() - started - sum(loader.fetching))
 
 
@@ -189,12 +180,12 @@ class DraftSource:
     """The files of a draft.
 
     Attributes:
-        directory: The directory of the model; None for the target's own layers.
+        directory: The directory of the model.
         drafter: The files of a drafter that reads hidden states; None for a draft model.
     """
 
     name: str
-    directory: Path | None
+    directory: Path
     drafter: DrafterFiles | None
 
 
@@ -241,8 +232,6 @@ class Loader:
     def find_draft(self, draft_model: str | Path, model: str, revision: str | None) -> DraftSource:
         """Return the source of the draft for the target `model`."""
         name = str(draft_model)
-        if own_layers(name) is not None:
-            return DraftSource(name, None, None)
         if (original := mtp_of(name)) is not None:
             return self._mtp(name, original, model, revision)
         directory = self._fetch(name, None)
@@ -277,13 +266,6 @@ class Loader:
     ) -> Pair:
         """Return the pair with a draft for a target of this kind. Raises the errors of `load`."""
         pair = replace(pair, draft_name=source.name)
-        if source.directory is None:
-            layers = own_layers(source.name) or 0
-            bits = q_bits or (None if layers else SELF_BITS)
-            draft, added = self_draft(pair.target, bits, layers=layers)
-            untrained = kind == "decoder-only" and 0 < layers < pair.target.layers
-            notes = (*pair.notes, UNTRAINED) if untrained else pair.notes
-            return replace(pair, notes=notes, draft=draft, draft_bytes=added)
         if source.drafter is not None:
             network = kinds.attach(source.drafter, pair.target, self.numbers(q_bits))
             return replace(pair, drafter_network=network, draft_bytes=network.nbytes)
@@ -293,7 +275,8 @@ class Loader:
             raise OptionError(f"{kinds_differ}: give a draft of the target's own kind")
         draft = loaded.model
         notes = (*pair.notes, loaded.note) if loaded.note else pair.notes
-        added = bytes_beside(draft, pair.target)
+        shares = share_equal_encoder(draft, pair.target)
+        added = _added(draft, pair.target) if shares else draft.nbytes
         pair = replace(pair, notes=notes, draft=draft, draft_bytes=added)
         widths = pair.target.vocabulary, draft.vocabulary
         if draft_vocab == "intersect":
@@ -348,6 +331,12 @@ class Loader:
         return loaded, tokenizer
 
 
+def _added(draft: Base, target: Base) -> int:
+    """Return the bytes of a draft model's weights that it does not share with the target."""
+    shared = {id(array) for _, array in tree_flatten(target.network.parameters())}
+    return sum(a.nbytes for _, a in tree_flatten(draft.network.parameters()) if id(a) not in shared)
+
+
 def _usable(sampling: Mapping[str, object]) -> dict[str, float]:
     """Return the sampling settings that Options accepts. Invalid values of a file are ignored."""
     usable: dict[str, float] = {}
@@ -357,7 +346,7 @@ def _usable(sampling: Mapping[str, object]) -> dict[str, float]:
     return usable
 
 
-def _with_own_layers(pair: Pair, directory: Path, numbers: NumberFormat) -> Pair:
+def _with_mtp_layers(pair: Pair, directory: Path, numbers: NumberFormat) -> Pair:
     """Return the pair with the layers for multi-token prediction in the target's checkpoint."""
     if not (directory / "config.json").is_file():
         return pair

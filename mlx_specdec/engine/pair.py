@@ -13,7 +13,6 @@ from ..interfaces import Progress, ignore_progress
 from ..models.base import Base
 from ..models.drafters.medusa import MedusaHeads
 from ..models.drafters.network import DrafterNetwork
-from ..options import own_layers
 from ..proposers.documents import DocumentIndex, IndexKey, build, read
 from ..proposers.drafter import Drafter
 from ..proposers.text_index import History
@@ -31,10 +30,6 @@ LEAST_VERIFIED = 16
 count as verified, so that long proposals weigh no more than short ones."""
 LEAST_ACCEPTED = 0.1
 """Least accepted share of the verified tokens. Useful proposers reach several times that."""
-OWN_CAUSES = (
-    "is a part of the target and rarely agrees with it as it is: take more layers or bits, or "
-    "train a draft with mlx-specdec train-draft"
-)
 
 
 @dataclass
@@ -126,10 +121,9 @@ class Pair:
             trial = self.trials[drafter.name]
             if trial.fails(rounds):
                 shown = drafter.identity or f"{drafter.name} of {self.name}"
-                causes = drafter.causes if own_layers(drafter.identity) is None else OWN_CAUSES
                 yield (
                     f"hardly any draft tokens are accepted ({trial.accepted} of {trial.drafted}): "
-                    f"{shown} {causes}"
+                    f"{shown} {drafter.causes}"
                 )
 
     def constraint(

@@ -54,9 +54,6 @@ class Family(Protocol):
     def layers(self, network: Any) -> Sequence[nn.Module]:
         """Return the decoder's layers."""
 
-    def cut(self, network: Any, chosen: Sequence[int]) -> None:
-        """Keep only these layers of the decoder. Raises OptionError if it cannot run with them."""
-
     def with_layers(self, config: Config, chosen: Sequence[int]) -> dict[str, Any]:
         """Return the configuration of a model that has only the `chosen` decoder layers. Raises
         CheckpointError if config.json does not say how many layers there are."""

@@ -151,11 +151,6 @@ TAPS = Replacement(
     "__call__ of layers, and of other modules whose input or output is read",
     "mlx-lm's models do not return their hidden states, which drafters read.",
 )
-LEFT_OUT = Replacement(
-    "__call__ and make_cache of a model of mlx-lm that drafts with some of its layers, and "
-    "__call__ of the layers that are skipped",
-    "Skipped layers stay in the list, because models derive a layer's kind from its number.",
-)
 WATCHED = Replacement(
     "__call__ of layers, or of all modules, for one pass",
     "Only a call of the model shows which cache a module gets, and what it does with it.",
@@ -170,5 +165,5 @@ CAUGHT_WEIGHTS = Replacement(
 )
 PATCHES = (
     *(FAST_START, ATTENTION, QUANTIZED_ATTENTION, LIGHT_LAYERS),
-    *(LATENT, TAPS, LEFT_OUT, WATCHED, RECORDED, CAUGHT_WEIGHTS),
+    *(LATENT, TAPS, WATCHED, RECORDED, CAUGHT_WEIGHTS),
 )

@@ -30,10 +30,8 @@ from ..models.base import Base
 from ..models.encoder_decoder.family import EncoderDecoderFamily
 from ..models.loading import trainable
 from ..models.number_format import dequantize, twin_of
-from ..models.self_draft import evenly
 from ..models.t5 import SHARED
 from ..models.trainable import Trainable
-from ..options import own_layers
 from .config import DataConfig, DistillConfig, DraftConfig
 from .fit import STORED, TextTask, Trained, Training, Watcher, stored_type, work_directory
 
@@ -155,7 +153,7 @@ def initial(pair: Pair, shape: DraftConfig | None, seed: int) -> Iterator[Initia
     draft model exist until the block ends.
 
     Raises:
-        OptionError: If the pair has Medusa heads, or a draft that has no weights to train.
+        OptionError: If the pair has Medusa heads, or a drafter that reads hidden states.
         VocabularyError: If the draft model lacks tokens of the target.
         CheckpointError: If the files cannot be loaded.
     """
@@ -166,8 +164,6 @@ def initial(pair: Pair, shape: DraftConfig | None, seed: int) -> Iterator[Initia
             f"{pair.draft_name} reads hidden states and is no draft model: name a draft model to "
             "begin with, or give layers"
         )
-    if own_layers(pair.draft_name) is not None:
-        raise OptionError("the draft self has no weights of its own: give layers instead")
     if pair.draft is not None and (pair.translation or pair.draft.vocabulary < pair.vocabulary):
         raise VocabularyError(
             f"{pair.draft_name} knows {pair.draft.vocabulary} of the target's {pair.vocabulary} "
@@ -274,11 +270,13 @@ def shaped(
 
     Raises OptionError if the shape is impossible. config: The target's config.json. width: The
     width of hidden states; all weights are then random. None keeps the target's width and copies
-    the weights of evenly spaced layers.
+    the weights of evenly spaced layers, including the first and the last.
     """
     family, network = families.of_model(model), model.network
     depth = len(family.layers(network))
-    chosen = evenly(layers, depth)
+    if layers > depth:
+        raise OptionError(f"layers must be 1 to the target's {depth}, not {layers}")
+    chosen = [round(at * (depth - 1) / max(1, layers - 1)) for at in range(layers)]
     plain = {k: v for k, v in config.items() if not k.startswith("quantization")}
     shape = family.with_layers(plain, chosen)
     if width is not None:

@@ -226,19 +226,6 @@ def test_lookup_needs_no_draft_model(run: Run, llama: Path) -> None:
         assert output["draft_model"] is None
 
 
-def test_a_target_drafts_for_itself_and_lookup_goes_first_if_requested(run: Run, t5: Path) -> None:
-    arguments = ("generate", PROMPT, "--model", t5, "-m", 30)
-    plain = run(*arguments, "--regular-decode")
-    own = run(*arguments, "--draft-model", "self", "--draft-bits", 8, "--num-draft", 3)
-    assert own.out == plain.out and "own layers" in own.err
-    both = run(
-        *arguments, "--draft-model", "self", "--proposer", "auto", "--num-draft", 3, "--json"
-    )
-    output = strict(both.out)
-    assert (output["proposer"], output["draft_model"]) == ("auto", "self")
-    assert set(output["stats"]["by_source"]) <= {"ngram", "draft"} and output["stats"]["by_source"]
-
-
 def test_numbers_that_json_lacks_are_null() -> None:
     output = {"a": float("nan"), "b": [1.5, (float("inf"), -float("inf"))], "c": "NaN"}
     assert strict(render.as_json(output)) == {"a": None, "b": [1.5, [None, None]], "c": "NaN"}

@@ -176,7 +176,7 @@ def test_completion_is_offered() -> None:
         ("generate --rule b", {"block"}),
         ("generate --draft-m", {"--draft-model", "--draft-model-name"}),
         ("generate --model weights/t5-enfr-", {"weights/t5-enfr-draft", "weights/t5-enfr-medusa"}),
-        ("chat --draft-model se", {"self"}),
+        ("chat --draft-model mt", {"mtp"}),
     ],
 )
 def test_what_is_typed_is_completed(typed: str, completions: set[str]) -> None:

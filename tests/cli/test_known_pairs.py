@@ -218,7 +218,6 @@ def test_auto_leaves_what_was_named_and_takes_bits(
 ) -> None:
     machine(12 * GB)
     given = ("generate", "x", "--model", "auto", "--q-bits", 6, "--draft-model")
-    assert "loading Qwen/Qwen3.5-9B with self (6, None)" in run(*given, "self").err
     assert "loading Qwen/Qwen3.5-9B with mtp (6, None)" in run(*given, "auto").err
     assert "with None (6, None)" in run(*given, "a", "--regular-decode").err
     prompts = ROOT / "prompts" / "python.jsonl"
@@ -353,7 +352,6 @@ def test_auto_names_the_draft_that_is_loaded(run: Run, loads: None) -> None:
     ("command", "loaded"),
     [
         (("generate",), "weights/t5-enfr with weights/t5-enfr-draft"),
-        (("generate", "--draft-model", "self"), "weights/t5-enfr with self"),
         (("serve", "--port", 0), "weights/t5-enfr with weights/t5-enfr-draft"),
         (("serve", "--port", 0, "--proposer", "none"), "weights/t5-enfr with None"),
         (("chat",), "weights/t5-enfr with weights/t5-enfr-draft"),

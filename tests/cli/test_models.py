@@ -54,4 +54,4 @@ def test_what_cannot_be_removed_is_refused_in_a_line(run: Run, cache: Path) -> N
 
 def test_names_of_models_are_completed(cache: Path) -> None:
     assert {"auto", "auto:code", "some/model-4bit", "weights/mine"} <= {*loading.targets()}
-    assert {"auto", "self", "some/model-4bit"} <= {*loading.drafts()}
+    assert {"auto", "mtp", "some/model-4bit"} <= {*loading.drafts()}

@@ -42,3 +42,13 @@ def test_a_model_in_metas_own_layout_is_one_sentence(
     for name in ("consolidated.00.pth", "params.json"):
         (tmp_path / name).write_bytes(b"{}")
     command(*arguments, tmp_path).refuses("Meta's own layout", "Hugging Face's format")
+
+
+@pytest.mark.parametrize("name", ["self", "self:2"])
+@pytest.mark.parametrize("words", [("generate", "x"), ("serve", "--port", 0), ("estimate",)])
+def test_a_draft_of_the_targets_own_layers_is_one_sentence(
+    words: tuple[object, ...], name: str
+) -> None:
+    command(*words, "--draft-model", name).refuses(
+        f"{name}: drafts made of the target's own layers were removed in release 0.4: train a draft"
+    )

@@ -33,8 +33,9 @@ from mlx_specdec.engine.prompt_cache import PromptCache
 from mlx_specdec.engine.results import Part
 from mlx_specdec.engine.scheduler import Scheduler
 from mlx_specdec.errors import DecodingError
+from mlx_specdec.models.encoder_decoder.context import EncoderDecoderModel
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
-from mlx_specdec.models.self_draft import self_draft
+from mlx_specdec.models.number_format import twin_of
 
 from ..support import drafter_pairs, heads, mtp, pairs, tiny
 from ..support.letters import CASES, END, OTHER_END, PIECES, SIZE, Letters, bound
@@ -108,22 +109,16 @@ def by_another(target: str, draft: str, **changes: Any) -> Row:
     return Row(make)
 
 
-def by_itself(name: str) -> Row:
-    """A target that is its own draft, at four bits."""
-
-    def make(path: Path) -> Pair:
-        target = DecoderOnlyModel(tiny.build(name))
-        return lettered(pair_of(target, self_draft(target, 4, 32)[0]))
-
-    return Row(make)
-
-
-def by_one_layer(kind: str) -> Row:
-    """A translator whose draft is one of its own decoder's layers."""
+def with_shared_encoder(kind: str) -> Row:
+    """A translator and a draft that uses its encoder."""
 
     def make(path: Path) -> Pair:
         target = translator(kind)
-        return lettered(pair_of(target, self_draft(target, None, layers=1)[0]))
+        draft = EncoderDecoderModel(twin_of(target.network))
+        for layer in draft.network.layers:
+            perturbed(layer, 0.1)
+        draft.share_encoder(target)
+        return lettered(pair_of(target, draft))
 
     return Row(make)
 
@@ -189,7 +184,10 @@ ROWS: dict[str, Row] = {
         )
         for kind in BARTS
     },
-    **{f"{kind} by one layer": by_one_layer(kind) for kind in (TRANSLATOR, "bart", "m2m100")},
+    **{
+        f"{kind}, shared encoder": with_shared_encoder(kind)
+        for kind in (TRANSLATOR, "bart", "m2m100")
+    },
     "llama, 2 bits": decoder("llama", CacheSettings(2, 32), head_dim=32),
     "qwen3_moe, 4 bits": decoder("qwen3_moe", CacheSettings(4, 32), head_dim=32),
     "llama, newest 16": decoder("llama", CacheSettings(max_size=16)),
@@ -197,7 +195,6 @@ ROWS: dict[str, Row] = {
     "llama by mamba2": by_another("llama", "mamba2"),
     "gemma3 by mamba2": by_another("gemma3_wrapped", "mamba2", seed=4),
     "llama by fewer tokens": by_another("llama", "llama", vocab_size=40),
-    **{f"{name} by itself": by_itself(name) for name in ("llama", "qwen3_next", "mixtral")},
     **{f"{name}, heads": headed(name, True) for name in (*heads.DECODERS, TRANSLATOR)},
     **{f"{name}, tied heads": headed(name, False) for name in ("llama", *heads.TRANSLATORS)},
     **{

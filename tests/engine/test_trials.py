@@ -63,13 +63,6 @@ def test_a_draft_model_is_named_without_what_it_cannot_be() -> None:
     assert "draft was probably made for another target" in line and "layers" not in line
 
 
-@pytest.mark.parametrize("name", ["self", "self:1"])
-def test_the_targets_own_layers_are_not_said_to_be_made_for_another_target(name: str) -> None:
-    [line] = warnings_of(lambda: generate(replace(with_draft(5), draft_name=name), PROMPT, OPTIONS))
-    assert f"{name} is a part of the target" in line and "train-draft" in line
-    assert "another target" not in line
-
-
 @pytest.mark.parametrize(
     "settings",
     [

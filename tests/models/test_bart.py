@@ -23,7 +23,6 @@ from mlx_specdec.models import families
 from mlx_specdec.models.bart import KINDS, Bart, BartConfig
 from mlx_specdec.models.encoder_decoder.context import EncoderDecoderModel, share_equal_encoder
 from mlx_specdec.models.loading import load_model
-from mlx_specdec.models.self_draft import added_nbytes, self_draft
 from mlx_specdec.text.tokenizer import load_tokenizer
 
 from ..support.checkpoints import save
@@ -253,24 +252,6 @@ def counted(model: EncoderDecoderModel, monkeypatch: pytest.MonkeyPatch) -> list
     return lengths
 
 
-@pytest.mark.parametrize("name", ["bart", "m2m100", "own-head-scaled"])
-def test_a_draft_of_a_few_of_the_targets_layers_shares_everything_else(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    target = translator(name)
-    draft, added = self_draft(target, None, layers=1)
-    assert added == 0 and draft.layers == 1 < target.layers
-    lengths, pair = counted(target, monkeypatch), pair_of(target, draft)
-    texts = []
-    for how in ({"num_draft": 2, "proposer": "draft"}, {"regular": True}):
-        del lengths[:]
-        texts.append(generate(pair, [5, 6, 7, 8, 2], Options(max_tokens=12, **how)).tokens)
-        assert lengths == [5]
-    assert texts[0] == texts[1]
-    with pytest.raises(OptionError, match=f"1 to the target's {target.layers}, not 9"):
-        self_draft(target, None, layers=9)
-
-
 @pytest.mark.parametrize("name", ["bart", "marian-two-vocabularies", "pegasus", "own-head-scaled"])
 def test_an_equal_encoder_is_shared_and_runs_once(
     name: str, monkeypatch: pytest.MonkeyPatch
@@ -280,7 +261,6 @@ def test_an_equal_encoder_is_shared_and_runs_once(
     for layer in draft.network.layers:
         perturbed(layer, 0.1)
     assert share_equal_encoder(draft, target)
-    assert 0 < added_nbytes(draft, target) < draft.nbytes
     lengths, pair = counted(target, monkeypatch), pair_of(target, draft)
     prompts = [[5, 6, 7, 8, 2], [9, 10, 2], [11, 12, 13, 14, 15, 16, 2]]
     options = Options(max_tokens=12, num_draft=2, proposer="draft")

@@ -15,7 +15,6 @@ from mlx_specdec.models import cpu_layers, patches
 from mlx_specdec.models.cache_settings import CacheSettings
 from mlx_specdec.models.cpu_layers import lighten
 from mlx_specdec.models.mlx_lm import attention, latent
-from mlx_specdec.models.mlx_lm.cut import cut
 from mlx_specdec.models.mlx_lm.loader import open_model
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel, cache_maker
 from mlx_specdec.models.mlx_lm.network import tapped
@@ -117,11 +116,6 @@ def _taps() -> Originals:
     return _classes(layers, lambda: (tapped(*layers), tapped(layers[0])))
 
 
-def _left_out() -> Originals:
-    network = tiny.build("llama")
-    return _classes([network, network.layers[0]], lambda: cut(network, [1]))
-
-
 def _recorded() -> Originals:
     model = DecoderOnlyModel(tiny.build("mamba2"))
     mixer = model.network.layers[0].mixer
@@ -134,7 +128,6 @@ APPLIED: dict[patches.Replacement, Callable[[], Originals]] = {
     patches.LIGHT_LAYERS: _light,
     patches.LATENT: _latent,
     patches.TAPS: _taps,
-    patches.LEFT_OUT: _left_out,
     patches.RECORDED: _recorded,
 }
 """How the package applies a patch. Returns owners, the names of attributes, and what these were."""
@@ -159,12 +152,11 @@ def test_what_was_replaced_is_restored(
         assert not patch.applied(owner) and getattr(owner, name) is original
 
 
-def test_a_loaded_model_and_one_that_was_watched_have_their_own_classes() -> None:
+def test_a_loaded_model_has_its_own_classes() -> None:
     source = Weights(MODEL)
     tensors = {name: source.read(name) for name in source.infos}
     model = open_model(MODEL, read_config(MODEL), source, tensors).model
     assert type(model) is llama.Model
-    cut(model, [0])
     assert type(model.layers[0]) is llama.TransformerBlock
 
 

@@ -212,14 +212,6 @@ class EncoderDecoderFamily(ABC):
     def layers(self, network: Network) -> Sequence[nn.Module]:
         return network.layers
 
-    def cut(self, network: Network, chosen: Sequence[int]) -> None:
-        """See `families.Family`. The other layers are removed from the network."""
-        layers = list(network.layers)
-        for module in network.modules():
-            for name, part in module.items():
-                if isinstance(part, list) and part and part[0] is layers[0]:
-                    module[name] = [layers[number] for number in chosen]
-
     def empty(self, config: Config, like: Network) -> Base:
         """See `families.Family`. The network has the same tensors as `like`."""
         tensors = [name for name, _ in tree_flatten(like.parameters())]

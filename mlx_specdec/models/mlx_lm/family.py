@@ -14,7 +14,6 @@ from ...text.tokenizer import Kind, Tokenizer
 from ..base import Base
 from ..number_format import stored_dtype
 from ..trainable import Ids, padded, places
-from .cut import cut as cut
 from .loader import ArgumentsReader, cannot_build, classes
 from .loading import cast, max_length
 from .loading import load as load
