@@ -7,15 +7,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import numpy as np
+
 from ..draft_length.saved import Memory
 from ..errors import OptionError
 from ..interfaces import Progress, ignore_progress
 from ..models.base import Base
 from ..models.drafters.medusa import MedusaHeads
 from ..models.drafters.network import DrafterNetwork
-from ..proposers.documents import DocumentIndex, IndexKey, build, read
 from ..proposers.drafter import Drafter
-from ..proposers.text_index import History
+from ..proposers.text_index import BETWEEN, DEPTH, History, TextIndex
 from ..sampling.constraint import Alphabet, Constraint
 from ..sampling.grammar import Grammar
 from ..text import prompts as documents
@@ -94,7 +95,7 @@ class Pair:
     dtype: str
     load_seconds: float
     translation: Translation | None = None
-    documents: DocumentIndex | None = None
+    documents: TextIndex | None = None
     history: History | None = field(default=None, compare=False, repr=False)
     heads: MedusaHeads | None = None
     drafter_network: DrafterNetwork | None = None
@@ -193,9 +194,8 @@ def with_documents(
 
     Args:
         pair: The models that `load` returns.
-        files: The paths of UTF-8 texts. Their index is built once, and cached in the platform's
-            cache directory.
-        progress: Called with the numbers of indexing steps that are done and that there are.
+        files: The paths of UTF-8 texts. Their index is held in memory, about 25 bytes per token.
+        progress: Called with the numbers of bytes that are read and that there are.
 
     Returns:
         Another pair of the same models.
@@ -203,14 +203,9 @@ def with_documents(
     Raises:
         DocumentError: A file is missing, empty, too large, or not text.
     """
-    paths, report = [Path(file) for file in files], progress or ignore_progress
-    key = IndexKey(documents.digest(paths), pair.tokenizer.digest, pair.vocabulary)
-    index = read(key)
-    if index is None:
-        # Tokenizing takes three quarters of the time.
-        tokens = documents.tokens(
-            paths, pair.tokenizer, lambda done, total: report(3 * done, 4 * total)
-        )
-        index = build(key, tokens)
-        report(1, 1)
+    paths = [Path(file) for file in files]
+    texts = documents.tokens(paths, pair.tokenizer, progress or ignore_progress)
+    tokens = np.concatenate([np.append(text, BETWEEN) for text in texts])
+    index = TextIndex(DEPTH + len(tokens))
+    index.add(np.where(tokens < pair.vocabulary, tokens, BETWEEN))
     return replace(pair, documents=index)

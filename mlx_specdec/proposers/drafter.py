@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from ..sampling.constraint import Constraint
     from ..sampling.grammar import Grammar
     from ..text.vocabulary import Translation
-    from .documents import DocumentIndex
-    from .text_index import History
+    from .text_index import History, TextIndex
 
 
 MOST_DRAFTED = 16
@@ -41,7 +40,7 @@ class LoadedPair(Protocol):
     @property
     def drafter_network(self) -> DrafterNetwork | None: ...
     @property
-    def documents(self) -> DocumentIndex | None: ...
+    def documents(self) -> TextIndex | None: ...
     @property
     def history(self) -> History | None: ...
 

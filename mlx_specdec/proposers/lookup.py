@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 
 from ..interfaces import Model, Noise, Prices, Proposal, Proposer
 from ..sampling.constraint import Constraint
-from .documents import DocumentIndex
 from .drafter import Drafter, LoadedPair, Setup
 from .text_index import BETWEEN, DEPTH, GRAMS, Match, TextIndex
 
@@ -101,7 +100,7 @@ class PromptLookup(Continuation):
 
     least: int = ALONE
     frequent: bool = False
-    documents: DocumentIndex | None = None
+    documents: TextIndex | None = None
     history: Callable[[], TextIndex | None] = lambda: None
     accepted: MatchAcceptance = field(default_factory=MatchAcceptance)
     prices: Callable[[], Prices | None] | None = None

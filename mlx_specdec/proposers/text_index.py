@@ -1,5 +1,5 @@
-"""Prompt lookup: find earlier occurrences of the end of a sequence, in the sequence itself and in
-earlier sequences, and the tokens that followed.
+"""Prompt lookup: find earlier occurrences of the end of a sequence, in the sequence itself, in
+earlier sequences and in documents, and the tokens that followed.
 
 An index is a log of tokens with chains of equal n-grams, like zlib's. A table holds the latest
 position of each n-gram, and every position links to the previous one. An index replaces a suffix
@@ -55,7 +55,7 @@ class TextIndex:
     def nbytes(self) -> int:
         return self._log.nbytes + self._latest.nbytes + self._before.nbytes
 
-    def add(self, text: Sequence[int]) -> None:
+    def add(self, text: Sequence[int] | np.ndarray) -> None:
         """Add a sequence, or further tokens of the sequence that was added last. N-grams that span
         the first added token are not indexed."""
         tokens = np.array(text, np.int32)[-(self._most - DEPTH) :]

@@ -1,6 +1,5 @@
 """Token ids of prompts, files of prompts, and documents for lookup."""
 
-import hashlib
 import json
 import operator
 import re
@@ -191,16 +190,6 @@ LARGEST = 1 << 30
 """Largest number of bytes of all documents together."""
 PIECE = 1 << 16
 """Number of characters that are tokenized at a time. Up to as many are added to complete a line."""
-
-
-def digest(files: Sequence[Path]) -> str:
-    """Return a digest of the contents of documents, in this order. Raises DocumentError."""
-    _check(files)
-    hashed = hashlib.blake2b(digest_size=16)
-    for file in files:
-        with _readable(file), file.open("rb") as stream:
-            hashed.update(hashlib.file_digest(stream, "blake2b").digest())
-    return hashed.hexdigest()
 
 
 def tokens(

@@ -1,9 +1,10 @@
 """Texts of tiny models: what settings, ends and rules make of them."""
 
+import sys
 from dataclasses import replace
+from itertools import pairwise
 
 import mlx.core as mx
-import numpy as np
 import pytest
 from mlx_lm.generate import generate_step
 from mlx_lm.models.cache import RotatingKVCache
@@ -12,7 +13,7 @@ from mlx_specdec.engine.generate import generate
 from mlx_specdec.models.cache_settings import CacheSettings
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.options import Options
-from mlx_specdec.proposers.documents import DocumentIndex, backwards, order, stored
+from mlx_specdec.proposers.text_index import BETWEEN, TextIndex
 
 from ..support import tiny
 from ..support.pairs import PROMPT, SIZE, Numbers, decoder_only, pair_for, pair_of
@@ -112,12 +113,15 @@ def test_documents_do_not_change_the_text(family: str, temperature: float) -> No
     }
     plain = generate(pair, PROMPT, Options(regular=True, **settings))
     helpful = [*PROMPT, *plain.tokens[:32], 3, 3]
-    misleading = [token for drawn in plain.tokens for token in (drawn, (drawn + 1) % SIZE)]
+    misleading = [
+        token for a, b in pairwise(plain.tokens) for token in (a, b, (b + 1) % SIZE, BETWEEN)
+    ]
     rounds = []
     for texts in ([helpful, misleading], [misleading]):
-        tokens = backwards([np.array(text, np.int32) for text in texts], SIZE)
-        index = DocumentIndex(order(tokens).data, stored(tokens))
-        options = Options(proposer="ngram", ngram_min=1, num_draft=4, **settings)
+        index = TextIndex(sys.maxsize)
+        for text in texts:
+            index.add([*text, BETWEEN])
+        options = Options(proposer="ngram", num_draft=4, **settings)
         result = generate(replace(pair, documents=index), PROMPT, options)
         assert result.tokens == plain.tokens
         assert result.stats.drafted > result.stats.accepted

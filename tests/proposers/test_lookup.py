@@ -3,12 +3,10 @@
 import random
 import sys
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlx_specdec.proposers.documents import DocumentIndex, backwards, order, stored
 from mlx_specdec.proposers.lookup import PredictedText, PromptLookup
 from mlx_specdec.proposers.text_index import BETWEEN, DEPTH, GRAMS, VOTERS, TextIndex
 from mlx_specdec.sampling.noise import SilentNoise
@@ -52,9 +50,11 @@ def test_a_source_text_is_searched_and_never_left_by_its_end() -> None:
     assert proposed([0, 12, 13], source) == [1]
 
 
-def index_of(*texts: list[int]) -> DocumentIndex:
-    tokens = backwards([np.array(text, np.int32) for text in texts], 100)
-    return DocumentIndex(order(tokens).data, stored(tokens))
+def index_of(*texts: list[int]) -> TextIndex:
+    index = TextIndex(sys.maxsize)
+    for text in texts:
+        index.add([*text, BETWEEN])
+    return index
 
 
 def test_documents_are_searched_where_their_match_is_longer_or_the_only_one() -> None:

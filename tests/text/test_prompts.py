@@ -106,29 +106,22 @@ def test_a_long_document_is_read_in_pieces_and_comes_out_whole(
     assert not tokenizer.special_ids & set(ids.tolist())
 
 
-def test_the_digest_tells_contents_and_their_order_apart(tmp_path: Path) -> None:
-    a, b = write(tmp_path / "a", "one"), write(tmp_path / "b", "two")
-    assert documents.digest([a, b]) == documents.digest([a, b])
-    other = [documents.digest(files) for files in ([a], [a, b], [b, a], [a, a])]
-    assert len(set(other)) == 4
-    write(a, "onf")
-    assert documents.digest([a]) != other[0]
-
-
-def test_what_cannot_be_read_is_refused(tmp_path: Path) -> None:
+def test_what_cannot_be_read_is_refused(tmp_path: Path, tokenizer: Tokenizer) -> None:
     with pytest.raises(DocumentError, match=r"nowhere\.txt: No such file"):
-        documents.digest([tmp_path / "nowhere.txt"])
+        documents.tokens([tmp_path / "nowhere.txt"], tokenizer)
     with pytest.raises(DocumentError, match="is no file of text"):
-        documents.digest([tmp_path])
+        documents.tokens([tmp_path], tokenizer)
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(DocumentError, match="is no file of text"):
-        documents.digest([tmp_path / "pipe"])
+        documents.tokens([tmp_path / "pipe"], tokenizer)
 
 
-def test_documents_that_are_too_large_are_refused_before_they_are_read(tmp_path: Path) -> None:
+def test_documents_that_are_too_large_are_refused_before_they_are_read(
+    tmp_path: Path, tokenizer: Tokenizer
+) -> None:
     file = tmp_path / "huge.txt"
     with file.open("wb") as stream:
         stream.truncate(documents.LARGEST)
     documents._check([file])
     with pytest.raises(DocumentError, match="have 1024 MiB, and at most 1024"):
-        documents.digest([file, write(tmp_path / "more.txt", "x")])
+        documents.tokens([file, write(tmp_path / "more.txt", "x")], tokenizer)
