@@ -77,13 +77,13 @@ class DraftSchedule(HeadSchedule):
     batch: int | None = flag(  # type: ignore[assignment]
         None,
         "The number of texts in one step.",
-        show_default=f"{DISTILLING.batch}; dspark, eagle3 {DRAFTING.batch}",
+        show_default=f"{DISTILLING.batch}; dspark {DRAFTING.batch}",
     )
     learning_rate: float | None = flag(  # type: ignore[assignment]
         None,
         "The highest learning rate.",
         "--lr",
-        show_default=f"{DISTILLING.learning_rate}; dspark, eagle3 {DRAFTING.learning_rate}",
+        show_default=f"{DISTILLING.learning_rate}; dspark {DRAFTING.learning_rate}",
     )
 
     def given(self) -> dict[str, Any]:
@@ -105,10 +105,9 @@ class Heads(Flags):
 
 @group("Draft")
 class Draft(Flags):
-    kind: Literal["draft", "dspark", "eagle3"] = flag(
+    kind: Literal["draft", "dspark"] = flag(
         "draft",
-        "What to train: a draft model, or a drafter that reads the target's hidden states, in "
-        "blocks (dspark) or token by token (eagle3).",
+        "What to train: a draft model, or a drafter on the target's hidden states (dspark).",
     )
     draft_model: str | None = flag(None, "The draft model to begin with.")
     layers: int | None = flag(
@@ -117,7 +116,7 @@ class Draft(Flags):
         "new layers.",
     )
     num_draft: int = flag(
-        DRAFTING.num_draft, "The number of tokens that dspark and eagle3 learn to draft at once."
+        DRAFTING.num_draft, "The number of tokens that a dspark learns to draft at once."
     )
     width: int | None = flag(None, "Another width for these layers, whose weights are then random.")
     output: Path | None = flag(
@@ -145,10 +144,7 @@ class Draft(Flags):
                 f"{self.kind} begins with new weights of the target's width: leave --draft-model "
                 "and --width out"
             )
-        if self.kind == "eagle3" and self.layers is not None:
-            raise OptionError("eagle3 has one layer: leave --layers out")
-        wanted = {name: getattr(self, name) for name in ("kind", "layers", "num_draft")}
-        return DrafterConfig(**schedule.given(), **wanted)
+        return DrafterConfig(**schedule.given(), layers=self.layers, num_draft=self.num_draft)
 
 
 @command("mlx-specdec train-medusa --model weights/py-llama --data texts.txt")

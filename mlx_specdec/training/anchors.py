@@ -1,20 +1,19 @@
-"""Training of hidden-state drafters at many anchors of a sequence in one pass. An anchor is a row
-of the sequence at which a draft begins. A query attends to the rows of its sequence before its
-anchor, and to the draft tokens of the same anchor."""
+"""Training of a DSpark at many anchors of a sequence in one pass. An anchor is a row of the
+sequence at which a draft begins. A query attends to the rows of its sequence before its anchor, and
+to the draft tokens of the same anchor."""
 
-from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 
 from ..interfaces import rectangle
-from ..models.base import Base
-from ..models.drafters.files import Shapes
+from ..models.drafters.dflash import DFlash
 from ..models.drafters.layers import DrafterAttention, SourceKeysValues
-from ..models.drafters.network import DrafterNetwork
 from ..models.encoder_decoder.context import EncoderDecoderModel
 from ..models.trainable import Ids
 from .config import DrafterConfig
@@ -66,6 +65,17 @@ def attend(
     return attention.o_proj(by_slot.reshape(sequences, count * slots, heads * depth))
 
 
+def _from_blocks(
+    attention: DrafterAttention, context: mx.array, anchors: mx.array, rows: mx.array
+) -> mx.array:
+    """Attend from the rows of all blocks, (sequences, anchors x slots, width)."""
+    blocks = rows.reshape(anchors.size, -1, rows.shape[-1])
+    offsets = anchors.reshape(-1)
+    block = attention.keys_values(blocks, offsets)
+    queries = attention.queries(blocks, offsets)
+    return attend(attention, queries, attention.keys_values(context), block, anchors)
+
+
 def _by_sequence(array: mx.array, count: int, groups: int) -> mx.array:
     """Move the axis of anchors after the heads: (sequences x anchors, kv_heads, groups x m, n) ->
     (sequences, kv_heads, groups, anchors, m, n)."""
@@ -81,6 +91,8 @@ def _by_anchor(array: mx.array) -> mx.array:
     return flat.reshape(sequences * count, kv_heads, groups * slots, width)
 
 
+GAMMA = 4.0
+"""Number of draft tokens over which the loss weight falls to 1 / e."""
 SPACING = 4
 """Number of tokens per anchor. Every epoch draws new anchors."""
 
@@ -140,14 +152,11 @@ class Anchored:
         return rows.reshape(-1, *rows.shape[2:])[self.wanted]
 
 
-class AnchorTask(TextTask):
-    """A training task of a hidden-state drafter, whose examples are samples. Drafts begin at random
-    anchors of the completion."""
+class DSparkTask(TextTask):
+    """The training task of a DSpark with its Markov head and its confidence head, whose examples
+    are samples. Drafts begin at random anchors of the completion."""
 
-    decay: float
-    """Factor between the loss weights of one token of a draft and the next."""
-
-    def __init__(self, network: DrafterNetwork, training: Training, config: DrafterConfig) -> None:
+    def __init__(self, network: DFlash, training: Training, config: DrafterConfig) -> None:
         super().__init__(network, training, config)
         self.network, rows = network, self._rows
         # The number of leading rows whose next token belongs to the prompt.
@@ -155,8 +164,6 @@ class AnchorTask(TextTask):
         self._starts, self._lengths = rows.starts, rows.lengths.astype(np.int64)
         self._tokens = rows.tokens()
         self._slots = config.num_draft
-        ids = network.target_ids
-        self._ids = None if ids is None else mx.array(ids, dtype=mx.int32)
 
     def ordered(self, examples: np.ndarray) -> np.ndarray:
         return examples[np.argsort(self._lengths[examples], kind="stable")]
@@ -189,10 +196,52 @@ class AnchorTask(TextTask):
         return hidden.astype(mx.float32), *arrays[:4], logits, arrays[4], *encoded
 
     def loss(self, *batch: mx.array) -> mx.array:
-        """Return the mean cross-entropy with the target's distribution at temperature 1."""
+        """Return the mean cross-entropy with the target's distribution at temperature 1, plus the
+        loss of the confidence head, which learns the acceptance probability."""
         anchored = Anchored(*batch)
-        entropy, _ = compared(self.draft(anchored), self._probabilities(anchored))
-        return self._averaged(anchored, entropy)
+        states, before = self._states(anchored)
+        entropy, accepted = compared(self._logits(states, before), self._probabilities(anchored))
+        tokens = anchored.chosen(anchored.tokens.reshape(anchored.tokens.shape[0], -1))
+        embedded = self.network.markov_head.markov_w1(tokens)
+        inputs = mx.stop_gradient(states), mx.stop_gradient(embedded)
+        sure = self.network.confidence_head.logits(*inputs)
+        return self._averaged(anchored, entropy) + nn.losses.binary_cross_entropy(sure, accepted)
+
+    def draft(self, anchored: Anchored) -> mx.array:
+        """Return the drafter's logits after each token of `wanted`, (n, vocabulary)."""
+        return self._logits(*self._states(anchored))
+
+    def _logits(self, states: mx.array, before: mx.array) -> mx.array:
+        network = self.network
+        logits = network.own_logits(states[None])[0].astype(mx.float32)
+        return (logits + network.markov_head.markov_w2(before))[:, : self._vocabulary]
+
+    def _states(self, anchored: Anchored) -> tuple[mx.array, mx.array]:
+        """Return the inputs of the output head, (n, width), and of `markov_w2`, (n, rank)."""
+        states = self._blocks(anchored)
+        blocks = states.reshape(-1, anchored.slots, states.shape[-1])
+        tokens = anchored.tokens.reshape(-1, anchored.slots)
+        latents, carried = [], None
+        for slot in range(anchored.slots):
+            at = tokens[:, slot : slot + 1], blocks[:, slot : slot + 1]
+            latent, carried = self.network.markov_head.latent(*at, carried)
+            latents.append(latent)
+        before = mx.concatenate(latents, axis=1).reshape(*states.shape[:2], -1)
+        return anchored.chosen(states), anchored.chosen(before)
+
+    def _blocks(self, anchored: Anchored) -> mx.array:
+        """Return the output of the final norm, (sequences, anchors x slots, width)."""
+        network, slots = self.network, anchored.slots
+        first = mx.arange(slots) == 0
+        tokens = mx.where(first, anchored.tokens, network.mask_token)
+        tokens = tokens.reshape(tokens.shape[0], -1)
+        context = network.context(anchored.hidden)
+        states = mx.stop_gradient(network.embed(tokens))
+        for layer, source in zip(network.layers, self._sources(anchored), strict=True):
+            attend = partial(_from_blocks, layer.self_attn, context, anchored.anchors)
+            states = network.through(layer, states, attend, source)
+        normed: mx.array = network.norm(states)
+        return normed
 
     def sums(self, *batch: mx.array) -> mx.array:
         """Return sums over the anchors, shape (4, slots).
@@ -204,7 +253,6 @@ class AnchorTask(TextTask):
         draft = self.draft(anchored)
         entropy, accepted = compared(draft, self._probabilities(anchored))
         first = mx.argmax(draft, axis=-1)
-        first = first if self._ids is None else self._ids[first]
         agreeing = first == mx.argmax(anchored.logits, axis=-1)[anchored.which]
         ones = mx.ones(anchored.wanted.shape)
         by_slot = [self._by_anchor(anchored, values) for values in (agreeing, accepted, ones)]
@@ -217,20 +265,6 @@ class AnchorTask(TextTask):
         count = np.maximum(count, 1)
         shares = ((part / count).round(4).tolist() for part in (greedy, sampled))
         return Drafted(float(lost[0] / count[0]), *map(tuple, shares))
-
-    @classmethod
-    def zeros(cls, config: Mapping[str, Any], target: Base) -> Shapes:
-        """Return the shapes of the tensors that are zero before the first step."""
-        return {}
-
-    @classmethod
-    def file_name(cls, path: str) -> str:
-        """Return the name in weight files of the parameter at `path`."""
-        return path
-
-    @abstractmethod
-    def draft(self, anchored: Anchored) -> mx.array:
-        """Return the drafter's logits after each token of `wanted`, (n, drafter's vocabulary)."""
 
     def _encoded(self, prompts: Sequence[Ids]) -> tuple[mx.array, ...]:
         if not isinstance(self._base, EncoderDecoderModel):
@@ -258,12 +292,11 @@ class AnchorTask(TextTask):
         return anchors, np.arange(counts.max()) < counts[:, None]
 
     def _probabilities(self, anchored: Anchored) -> mx.array:
-        """Return the target's probabilities of the drafter's tokens, (n, drafter's vocabulary)."""
-        p = mx.softmax(anchored.logits.astype(mx.float32), axis=-1)
-        return (p if self._ids is None else p[:, self._ids])[anchored.which]
+        """Return the target's probabilities, (n, vocabulary)."""
+        return mx.softmax(anchored.logits.astype(mx.float32), axis=-1)[anchored.which]
 
     def _averaged(self, anchored: Anchored, entropy: mx.array) -> mx.array:
-        weights = self.decay ** (anchored.wanted % anchored.slots)
+        weights = math.exp(-1 / GAMMA) ** (anchored.wanted % anchored.slots)
         return (weights * entropy).sum() / weights.sum()
 
     def _by_anchor(self, anchored: Anchored, rows: mx.array) -> mx.array:

@@ -94,11 +94,10 @@ class DistillConfig(TrainConfig):
 
 @dataclass(frozen=True)
 class DrafterConfig(TrainConfig):
-    """The shape of a hidden-state drafter, and how it is trained. A batch counts sequences. layers:
-    The number of a DSpark's layers; None derives it from the target's depth. num_draft: The draft
-    length for which the drafter is trained."""
+    """The shape of a DSpark, and how it is trained. A batch counts sequences. layers: The number of
+    layers; None derives it from the target's depth. num_draft: The draft length for which the
+    drafter is trained."""
 
-    kind: Literal["dspark", "eagle3"] = "dspark"
     batch: int = 8
     learning_rate: float = 1e-3
     layers: int | None = None

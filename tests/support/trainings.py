@@ -22,7 +22,6 @@ TEXTS = {
     "draft": [f"{one} {two}" for one in ("some", "other", "more") for two in ("words", "of")],
     # The held-out texts are also trained on, because random models cannot generalize.
     "dspark": ["some words", "other words of"] * 4,
-    "eagle3": ["some words", "other words of"] * 4,
 }
 
 
@@ -86,7 +85,7 @@ def trained(
     if kind == "draft":
         config = DistillConfig(**{**usual, "epochs": 6, **changes})
         return draft.train(pair, file, output, shape, DataConfig(length=24), config, watcher)
-    hidden = DrafterConfig(**{**usual, "kind": kind, "epochs": 5, "num_draft": 3, **changes})
+    hidden = DrafterConfig(**{**usual, "epochs": 5, "num_draft": 3, **changes})
     data = DataConfig(length=16, temperatures=(0.0,))
     return drafter.train(pair, file, output, data, hidden, watcher)
 

@@ -17,10 +17,9 @@ from mlx_specdec.interfaces import after
 from mlx_specdec.models.drafters import kinds as speculators
 from mlx_specdec.options import Options
 from mlx_specdec.training import drafter as drafter_files
-from mlx_specdec.training.anchors import Anchored, AnchorTask
+from mlx_specdec.training.anchors import Anchored, DSparkTask
 from mlx_specdec.training.collect import SampleFiles, TrainingSample, collect
 from mlx_specdec.training.config import DataConfig, DrafterConfig
-from mlx_specdec.training.drafter import TASKS
 
 from ..support import trainings
 from ..support.models import make_llama, make_t5
@@ -40,19 +39,16 @@ def pair(model: Path) -> Pair:
     return loading.load(model)
 
 
-@pytest.mark.parametrize("kind", TASKS)
-def test_a_drafter_is_trained_and_drafts(
-    kind: str, pair: Pair, model: Path, tmp_path: Path
-) -> None:
+def test_a_drafter_is_trained_and_drafts(pair: Pair, model: Path, tmp_path: Path) -> None:
     watcher = Watcher()
-    done = trainings.trained(kind, pair, tmp_path, watcher)
+    done = trained(pair, tmp_path, watcher)
     assert done.outcome.best > 0
     assert done.outcome.figures.loss < done.start.loss
     assert sum(done.outcome.figures.tokens) > sum(done.start.tokens) + 0.1
     assert watcher.epochs[0] == (0, done.start)
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
     loaded = loading.load(model, done.output)
-    assert loaded.drafter_network is not None and loaded.drafter_network.kind == kind
+    assert loaded.drafter_network is not None and loaded.drafter_network.kind == "dspark"
     accepted = 0
     for temperature in (0.0, 1.0):
         settings = {"max_tokens": 20, "temperature": temperature, "seed": 3}
@@ -85,44 +81,6 @@ def test_a_dspark_is_written_as_the_package_speculators_has_it(pair: Pair, tmp_p
     assert {array.dtype for array in weights(done.output).values()} == {mx.bfloat16}
     files = speculators.read(done.output)
     assert files is not None and files.tapped == (0,)
-
-
-def test_an_eagle3_is_written_as_its_authors_have_it(
-    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(drafter_files, "MOST_OWN_TOKENS", 20)
-    done = trainings.trained("eagle3", pair, tmp_path, epochs=1)
-    found = weights(done.output)
-    fixture = Path(__file__).parents[1] / "fixtures" / "drafters" / "eagle3-authors"
-    assert {"midlayer.hidden_norm.weight", "fc.weight", "lm_head.weight", "norm.weight"} < set(
-        found
-    )
-    assert not any(name.startswith("layers.") for name in found)
-    config = json.loads((done.output / "config.json").read_text())
-    reference = json.loads((fixture / "config.json").read_text())
-    assert reference.keys() - config.keys() <= {"pad_token_id"}
-    assert config["eagle_aux_hidden_state_layer_ids"] == [1]
-    assert config["eagle_config"] == {"eagle_aux_hidden_state_layer_ids": [0]}
-    ids = np.arange(20) + np.array(found["d2t"])
-    assert np.array_equal(np.flatnonzero(np.array(found["t2d"])), ids)
-    assert found["t2d"].shape == (pair.target.vocabulary,)
-    files = speculators.read(done.output)
-    assert files is not None and files.target_ids == tuple(ids.tolist())
-
-
-def test_an_eagle3_drafts_the_tokens_that_make_up_nearly_all_of_the_data(
-    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(drafter_files, "OWN_STEP", 4)
-    width = pair.target.width
-    rows = SampleFiles(tmp_path, 2 * width, mx.float32)
-    tokens = [*range(6)] * 163 + [7] * 12 + [8] * 10
-    rows.append(tokens, mx.zeros((len(tokens), 2 * width)))
-    texts = drafter_files.TextStatistics.of(rows, width, pair.vocabulary)
-    assert texts.common == 7
-    begun = drafter_files.begin(tmp_path / "new", pair, DrafterConfig(kind="eagle3"), texts)
-    assert begun.config["draft_vocab_size"] == 8
-    assert begun.network.target_ids == (0, 1, 2, 3, 4, 5, 7, 8)
 
 
 # Drafts in training equal drafts in decoding
@@ -161,21 +119,21 @@ def learned(request, tmp_path_factory: pytest.TempPathFactory) -> Learned:
     return Learned(pair, tmp_path_factory.mktemp("rows"))
 
 
-def task_of(learned: Learned, directory: Path, kind: str, **settings: object) -> AnchorTask:
+def task_of(learned: Learned, directory: Path) -> DSparkTask:
     """A task whose drafter says much, since nothing of it is as it began."""
-    pair, config = learned.pair, DrafterConfig(kind=kind, num_draft=SLOTS, batch=4, **settings)
+    pair, config = learned.pair, DrafterConfig(num_draft=SLOTS, batch=4)
     texts = drafter_files.TextStatistics.of(learned.rows, pair.target.width, pair.vocabulary)
-    begun = drafter_files.begin(directory / kind, pair, config, texts)
+    begun = drafter_files.begin(directory, pair, config, texts)
     keys = iter(mx.random.split(mx.random.key(4), 100))
     moved = tree_map(
         lambda array: array + 0.2 * mx.random.normal(array.shape, key=next(keys)),
         begun.network.parameters(),
     )
     begun.network.update(moved)
-    return TASKS[kind](begun.network, learned, config)
+    return DSparkTask(begun.network, learned, config)
 
 
-def places(task: AnchorTask, anchored: Anchored, examples: np.ndarray) -> Iterator[tuple[int, ...]]:
+def places(task: DSparkTask, anchored: Anchored, examples: np.ndarray) -> Iterator[tuple[int, ...]]:
     """(sample, rows that may be looked at, slot) of all that is wanted."""
     shape = anchored.tokens.shape
     for place in anchored.wanted.tolist():
@@ -183,11 +141,8 @@ def places(task: AnchorTask, anchored: Anchored, examples: np.ndarray) -> Iterat
         yield int(examples[text]), int(anchored.anchors[int(text), int(anchor)]), int(slot)
 
 
-@pytest.mark.parametrize("kind", TASKS)
-def test_the_task_drafts_what_the_drafter_drafts(
-    kind: str, learned: Learned, tmp_path: Path
-) -> None:
-    task = task_of(learned, tmp_path, kind)
+def test_the_task_drafts_what_the_drafter_drafts(learned: Learned, tmp_path: Path) -> None:
+    task = task_of(learned, tmp_path)
     examples = task.train[:2]
     batch = task.take(examples, np.random.default_rng(1))
     anchored = Anchored(*batch)
@@ -205,8 +160,7 @@ def test_the_task_drafts_what_the_drafter_drafts(
         logits = reading.guess(SLOTS)
         for at in range(slot):
             logits = reading.guess_after(mx.array(tokens[None, None, first + length + at]))
-        ids = network.target_ids
-        expected = logits[0, 0, : drafted.shape[1]] if ids is None else logits[0, 0, mx.array(ids)]
+        expected = logits[0, 0, : drafted.shape[1]]
         assert mx.allclose(drafted[row], expected, atol=2e-4, rtol=1e-4), (sample, length, slot)
         checked += slot > 0
     assert checked > 3

@@ -31,7 +31,7 @@ INTERRUPTIONS = [
     ("medusa", "llama", {"steps": 3}),
     ("draft", "t5", {"steps": 3}),
     ("draft", "llama", {"steps": 5}),
-    *((kind, family, {"steps": 3}) for kind in ("dspark", "eagle3") for family in MAKE),
+    *(("dspark", family, {"steps": 3}) for family in MAKE),
 ]
 """All training kinds for both families. How training resumes does not depend on the family."""
 

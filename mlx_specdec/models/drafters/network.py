@@ -270,30 +270,21 @@ class Chain(DrafterNetwork):
         (1, m, taps x width)."""
         return hidden.astype(self.dtype)
 
-    def through(
-        self, tokens: mx.array, states: mx.array, sources: Sources, attend: Attend
-    ) -> mx.array:
+    def step(
+        self, tokens: mx.array, states: mx.array, caches: list[Any], offset: int, sources: Sources
+    ) -> tuple[mx.array, mx.array]:
         """Run all layers over tokens, (batch, m), and the states of the positions before them,
-        (batch, m, width). For `sources`, see `DrafterNetwork.sources`."""
+        (batch, m, width). Add keys and values to the layers' caches, and return the inputs of the
+        head and of the next step. The first token is at position `offset`. For `sources`, see
+        `DrafterNetwork.sources`."""
+        mask = "causal" if tokens.shape[1] > 1 else None
         residual, rows = self.first(tokens, states)
         for number, layer in enumerate(self.layers):
             if number:
                 residual, rows = states, layer.input_layernorm(states)
-            attended = attend(number, layer.self_attn, rows)
+            attended = attend_cached(caches[number], mask, layer.self_attn, rows, offset)
             states = layer.finish(residual, attended, sources[number])
-        return states
-
-    def step(
-        self, tokens: mx.array, states: mx.array, caches: list[Any], offset: int, sources: Sources
-    ) -> tuple[mx.array, mx.array]:
-        """Run the network as `through`, add keys and values to the layers' caches, and return the
-        inputs of the head and of the next step. The first token is at position `offset`."""
-        mask = "causal" if tokens.shape[1] > 1 else None
-
-        def attend(number: int, attention: Attention, rows: mx.array) -> mx.array:
-            return attend_cached(caches[number], mask, attention, rows, offset)
-
-        return self.ends(self.through(tokens, states, sources, attend))
+        return self.ends(states)
 
 
 class ChainReading(Reading):
