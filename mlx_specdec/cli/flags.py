@@ -236,8 +236,6 @@ class RuleFlags(Flags):
 @group("Verification")
 class Lenience(Flags):
     delta: float = flag(0.0, "The lenience from 0 to 1; the text is lossy above 0.")
-    posterior_threshold: float = flag(0.09, "The probability above which typical always accepts.")
-    posterior_alpha: float = flag(0.3, "The factor of exp(-entropy) in the threshold of typical.")
 
 
 @group("Sampling")

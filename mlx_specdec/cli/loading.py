@@ -227,9 +227,6 @@ class Drafting(CostCache, KVCacheFlags):
         "The shortest match that lookup trusts, in tokens.",
         show_default="2, or 4 before another drafter",
     )
-    ngram_choice: Literal["recent", "frequent"] = flag(
-        "recent", "The continuation that lookup takes where there are several."
-    )
     lookup_file: list[Path] | None = flag(
         None,
         "A text that lookup searches as well; the flag may be repeated.",

@@ -22,6 +22,9 @@ INSTEAD = {
     "--simulate-acceptance": "estimate shows the gain for several acceptance rates, and bench "
     "measures it",
     "bench --warmup": "one text, or one batch, of each method never counts",
+    "--ngram-choice": "lookup takes the latest continuation; in Python, Options(ngram_choice=...)",
+    "--posterior-alpha": "in Python, Options(rule='typical', posterior_alpha=...)",
+    "--posterior-threshold": "in Python, Options(rule='typical', posterior_threshold=...)",
 }
 """A flag, after the command if other commands still have it -> what to use instead. An entry stays
 for one release. docs/upgrading.md has the same table."""

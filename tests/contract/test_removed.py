@@ -22,6 +22,9 @@ from .support import command
         (("inspect", "x", "--probe"), "benchmarks/probe.py"),
         (("inspect", "x", "--model", "y"), "benchmarks/probe.py"),
         (("bench", "--warmup", 2), "one text, or one batch, of each method never counts"),
+        (("generate", "--ngram-choice", "frequent"), "lookup takes the latest continuation"),
+        (("chat", "--posterior-alpha", 0.2), "Options(rule='typical', posterior_alpha=...)"),
+        (("serve", "--posterior-threshold", 0.2), "posterior_threshold=...)"),
     ],
 )
 def test_a_removed_flag_says_what_to_use_instead(words: tuple[object, ...], instead: str) -> None:
