@@ -4,6 +4,7 @@ import json
 import os
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -15,6 +16,7 @@ from typing import Literal
 import typer
 
 from ..errors import OptionError
+from ..models.distributed import STATUS
 from . import render
 from .flags import REQUIRED, Flags, command, flag, group
 
@@ -27,31 +29,27 @@ PACKAGE = __name__.partition(".")[0]
 @group("Machines")
 class Machines(Flags):
     hosts: str | None = flag(
-        None, "The machines, as ssh knows them; the first one is rank 0.", metavar="A,B"
+        None,
+        "The machines, as ssh knows them, or a hostfile that mlx.distributed_config wrote; the "
+        "first one is rank 0.",
+        "--hostfile",
+        metavar="A,B|FILE",
     )
     n: int | None = flag(None, "The number of ranks on this machine, in the place of hosts.", "-n")
-    hostfile: Path | None = flag(
-        None, "A hostfile that mlx.distributed_config wrote, in the place of hosts.", metavar="FILE"
-    )
     backend: Literal["ring", "jaccl", "jaccl-ring", "mpi", "nccl"] = flag(
         "ring", "What of mx.distributed connects them; jaccl is RDMA over Thunderbolt 5."
     )
-    mode: Literal["tensor", "pipeline"] = flag(
-        "tensor", "How the target is shared: a part of each layer, or some of the layers."
-    )
-    starting_port: int = flag(32323, "The first port that ranks listen on, with ring.")
     env: list[str] | None = flag(
         None, "A variable for all ranks; the flag may be repeated.", metavar="NAME=VALUE"
     )
-    show: bool = flag(False, "Print the command of mlx.launch, and run nothing.")
 
 
 @group("Command")
 class Launched(Flags):
     words: list[str] = flag(
         REQUIRED,
-        "A command of mlx-specdec with its flags, behind --; --distributed and --status-file are "
-        "added.",
+        "A command of mlx-specdec with its flags, behind --; --distributed tensor is added unless "
+        "it has --distributed.",
         argument=True,
         metavar="COMMAND...",
     )
@@ -73,54 +71,53 @@ def launch(machines: Machines, launched: Launched) -> None:
     with tempfile.TemporaryDirectory() as made:
         # Rank 0 writes this file on its own machine, where the temporary directory may not exist.
         status = Path(made) / "status" if hosts[0] == LOCAL else Path(f"/tmp/{Path(made).name}")
-        words = mlx_launch(machines, launched.words, status)
-        if machines.show:
-            print(shlex.join(words))
-            return
-        _run(words)
+        _run(mlx_launch(machines, launched.words, status))
         code = _status(hosts[0], status)
     raise typer.Exit(code)
 
 
 def mlx_launch(machines: Machines, words: Sequence[str], status: Path) -> list[str]:
     """Return the command line of mlx.launch."""
-    where = ["--hosts", machines.hosts] if machines.hosts is not None else ["-n", str(machines.n)]
-    if machines.hostfile is not None:
-        where = ["--hostfile", str(machines.hostfile)]
-    ports = ["--starting-port", str(machines.starting_port)] if machines.backend == "ring" else []
-    variables = [word for variable in machines.env or () for word in ("--env", variable)]
-    added = ["--distributed", machines.mode, "--status-file", str(status)]
+    if machines.hosts is None:
+        where = ["-n", str(machines.n)]
+        if machines.backend == "ring":
+            with socket.create_server((LOCAL, 0)) as free:
+                where += ["--starting-port", str(free.getsockname()[1])]
+    else:
+        where = ["--hostfile" if os.path.isfile(machines.hosts) else "--hosts", machines.hosts]
+    variables = [*(machines.env or ()), f"{STATUS}={status}"]
+    mode = any(word.partition("=")[0] == "--distributed" for word in words)
+    added = () if mode else ("--distributed", "tensor")
     return [
         *(str(Path(sys.executable).with_name("mlx.launch")), *where),
-        *("--backend", machines.backend, *ports, "--cwd", os.getcwd(), *variables),
+        *("--backend", machines.backend, "--cwd", os.getcwd()),
+        *(word for variable in variables for word in ("--env", variable)),
         *("--", sys.executable, "-m", PACKAGE, words[0], *added, *words[1:]),
     ]
 
 
 def hosts_of(machines: Machines) -> list[str]:
     """Return the machines in the order of ranks. Raises OptionError if flags are wrong."""
-    choices = (machines.hosts, machines.n, machines.hostfile)
-    if sum(choice is not None for choice in choices) != 1:
-        raise OptionError("give hosts, or n for ranks on this machine, or a hostfile")
-    if machines.n is not None:
+    if (machines.hosts is None) == (machines.n is None):
+        raise OptionError("give hosts, or n for ranks on this machine")
+    if machines.hosts is None:
+        assert machines.n is not None
         if machines.n < 2:
             raise OptionError(f"n must be 2 or more, not {machines.n}")
         return [LOCAL] * machines.n
-    if machines.hosts is not None:
-        hosts = [host.strip() for host in machines.hosts.split(",")]
-    else:
-        assert machines.hostfile is not None
+    hosts = [host.strip() for host in machines.hosts.split(",")]
+    if os.path.isfile(machines.hosts):
         try:
-            listed = json.loads(machines.hostfile.read_text(encoding="utf-8-sig"))
+            listed = json.loads(Path(machines.hosts).read_text(encoding="utf-8-sig"))
             listed = listed["hosts"] if isinstance(listed, dict) else listed
             hosts = [entry["ssh"] for entry in listed]
         except (OSError, ValueError, KeyError, TypeError) as problem:
             raise OptionError(
-                f"hostfile {machines.hostfile} cannot be read ({problem!s:.100}): write it with "
+                f"hostfile {machines.hosts} cannot be read ({problem!s:.100}): write it with "
                 "mlx.distributed_config"
             ) from None
     if len(hosts) < 2 or not all(hosts):
-        raise OptionError("name two hosts or more, with commas between them")
+        raise OptionError("name two hosts or more, with commas between them, or a hostfile")
     return hosts
 
 

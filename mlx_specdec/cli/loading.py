@@ -139,30 +139,23 @@ class Models(Sources):
         "Share the target between the machines that mlx-specdec launch or mlx.launch has started: "
         "a part of each layer (tensor), or some of the layers (pipeline).",
     )
-    status_file: Path | None = flag(
-        None,
-        "With --distributed, a file for the exit code, which mlx.launch does not tell.",
-        metavar="FILE",
-    )
 
     def loading(self) -> dict[str, Any]:
         """Return the arguments of `engine.loading.load`, except for the names of the models. Raises
         OptionError if flags are wrong."""
-        names = {one.name for one in fields(Models)} - {"model", "draft_model", "status_file"}
+        names = {one.name for one in fields(Models)} - {"model", "draft_model"}
         return {name: getattr(self, name) for name in names}
 
     def begin(self) -> Self:
         """Connect the ranks that share the target, if there are any. Rank 0 returns and runs the
         command. The other ranks load the target, and their process ends when rank 0 ends."""
         if self.distributed is None:
-            if self.status_file is not None:
-                raise OptionError("status-file is for distributed: leave it out")
             return super().begin()
         if (self.model or "").partition(":")[0] == AUTO:
             raise OptionError("--model auto knows one machine alone: name what they are to share")
         from ..models.distributed.group import join
 
-        ranks = join(self.status_file)
+        ranks = join()
         # Only rank 0 needs a draft model. It reports errors of all ranks.
         target, _ = ranks.together(lambda: named(replace(self, draft_model=None)))
         if ranks.rank:

@@ -12,7 +12,7 @@ from ..errors import OptionError
 from .flags import Flags
 
 Group = TypeVar("Group", bound=Flags)
-SHARED = ("memory_budget", "distributed", "status_file")
+SHARED = ("memory_budget", "distributed")
 """Flags that concern the whole server, so that the table of a model must not set them."""
 TYPES: Mapping[Any, tuple[str, Any]] = {
     bool: ("true or false", bool),

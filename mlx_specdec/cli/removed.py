@@ -21,6 +21,10 @@ INSTEAD = {
     ),
     "--simulate-acceptance": "estimate shows the gain for several acceptance rates, and bench "
     "measures it",
+    "--status-file": "mlx-specdec launch exits with the code of rank 0",
+    "launch --mode": "give --distributed pipeline to the command behind --",
+    "launch --show": "docs/clusters.md has the command of mlx.launch",
+    "launch --starting-port": "start with mlx.launch, which has this flag; see docs/clusters.md",
     "bench --warmup": "one text, or one batch, of each method never counts",
     "--ngram-choice": "lookup takes the latest continuation; in Python, Options(ngram_choice=...)",
     "--posterior-alpha": "in Python, Options(rule='typical', posterior_alpha=...)",

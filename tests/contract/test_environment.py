@@ -6,8 +6,8 @@ from pathlib import Path
 from .support import ROOT
 
 OWN = re.compile(r"(?<!_)MLX_SPECDEC_[A-Z_]*[A-Z]")
-INNER = {"MLX_SPECDEC_ROOT"}
-"""Variables with which one test tells another process something."""
+INNER = {"MLX_SPECDEC_ROOT", "MLX_SPECDEC_STATUS"}
+"""Variables with which a test, or the launch command, tells another process something."""
 
 
 def named(*directories: str) -> set[str]:

@@ -40,8 +40,8 @@ def killed(directory: Path, target: Path, count: int, rank: int, writing: bool) 
     """A long text, one of whose ranks is killed when it is written, or as soon as they meet."""
     file = directory / "status"
     file.unlink(missing_ok=True)
-    command = words(target, "-m", "3000", "--status-file", str(file))
-    with Ranks(directory, [command] * count) as ranks:
+    command = words(target, "-m", "3000")
+    with Ranks(directory, [command] * count, status=file) as ranks:
         while not file.exists():
             time.sleep(0.02)
         if writing:
@@ -64,8 +64,8 @@ def test_a_rank_that_is_killed_ends_the_other_with_one_line(
 
 def test_an_interrupt_of_rank_0_ends_all_with_the_text_so_far(target: Path, tmp_path: Path) -> None:
     file = tmp_path / "status"
-    command = words(target, "-m", "3000", "--status-file", str(file))
-    with Ranks(tmp_path, [command] * 2) as ranks:
+    command = words(target, "-m", "3000")
+    with Ranks(tmp_path, [command] * 2, status=file) as ranks:
         while (first := ranks.read_char()).isspace():
             pass
         ranks.signal(1, signal.SIGINT)  # as a terminal has it: every rank gets one

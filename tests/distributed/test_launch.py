@@ -20,16 +20,7 @@ WORDS = ["generate", "--model", "m", "t1"]
 
 def machines(**flags: object) -> Machines:
     """Return the default flags with some changes."""
-    plain: dict[str, object] = {
-        "hosts": None,
-        "n": None,
-        "hostfile": None,
-        "backend": "ring",
-        "mode": "tensor",
-        "starting_port": 32323,
-        "env": None,
-        "show": False,
-    }
+    plain: dict[str, object] = {"hosts": None, "n": None, "backend": "ring", "env": None}
     return Machines(**plain | flags)  # type: ignore[arg-type]
 
 
@@ -43,19 +34,32 @@ def answer(monkeypatch: pytest.MonkeyPatch, code: int, out: str) -> None:
     monkeypatch.setattr(subprocess, "run", run)
 
 
-def test_the_command_is_that_of_mlx_launch(tmp_path: Path) -> None:
-    settings = machines(hosts="a,b", env=["X=1"], mode="pipeline")
-    words = mlx_launch(settings, WORDS, tmp_path / "status")
+@pytest.mark.parametrize("mode", ["tensor", "pipeline"])
+def test_the_command_is_that_of_mlx_launch(tmp_path: Path, mode: str) -> None:
+    status = tmp_path / "status"
+    more = ["--distributed", "pipeline"] if mode == "pipeline" else []
+    words = mlx_launch(machines(hosts="a,b", env=["X=1"]), [*WORDS, *more], status)
     behind = words.index("--")
     assert Path(words[0]).name == "mlx.launch"
     assert words[1:behind] == [
-        *("--hosts", "a,b", "--backend", "ring", "--starting-port", "32323"),
-        *("--cwd", os.getcwd(), "--env", "X=1"),
+        *("--hosts", "a,b", "--backend", "ring", "--cwd", os.getcwd()),
+        *("--env", "X=1", "--env", f"MLX_SPECDEC_STATUS={status}"),
     ]
-    assert words[behind + 1 :] == [
-        *(sys.executable, "-m", "mlx_specdec", "generate", "--distributed", "pipeline"),
-        *("--status-file", str(tmp_path / "status"), "--model", "m", "t1"),
-    ]
+    command = words[behind + 1 :]
+    assert command[:4] == [sys.executable, "-m", "mlx_specdec", "generate"]
+    assert command.count("--distributed") == 1
+    assert command[command.index("--distributed") + 1] == mode
+
+
+def test_machines_of_a_hostfile_are_those_of_mlx_launch(tmp_path: Path) -> None:
+    file = tmp_path / "hosts.json"
+    file.write_text('[{"ssh": "a", "ips": []}, {"ssh": "b", "ips": []}]')
+    given = machines(hosts=str(file), backend="jaccl")
+    assert launching.hosts_of(given) == ["a", "b"]
+    assert mlx_launch(given, WORDS, tmp_path)[1:3] == ["--hostfile", str(file)]
+    file.write_text("a,b")
+    with pytest.raises(OptionError, match=r"hosts.json cannot be read"):
+        launching.hosts_of(given)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +70,7 @@ def test_the_command_is_that_of_mlx_launch(tmp_path: Path) -> None:
         ({"n": 1}, "n must be 2 or more, not 1"),
         ({"hosts": "a"}, "two hosts or more"),
         ({"hosts": "a,"}, "two hosts or more"),
-        ({"hostfile": Path("nowhere.json")}, "hostfile nowhere.json cannot be read"),
+        ({"hosts": "nowhere.json"}, "or a hostfile"),
     ],
 )
 def test_what_names_no_machines_is_refused(flags: dict[str, object], message: str) -> None:
@@ -120,8 +124,7 @@ def test_ranks_on_this_machine_print_the_text_of_one(tmp_path: Path) -> None:
     target = str(loopback.write("llama", tmp_path / "target"))
     words = ["generate", "--model", target, "--no-cache", "--quiet", "-m", "8", loopback.PROMPT]
     package = [sys.executable, "-m", "mlx_specdec"]
-    [port] = loopback.free_ports(1)
-    begin = ["launch", "-n", "2", "--starting-port", str(port), "--"]
+    begin = ["launch", "-n", "2", "--"]
     shared = subprocess.run([*package, *begin, *words], capture_output=True, text=True)
     alone = generate(load(target), loopback.PROMPT, Options(max_tokens=8, cost_cache=False))
     assert (shared.returncode, shared.stdout) == (0, f"{alone.text}\n"), shared.stderr

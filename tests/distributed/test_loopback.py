@@ -243,8 +243,8 @@ def test_a_drafter_on_hidden_states_drafts_on_rank_0_alone(tmp_path: Path) -> No
     eagle = speculators.eagle3(tmp_path / "eagle", vocabulary=tiny.VOCABULARY)
     more = ["--num-draft", "3", "-m", "16", "--temperature", "1", "--seed", "4", "--json"]
     file = tmp_path / "status"
-    words = [*more, "--status-file", str(file), loopback.PROMPT]
-    ended = loopback.run(tmp_path, 2, *shared("generate", (target, eagle), *words))
+    words = [*more, loopback.PROMPT]
+    ended = loopback.run(tmp_path, 2, *shared("generate", (target, eagle), *words), status=file)
     assert [process.code for process in ended] == [0, 0], ended
     assert ended[1].out == ended[1].err == "" and file.read_text() == "0\n"
     report = json.loads(ended[0].out)

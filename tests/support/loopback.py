@@ -40,9 +40,10 @@ class Ranks:
         directory: Path,
         commands: Sequence[Sequence[str]],
         started: Sequence[int] | None = None,
+        status: Path | None = None,
     ) -> None:
         """commands: Each rank's arguments of Python. started: The ranks to start; None means
-        all."""
+        all. status: The file for rank 0's exit code."""
         hosts = directory / f"hosts-{len(list(directory.glob('hosts-*')))}.json"
         hosts.write_text(json.dumps([[f"127.0.0.1:{port}"] for port in free_ports(len(commands))]))
         self._processes = [
@@ -59,6 +60,7 @@ class Ranks:
                     "MLX_HOSTFILE": str(hosts),
                     "PYTHONPATH": python_path(),
                     "HF_HUB_OFFLINE": "1",
+                    **({} if status is None else {"MLX_SPECDEC_STATUS": str(status)}),
                 },
             )
             for rank, command in enumerate(commands)
@@ -93,9 +95,9 @@ class Ranks:
         ]
 
 
-def run(directory: Path, count: int, *command: str) -> list[Ended]:
+def run(directory: Path, count: int, *command: str, status: Path | None = None) -> list[Ended]:
     """Run a command on all ranks to its end."""
-    with Ranks(directory, [command] * count) as ranks:
+    with Ranks(directory, [command] * count, status=status) as ranks:
         return ranks.ends()
 
 

@@ -23,6 +23,7 @@ import mlx.core as mx
 from ...errors import OptionError, OutputError, SpecdecError, first_line
 from ...version import __version__
 from ..base import Base
+from . import STATUS
 from .leader import Channel, Leader, follow, led
 
 T = TypeVar("T")
@@ -214,7 +215,7 @@ def _writing(status: Path) -> Iterator[None]:
     try:
         yield
     except OSError as problem:
-        raise OutputError(f"status-file {status} cannot be written: {problem.strerror}") from None
+        raise OutputError(f"{STATUS}={status} cannot be written: {problem.strerror}") from None
 
 
 _met: list[Ranks] = []
@@ -225,11 +226,11 @@ def met() -> Ranks | None:
     return _met[0] if _met else None
 
 
-def join(status: Path | None = None) -> Ranks:
-    """Connect to the ranks that were started together. `Ranks` explains `status`. Raises
-    OptionError."""
+def join() -> Ranks:
+    """Connect to the ranks that were started together. Raises OptionError."""
     if _met:
         return _met[0]
+    status = Path(os.environ[STATUS]) if STATUS in os.environ else None
     if status is not None:
         # A file of an earlier run must not be taken for the status of this run.
         with _writing(status):
