@@ -21,12 +21,15 @@ INSTEAD = {
     ),
     "--simulate-acceptance": "estimate shows the gain for several acceptance rates, and bench "
     "measures it",
+    "--prompt-cache-disk": "--prompt-cache-dir takes a quarter of the free space, at most 32 GiB",
     "--status-file": "mlx-specdec launch exits with the code of rank 0",
     "launch --mode": "give --distributed pipeline to the command behind --",
     "launch --show": "docs/clusters.md has the command of mlx.launch",
     "launch --starting-port": "start with mlx.launch, which has this flag; see docs/clusters.md",
     "bench --warmup": "one text, or one batch, of each method never counts",
     "--ngram-choice": "lookup takes the latest continuation; in Python, Options(ngram_choice=...)",
+    "--keep-billing-lines": "these lines never reach the prompt: they defeat the prompt cache",
+    "--per-request-spec-decode-metrics": "answers have timings, and /metrics has vLLM's figures",
     "--posterior-alpha": "in Python, Options(rule='typical', posterior_alpha=...)",
     "--posterior-threshold": "in Python, Options(rule='typical', posterior_threshold=...)",
 }

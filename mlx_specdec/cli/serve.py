@@ -55,9 +55,6 @@ class NetworkFlags(Flags):
     log_level: Literal["debug", "info", "warning", "error"] = flag(
         "info", "What is written to standard error; info has a line for each request."
     )
-    per_request_spec_decode_metrics: Literal["none", "summary"] = flag(
-        "none", "With summary, answers also tell what drafts brought under vLLM's names."
-    )
 
 
 @group("Server")
@@ -94,20 +91,9 @@ class PromptCacheFlags(Flags):
     )
     prompt_cache_dir: Path | None = flag(
         None,
-        "A directory where what is kept is also written, so that a restart loses nothing.",
+        "A directory where what is kept is also written, so that a restart loses nothing. It takes "
+        "a quarter of what is free, 32 GiB at most.",
         metavar="DIR",
-    )
-    prompt_cache_disk: str | None = flag(
-        None,
-        "The bound of that directory, such as 50GB.",
-        metavar="SIZE",
-        show_default="a quarter of what is free, 32 GiB at most",
-    )
-    keep_billing_lines: bool = flag(
-        False,
-        "Leave lines x-anthropic-billing-header and countdowns (total_tokens) in system prompts of "
-        "Claude Code; they change with every request, so that nothing behind them is read from the "
-        "prompt cache.",
     )
 
     def size(self) -> int | None:
@@ -252,14 +238,10 @@ def serve(
     from ..serve.registry import Registry
     from ..serve.server import serve as run
 
-    disk = prompt_cache.prompt_cache_disk
-    if disk is not None and prompt_cache.prompt_cache_dir is None:
-        raise OptionError("--prompt-cache-disk bounds a directory: name it by --prompt-cache-dir")
-    bound, several = None if disk is None else parse("--prompt-cache-disk", disk), len(presets) > 1
-    store = Store(cached_bytes, prompt_cache.prompt_cache_dir, bound, len(presets))
+    store = Store(cached_bytes, prompt_cache.prompt_cache_dir, len(presets))
 
     def model_of(preset: Preset[OneModel]) -> ServedModel:
-        return _model(preset, network, load, prompt_cache, store, several=several)
+        return _model(preset, load, store, several=len(presets) > 1)
 
     registry = Registry(
         [model_of(preset) for preset in presets],
@@ -275,15 +257,7 @@ def serve(
     run(registry, network.host, network.port, access=access, drain_seconds=drain_seconds)
 
 
-def _model(
-    preset: Preset[OneModel],
-    network: NetworkFlags,
-    load: Load,
-    prompt_cache: PromptCacheFlags,
-    store: Store,
-    *,
-    several: bool,
-) -> ServedModel:
+def _model(preset: Preset[OneModel], load: Load, store: Store, *, several: bool) -> ServedModel:
     """Return a model that may be loaded. Raises OptionError if its flags are wrong."""
     from ..checkpoints.source import check, names_of, nbytes_of
     from ..serve.registry import ServedModel
@@ -319,8 +293,6 @@ def _model(
         ServiceSettings(
             Limits(waiting=load.max_waiting, seconds=load.timeout, context=flags.max_model_len),
             drawn_seeds=flags.seed is None,
-            metrics=network.per_request_spec_decode_metrics == "summary",
-            keep_billing=prompt_cache.keep_billing_lines,
             tool_call_parser=flags.tool_call_parser or "",
             thinking_budget=flags.thinking_budget,
         ),

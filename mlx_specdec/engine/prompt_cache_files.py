@@ -27,7 +27,7 @@ SHARE, MOST = 1 / 8, 8 << 30
 """The default limit of a cache in memory: this share of the machine's memory, and at most this many
 bytes."""
 DISK_SHARE, MOST_ON_DISK = 1 / 4, 32 << 30
-"""The default limit of a directory: this share of the free disk space, and at most this many
+"""The limit of a directory: this share of the free disk space, and at most this many
 bytes."""
 SAMPLED = 64
 """How many numbers of each array of weights are part of a model's fingerprint."""
@@ -40,12 +40,10 @@ class Store:
     Attributes:
         max_bytes: Limit of the bytes in memory. None is the default, and 0 means no cache.
         directory: Directory of a persistent cache, or None to cache in memory only.
-        disk_bytes: Limit of the bytes in the directory. None is the default.
         parts: Number of caches that share these limits equally."""
 
     max_bytes: int | None = None
     directory: Path | None = None
-    disk_bytes: int | None = None
     parts: int = 1
 
     @property
@@ -74,9 +72,7 @@ class Store:
             )
         try:
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            bound = self.disk_bytes
-            if bound is None:
-                bound = min(MOST_ON_DISK, int(DISK_SHARE * shutil.disk_usage(self.directory).free))
+            bound = min(MOST_ON_DISK, int(DISK_SHARE * shutil.disk_usage(self.directory).free))
             files = Directory(self.directory, bound // self.parts, _digests(pair))
             return PromptCache(self.memory_bytes, files)
         except OSError as problem:

@@ -5,7 +5,6 @@ import uuid
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from itertools import pairwise, zip_longest
 from typing import Any, ClassVar
 
 from starlette.requests import Request
@@ -105,8 +104,7 @@ class CompletionWriter(Writer):
                 "rejected_prediction_tokens": drafted - accepted,
             },
         }
-        metrics = speculative_decoding(choices) if self.parser.settings.metrics else {}
-        return {"usage": usage, **timings(choices), **metrics}
+        return {"usage": usage, **timings(choices)}
 
     def _chunk(self, choices: list[Payload]) -> Payload:
         chunk = {**self._head, "object": self.chunk_type, "choices": choices}
@@ -300,33 +298,6 @@ def timings(choices: Sequence[Choice]) -> dict[str, Payload]:
         figures["draft_n"] = sum(result.stats.drafted for result in results)
         figures["draft_n_accepted"] = sum(result.stats.accepted for result in results)
     return {"timings": figures}
-
-
-def speculative_decoding(choices: Sequence[Choice]) -> dict[str, Payload]:
-    """Return the figures of drafting under vLLM's names, or {} if there were no draft tokens. Entry
-    i of the histogram is the number of rounds in which i draft tokens were accepted."""
-    stats = [choice.result.stats for choice in choices if choice.result is not None]
-    drafted = _sums(row.drafted_by_position for row in stats)
-    if not drafted:
-        return {}
-    accepted = _sums(row.accepted_by_position for row in stats)
-    # Entry i: the number of rounds in which at least i draft tokens were accepted.
-    reached = [drafted[0], *accepted, 0]
-    rounds, num_accepted, num_drafted = drafted[0], sum(accepted), sum(drafted)
-    figures = {
-        "mean_acceptance_length": round(1 + num_accepted / rounds, 4),
-        "draft_acceptance_rate": round(num_accepted / num_drafted, 4),
-        "acceptance_histogram": [here - further for here, further in pairwise(reached)],
-        "num_spec_steps": rounds,
-        "num_accepted_draft_tokens": num_accepted,
-        "num_draft_tokens": num_drafted,
-        "num_spec_tokens": len(drafted),
-    }
-    return {"metrics": {"speculative_decoding": figures}}
-
-
-def _sums(rows: Iterable[Sequence[int]]) -> list[int]:
-    return [sum(column) for column in zip_longest(*rows, fillvalue=0)]
 
 
 def _ratio(part: float, total: float) -> float:

@@ -235,7 +235,7 @@ class RequestParser:
         """Return the token ids of a checked body's messages and tools. Raises Problem."""
         sent, reads = body["messages"], chat_format(self.pair, self.options)
         try:
-            messages = messages_of(sent if self.settings.keep_billing else without_volatile(sent))
+            messages = messages_of(without_volatile(sent))
         except PromptError as error:
             raise invalid(str(error), "messages") from None
         # An image in the history has more characters than the note in its place.

@@ -40,8 +40,6 @@ class ServiceSettings:
 
     Attributes:
         drawn_seeds: Draw a random seed for a request without one, instead of the server's default.
-        metrics: Add vLLM's figures of speculative decoding to answers.
-        keep_billing: Keep billing lines and countdowns of Claude Code in system prompts.
         tool_call_parser: Name of the format of tool calls, or "" for the format that the chat
             template shows.
         thinking_budget: Tokens of the thoughts of an answer whose request sets no budget, or None
@@ -50,7 +48,5 @@ class ServiceSettings:
 
     limits: Limits = Limits()
     drawn_seeds: bool = True
-    metrics: bool = False
-    keep_billing: bool = False
     tool_call_parser: str = ""
     thinking_budget: int | None = None

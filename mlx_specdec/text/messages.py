@@ -46,7 +46,7 @@ LONGEST_TYPE = 64
 """Largest number of characters that a note repeats of a part's type."""
 VOLATILE = (
     "left lines of billing (x-anthropic-billing-header) or countdowns (total_tokens) out of "
-    "system prompts, which would defeat the prompt cache: --keep-billing-lines keeps them"
+    "system prompts, which would defeat the prompt cache"
 )
 log_once = functools.lru_cache(maxsize=64)(logging.getLogger(__name__).info)
 

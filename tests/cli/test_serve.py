@@ -213,7 +213,6 @@ def test_a_port_that_is_taken_is_reported_in_a_line(run: Run, llama: Path) -> No
         (("--memory-budget", "much"), "is no size"),
         (("--memory-budget", 0), "--memory-budget must be more than 0"),
         (("--prompt-cache-bytes", 0, "--prompt-cache-dir", "x"), "0 keeps nothing"),
-        (("--prompt-cache-disk", "1GB"), "name it by --prompt-cache-dir"),
         (("--prompt-cache-dir", __file__), "--prompt-cache-dir"),
     ],
 )

@@ -37,7 +37,7 @@ def decoder(family: str, seed: int = 0, caches: CacheSettings | None = None, **s
 
 
 def opened(directory: Path, pair: Pair, max_bytes: int = ROOM) -> PromptCache:
-    cache = Store(max_bytes, directory, ROOM).open(pair)
+    cache = Store(max_bytes, directory).open(pair)
     assert cache is not None
     return cache
 

@@ -15,7 +15,6 @@ from mlx_specdec.engine.loading import load
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.options import Options
 from mlx_specdec.serve.answers import server_sent_event
-from mlx_specdec.serve.engine import Engine
 from mlx_specdec.serve.requests import RequestParser
 from mlx_specdec.serve.settings import ServiceSettings
 from mlx_specdec.text.tokenizer import load_tokenizer
@@ -112,26 +111,6 @@ def test_an_event_has_the_lines_that_it_should_have_whoever_splits_it() -> None:
     name, data, end = server_sent_event(answer, named=True).decode().splitlines()
     assert (name, end) == ("event: x", "")
     assert json.loads(data.removeprefix("data: ")) == answer
-
-
-def test_figures_in_vllms_names_are_reported_on_demand(engine: Engine, client: TestClient) -> None:
-    telling = client_of(engine, metrics=True)
-    body = {"prompt": TEXT, "max_tokens": 20, "n": 2}
-    answer = ok(telling, COMPLETIONS, **body)
-    reply, timings = answer["metrics"]["speculative_decoding"], answer["timings"]
-    assert reply["num_draft_tokens"] == timings["draft_n"] > 0
-    assert reply["num_accepted_draft_tokens"] == timings["draft_n_accepted"]
-    histogram, steps = reply["acceptance_histogram"], reply["num_spec_steps"]
-    assert sum(histogram) == steps and len(histogram) == reply["num_spec_tokens"] + 1 == 3
-    assert min(histogram) >= 0
-    accepted = sum(place * count for place, count in enumerate(histogram))
-    assert accepted == reply["num_accepted_draft_tokens"]
-    assert reply["mean_acceptance_length"] == round(1 + accepted / steps, 4)
-    assert reply["draft_acceptance_rate"] == round(accepted / reply["num_draft_tokens"], 4)
-    *_, last = streamed(telling, COMPLETIONS, **body, stream_options={"include_usage": True})
-    assert last["metrics"]["speculative_decoding"].keys() == reply.keys()
-    assert "metrics" not in ok(telling, COMPLETIONS, **body, speculative=False)
-    assert "metrics" not in ok(client, COMPLETIONS, **body)
 
 
 def test_choices_have_seeds_one_after_the_other(client: TestClient) -> None:

@@ -143,9 +143,9 @@ def test_what_changes_means_nothing_to_the_prompt_cache(tmp_path: Path) -> None:
     """Two turns of Claude Code, and reasoning that the template drops with the next question."""
     directory = make_tooled(tmp_path, template=FORGETFUL)
     with running((directory, None), store=Store(1 << 26)) as engine:
-        keeping = client_of(engine, keep_billing=True)
+        client = client_of(engine)
 
-        def turn(number: int, rest: list[Any], client: TestClient) -> dict[str, Any]:
+        def turn(number: int, rest: list[Any]) -> dict[str, Any]:
             billing = f"x-anthropic-billing-header: cc_version=2.1; cch={number:05};"
             system = [{"type": "text", "text": each} for each in (billing, "You edit files. " * 9)]
             body = {"system": system, "messages": rest, "max_tokens": 4, "stream": False}
@@ -155,11 +155,9 @@ def test_what_changes_means_nothing_to_the_prompt_cache(tmp_path: Path) -> None:
         thought = {"type": "thinking", "thinking": "Hm. " * 20}
         answer = {"role": "assistant", "content": [thought, {"type": "text", "text": "Me."}]}
         talk = [*question, answer, user("Why?"), say("system", LEFT.replace("1", "2"))]
-        client = client_of(engine)
-        first = turn(1, question, client)
+        first = turn(1, question)
         before = first["input_tokens"] + first["cache_read_input_tokens"]
-        assert turn(2, talk, client)["cache_read_input_tokens"] >= before - 1
-        assert turn(3, question, keeping)["cache_read_input_tokens"] < before / 2
+        assert turn(2, talk)["cache_read_input_tokens"] >= before - 1
 
 
 def test_documents_of_text_are_read(tmp_path: Path) -> None:
@@ -261,7 +259,6 @@ def test_metrics_count_hits_in_tokens(client: TestClient, system: str) -> None:
         ("vllm:prefix_cache_queries_total", 2 * size),
         ("vllm:prefix_cache_hits_total", hits),
         ("vllm:prompt_tokens_total", 2 * size),
-        ("llamacpp:prompt_tokens_total", 2 * size - hits),
     ):
         assert after[name] - before[name] == more, name
     assert after["mlx_specdec:prompt_cache_bytes"] > before["mlx_specdec:prompt_cache_bytes"]
