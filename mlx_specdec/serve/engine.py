@@ -294,7 +294,6 @@ class Engine:
                 parts = scheduler.step()
                 self.reserved_bytes, self._waiting = scheduler.reserved_bytes, scheduler.waiting
                 self._measure()
-                self.metrics.count("steps")
             except Exception as problem:
                 if getattr(self.pair.target, "lost", False):
                     raise

@@ -189,11 +189,9 @@ def metrics(service: Service, request: Request) -> Response:
     registry = service.registry
     registry.refresh()
     engines = registry.engines
-    running, waiting = _sums([model.requests for model in registry.models], 2)
-    cached, history, budget = _sums([engine.nbytes for engine in engines], 3)
+    sizes = [engine.nbytes for engine in engines] or [(0, 0, 0)]
+    cached, history, budget = map(sum, zip(*sizes, strict=True))
     gauges: dict[str, tuple[float | dict[str, float], str]] = {
-        "llamacpp:requests_processing": (running, RUNNING),
-        "llamacpp:requests_deferred": (waiting, WAITING),
         "mlx_specdec:prompt_cache_bytes": (cached, "Bytes of the prompt cache."),
         "mlx_specdec:history_bytes": (history, "Bytes of texts that are looked up."),
         "mlx_specdec:memory_reserved_bytes": (
@@ -220,10 +218,6 @@ OF_MODEL: tuple[tuple[str, str, Callable[[ServedModel], float]], ...] = (
     ("vllm:num_requests_waiting", WAITING, lambda model: model.requests[1]),
 )
 """The gauges of each model: name, description and value."""
-
-
-def _sums(rows: Sequence[Sequence[int]], width: int) -> list[int]:
-    return [sum(row[at] for row in rows) for at in range(width)]
 
 
 ENDPOINTS = (

@@ -1,5 +1,5 @@
-"""Counters of each model in Prometheus' text format, under the names of llama.cpp's server and of
-vLLM, so that tools for either can read them."""
+"""Counters of each model in Prometheus' text format, under vLLM's names where vLLM has one, so that
+tools for vLLM can read them."""
 
 import copy
 import threading
@@ -16,11 +16,6 @@ TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
 POSITIONS, REASONS = "positions", "reasons"
 """Keys of counts that have a label, which is the position or the finish reason."""
 COUNTERS = {
-    "llamacpp:prompt_tokens_total": ("read", "Prompt tokens read."),
-    "llamacpp:prompt_seconds_total": ("prompt_seconds", "Seconds of reading prompts."),
-    "llamacpp:tokens_predicted_total": ("generated", "Tokens generated."),
-    "llamacpp:tokens_predicted_seconds_total": ("decoding_seconds", "Seconds of generating."),
-    "llamacpp:n_decode_total": ("steps", "Steps of the engine."),
     "vllm:prompt_tokens_total": ("prompt", "Tokens of prompts."),
     "vllm:generation_tokens_total": ("generated", "Tokens of answers."),
     "vllm:prefix_cache_queries_total": ("prompt", "Prompt tokens looked for in the cache."),
@@ -28,16 +23,13 @@ COUNTERS = {
     "mlx_specdec:requests_cancelled_total": ("cancelled", "Clients that left, or were too late."),
     "mlx_specdec:requests_rejected_total": ("rejected", "Requests that found the queue full."),
     "mlx_specdec:requests_failed_total": ("failed", "Requests that an error here ended."),
-    **{
-        f"{server}:spec_decode_num_{name}_total": (key, description)
-        for server in ("llamacpp", "vllm")
-        for name, key, description in (
-            ("drafts", "drafts", "Rounds with drafted tokens, of each request."),
-            ("draft_tokens", "drafted", "Tokens drafted."),
-            ("accepted_tokens", "accepted", "Drafted tokens that were accepted."),
-            ("accepted_tokens_per_pos", POSITIONS, "Accepted tokens by their place in the draft."),
-        )
-    },
+    "vllm:spec_decode_num_drafts_total": ("drafts", "Rounds with draft tokens, of each request."),
+    "vllm:spec_decode_num_draft_tokens_total": ("drafted", "Draft tokens."),
+    "vllm:spec_decode_num_accepted_tokens_total": ("accepted", "Draft tokens that were accepted."),
+    "vllm:spec_decode_num_accepted_tokens_per_pos_total": (
+        POSITIONS,
+        "Accepted tokens by their position in the draft.",
+    ),
     "vllm:request_success_total": (REASONS, "Requests with a whole answer."),
 }
 """The key of the count and the description of each counter, by the counter's name."""
@@ -87,7 +79,7 @@ class Metrics:
         self._answers = Histogram(*last)
 
     def count(self, what: str, by: int = 1) -> None:
-        """Count steps, or cancelled, rejected or failed requests."""
+        """Count cancelled, rejected or failed requests."""
         with self._lock:
             self._counts[what][""] += by
 
@@ -109,12 +101,9 @@ class Metrics:
             for what, by in (
                 ("prompt", labels.prompt_tokens),
                 ("cached", labels.cached_tokens),
-                ("read", labels.prompt_tokens - labels.cached_tokens),
                 ("drafted", stats.drafted),
                 ("accepted", stats.accepted),
                 ("drafts", next(iter(stats.drafted_by_position), 0)),
-                ("prompt_seconds", stats.seconds.prompt),
-                ("decoding_seconds", stats.seconds.decoding),
             ):
                 self._counts[what][""] += by
             for position, accepted in enumerate(stats.accepted_by_position):

@@ -391,7 +391,7 @@ def test_props_say_what_is_served(client: TestClient) -> None:
     assert "/" not in answer["model_alias"]
 
 
-def test_figures_are_counted_under_both_families_of_names(llama: tuple[Path, Path]) -> None:
+def test_figures_are_counted_under_vllms_names(llama: tuple[Path, Path]) -> None:
     with running(llama) as engine:
         client = client_of(engine)
         reply = [ok(client, COMPLETIONS, prompt=TEXT, max_tokens=10 + each) for each in range(3)]
@@ -405,11 +405,8 @@ def test_figures_are_counted_under_both_families_of_names(llama: tuple[Path, Pat
     accepted = sum(each["timings"]["draft_n_accepted"] for each in reply)
     prompts = sum(each["usage"]["prompt_tokens"] for each in reply)
     for name, value in {
-        "llamacpp:prompt_tokens_total": prompts,
-        "llamacpp:tokens_predicted_total": 33,
-        "llamacpp:spec_decode_num_draft_tokens_total": drafted,
-        "llamacpp:spec_decode_num_accepted_tokens_total": accepted,
-        "llamacpp:requests_processing": 0,
+        f"vllm:prompt_tokens_total{labels}": prompts,
+        f"vllm:num_requests_running{labels}": 0.0,
         f"vllm:generation_tokens_total{labels}": 33,
         f"vllm:spec_decode_num_draft_tokens_total{labels}": drafted,
         f"vllm:spec_decode_num_accepted_tokens_total{labels}": accepted,
@@ -418,7 +415,7 @@ def test_figures_are_counted_under_both_families_of_names(llama: tuple[Path, Pat
         'vllm:request_success_total{model_name="tiny",engine="0",finished_reason="length"}': 3,
     }.items():
         assert values[name] == str(value), name
-    by_place = [name for name in values if name.startswith("llamacpp:") and "per_pos" in name]
+    by_place = [name for name in values if "per_pos" in name]
     assert sum(int(values[name]) for name in by_place) == accepted
     assert len({line for line in lines if line.startswith("# TYPE")}) == len(
         [line for line in lines if line.startswith("# TYPE")]
