@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Literal
 
-from ..checkpoints.disk import parse
 from . import interrupts, render
 from .flags import REQUIRED, Flags, command, flag, group
 from .loading import REVISION
@@ -11,8 +10,8 @@ from .loading import REVISION
 
 @group("Conversion")
 class Conversion(Flags):
-    """Flags for the source and the result. Except for max_shard_size and model, their names are
-    also parameters of `conversion.convert.convert`."""
+    """Flags for the source and the result. Their names are also parameters of
+    `conversion.convert.convert`."""
 
     model: str = flag(
         REQUIRED,
@@ -23,16 +22,9 @@ class Conversion(Flags):
     mlx_path: Path | None = flag(None, "The directory to write to.", show_default="weights/NAME")
     revision: str | None = flag(None, REVISION)
     overwrite: bool = flag(False, "Replace a model that lies at the destination.")
-    max_shard_size: str | None = flag(
-        None,
-        "The largest size of one written file, for example 500MB.",
-        metavar="SIZE",
-        show_default="4GB",
-    )
     upload_repo: str | None = flag(
         None, "The repository on the Hub to upload to.", metavar="USER/NAME"
     )
-    verify: bool = flag(False, "Run the source and the result, and compare what they compute.")
 
 
 @group("Number format")
@@ -62,7 +54,6 @@ def convert(conversion: Conversion, numbers: NumberFlags) -> None:
 
     settings = {**vars(conversion), **vars(numbers)}
     model, destination = settings.pop("model"), settings.pop("mlx_path")
-    size = settings.pop("max_shard_size")
     interrupts.at_end(
         lambda: (
             "interrupted: nothing was written; the same command goes on with a download, and "
@@ -76,7 +67,6 @@ def convert(conversion: Conversion, numbers: NumberFlags) -> None:
         done = run(
             model,
             destination,
-            shard_bytes=None if size is None else parse("--max-shard-size", size),
             compare_logits=compare_logits,
             compare_text=compare_text,
             announce=render.tell,

@@ -23,6 +23,8 @@ INSTEAD = {
     "measures it",
     "--prompt-cache-disk": "--prompt-cache-dir takes a quarter of the free space, at most 32 GiB",
     "--status-file": "mlx-specdec launch exits with the code of rank 0",
+    "convert --max-shard-size": "a file has 4 GB, or a quarter of a small machine's memory",
+    "convert --verify": "every tensor is compared anyway, and the models' output if that is quick",
     "launch --mode": "give --distributed pipeline to the command behind --",
     "launch --show": "docs/clusters.md has the command of mlx.launch",
     "launch --starting-port": "start with mlx.launch, which has this flag; see docs/clusters.md",

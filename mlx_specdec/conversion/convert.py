@@ -18,8 +18,7 @@ from .plan import Plan
 from .plans import plan_for
 from .report import ConversionReport as ConversionReport
 from .report import digests_of
-from .verify import TextChange, Verified, check_fits, compare
-from .verify import verify as run_verify
+from .verify import TextChange, Verified, compare, verify
 
 _REPOSITORY = re.compile(r"(?!.*(--|\.\.))\w[\w.-]*/\w[\w.-]*", re.ASCII)
 
@@ -81,7 +80,6 @@ def convert(
     revision: str | None = None,
     overwrite: bool = False,
     shard_bytes: int | None = None,
-    verify: bool = False,
     compare_logits: Callable[[Path, Path], float] | None = None,
     compare_text: Callable[[Path, Path], TextChange] | None = None,
     announce: Callable[[str], None] = lambda sentence: None,
@@ -106,7 +104,6 @@ def convert(
         upload_repo: The Hub name to upload the result to.
         shard_bytes: The most bytes in a file of the result; None means 4 GB, or a quarter of a
             small machine's memory.
-        verify: Whether the models are compared even if that takes long.
         compare_logits, compare_text: See `verify.verify`.
         announce: Called before the work begins, with a sentence about an unexpected size.
         working: Returns a context for a step without progress, whose description it gets.
@@ -125,8 +122,6 @@ def convert(
     )
     if shard_bytes < 1:
         raise OptionError(f"a shard needs at least one byte, not {shard_bytes}")
-    if verify and compare_logits is None:
-        raise OptionError("to verify needs compare_logits: mlx_specdec.conversion.verify has one")
     if upload_repo is not None and not _REPOSITORY.fullmatch(upload_repo):
         raise OptionError(f"{upload_repo!a:.100} is no repository: give --upload-repo USER/NAME")
     local = Path(os.path.expanduser(model))
@@ -144,10 +139,6 @@ def convert(
         if nbytes > GROWTH_TO_ANNOUNCE * before:
             why = "; ".join(plan.notes[:1]) or "its quantized weights become whole"
             announce(f"the source's {disk.show(before)} become {disk.show(nbytes)}: {why}")
-        if verify and plan.not_run:
-            raise OptionError(f"{plan.not_run}: leave --verify out, every tensor is compared")
-        if verify:
-            check_fits(plan.total_parameters)
         destination.check_room(path, nbytes + plan.scratch_nbytes + OTHER_FILES_BYTES)
         total, done = 2 * plan.nbytes, 0
 
@@ -169,14 +160,13 @@ def convert(
             verified = Verified(None, None, plan.not_run)
             if not plan.not_run:
                 with working("comparing what source and result compute"):
-                    verified = run_verify(
+                    verified = verify(
                         directory,
                         work,
                         written.parameters,
                         differences,
                         compare_logits=compare_logits,
                         compare_text=compare_text,
-                        chosen=verify,
                         shard_bytes=shard_bytes,
                     )
             results = [*sorted(work.glob("model*")), *sorted(work.glob(mtp_layers.FILE))]

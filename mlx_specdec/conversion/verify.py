@@ -14,16 +14,15 @@ import mlx.core as mx
 from ..checkpoints import disk
 from ..checkpoints.tensors import Tensor, TensorReader
 from ..checkpoints.writer import TensorChange
-from ..errors import CheckpointError, OptionError, OutputError, PromptError, SpecdecError
+from ..errors import CheckpointError, OutputError, PromptError, SpecdecError
 from ..models.base import Base
 from ..models.loading import Loaded, load_model
 from ..text.tokenizer import load_tokenizer
 
 SHARE_OF_MEMORY, SHARE_OF_SHARD, QUICK_BYTES = 0.5, 1.2, 600_000_000
 """Limits of a model's size in memory when its logits are compared. The first is a share of the
-machine's memory. The second is a multiple of `shard_bytes`, and the third is in bytes. Only the
-first holds if the user asks for the comparison, and the third does not hold for quantized results:
-running both models takes longer than the conversion."""
+machine's memory. The second is a multiple of `shard_bytes`, and the third is in bytes. The third
+does not hold for quantized results: running both models takes longer than the conversion."""
 LOADED_BYTES = 6
 """Bytes per weight while a model is loaded in float32: 4 for the weight and 2 for its source."""
 SAME_LOGITS = 1e-3
@@ -158,15 +157,6 @@ class Verified:
         return lines if self.text is None else [*lines, self.text.describe()]
 
 
-def check_fits(parameters: int) -> None:
-    """Raise OptionError if models with `parameters` weights do not fit in memory."""
-    needed, room = parameters * LOADED_BYTES, SHARE_OF_MEMORY * disk.memory()
-    if needed > room:
-        sizes = f"to verify takes {disk.show(needed)} of memory, and {disk.show(int(room))} may be"
-        advice = "leave --verify out, every tensor is compared all the same"
-        raise OptionError(f"{sizes} used here: {advice}")
-
-
 def verify(
     source: Path,
     result: Path,
@@ -175,20 +165,18 @@ def verify(
     *,
     compare_logits: Callable[[Path, Path], float] | None,
     compare_text: Callable[[Path, Path], TextChange] | None,
-    chosen: bool,
     shard_bytes: int,
 ) -> Verified:
     """Compare what source and result compute, if that is fast enough.
 
-    The models are compared on a fixed text as well if weights were quantized or `chosen` is true.
-    Raises CheckpointError if the result computes something else than the source.
+    The models are compared on a fixed text as well if weights were quantized. Raises
+    CheckpointError if the result computes something else than the source.
 
     Args:
         parameters: The number of weights.
         differences: The result of comparing every tensor.
         compare_logits: Returns the largest difference of log-probabilities; None to skip.
         compare_text: Scores the fixed text; None to skip.
-        chosen: Whether the user asks for the comparison.
         shard_bytes: The most bytes in a file of the result, which also limits the memory.
     """
     quantized = differences.quantized is not None
@@ -197,10 +185,10 @@ def verify(
         return Verified(None, None, "no comparison was asked for")
     if needed > SHARE_OF_MEMORY * disk.memory():
         reason = "a whole model does not fit in memory"
-    elif not chosen and needed > SHARE_OF_SHARD * shard_bytes:
-        reason = "a whole model takes more memory than --max-shard-size allows; see --verify"
-    elif not chosen and not quantized and needed > QUICK_BYTES:
-        reason = "it would take longer than the conversion; see --verify"
+    elif needed > SHARE_OF_SHARD * shard_bytes:
+        reason = "a whole model takes more memory than its conversion"
+    elif not quantized and needed > QUICK_BYTES:
+        reason = "it would take longer than the conversion"
     if reason:
         return Verified(None, None, reason)
     difference = compare_logits(source, result)
@@ -208,7 +196,7 @@ def verify(
     if math.isnan(difference) or (unchanged and difference > SAME_LOGITS):
         differ = f"(log-probabilities differ by {difference:.3g}): please report this checkpoint"
         raise CheckpointError(f"the converted model does not compute what its source does {differ}")
-    if compare_text is None or not (chosen or quantized):
+    if compare_text is None or not quantized:
         return Verified(difference, None, "")
     try:
         return Verified(difference, compare_text(source, result), "")

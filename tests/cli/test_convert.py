@@ -44,16 +44,9 @@ def test_quantized_results_tell_what_became_of_the_text(run: Run, t5: Path) -> N
     arguments = ("--model", t5, "--mlx-path", "q4", "-q", "--q-mode", "mxfp4")
     done = run("convert", *arguments)
     assert done.code == 0 and "mxfp4" in done.err and "perplexity" in done.err
-    back = run("convert", "--model", "q4", "--mlx-path", "out", "--dequantize", "--verify")
-    assert back.code == 0 and "dequantized" in back.err and "perplexity" in back.err
+    back = run("convert", "--model", "q4", "--mlx-path", "out", "--dequantize")
+    assert back.code == 0 and "dequantized" in back.err
     assert run("generate", PROMPT, "--model", "out", "-m", 9, "--quiet").code == 0
-
-
-def test_shards_are_as_small_as_requested(run: Run, t5: Path) -> None:
-    done = run("convert", "--model", t5, "--mlx-path", "out", "--max-shard-size", "0.05MB")
-    assert done.code == 0 and (Path("out") / "model.safetensors.index.json").is_file()
-    shards = list(Path("out").glob("*.safetensors"))
-    assert len(shards) > 1 and all(file.stat().st_size < 60_000 for file in shards)
 
 
 def test_an_existing_result_is_only_replaced_when_requested(run: Run, t5: Path) -> None:
@@ -74,7 +67,6 @@ def test_an_existing_result_is_only_replaced_when_requested(run: Run, t5: Path) 
         (None, ("--quant-predicate", "mixed_3_6"), "--quantize"),
         (None, ("--dequantize",), "not quantized"),
         (None, ("--upload-repo", "nobody"), "USER/NAME"),
-        (None, ("--max-shard-size", "much"), "no size"),
         (lambda d: (d / "config.json").unlink(), (), "config.json"),
         (lambda d: (d / "model.safetensors").unlink(), (), "safetensors"),
         (lambda d: (d / "model.safetensors").write_bytes(b"1234"), (), "truncated"),

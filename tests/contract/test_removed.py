@@ -27,6 +27,8 @@ from .support import command
         (("serve", "--per-request-spec-decode-metrics", "summary"), "answers have timings"),
         (("serve", "--prompt-cache-disk", "9GB"), "a quarter of the free space"),
         (("generate", "--status-file", "x"), "launch exits with the code of rank 0"),
+        (("convert", "--max-shard-size", "1GB"), "a file has 4 GB"),
+        (("convert", "--verify"), "every tensor is compared anyway"),
         (("launch", "--mode", "pipeline"), "give --distributed pipeline"),
         (("launch", "--show"), "the command of mlx.launch"),
         (("launch", "--starting-port", 1), "start with mlx.launch"),

@@ -12,7 +12,6 @@ FLAGS = (
     ("--memory-budget", "batch", "prompts.txt", "-o", "out"),
     ("--memory-budget", "serve", "--model", "no.gguf"),
     ("--prompt-cache-bytes", "serve", "--model", "no.gguf"),
-    ("--max-shard-size", "convert", "--model", "nowhere"),
 )
 """Each flag that takes a size, after the command that has it and what this command needs."""
 

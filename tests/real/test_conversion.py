@@ -38,7 +38,6 @@ def test_a_converted_model_keeps_its_perplexity_and_runs_in_mlx_lm(
         tmp_path / "converted",
         quantize=True,
         q_bits=bits,
-        verify=True,
         compare_logits=compare_logits,
         compare_text=compare_text,
     )
