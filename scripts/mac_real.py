@@ -97,7 +97,7 @@ def outputs(
         return [pair.tokenizer.encode(text) for text in texts]
 
     with as_directory(Path(model)) as directory:
-        draft, _ = shaped(pair.target, read_config(directory), LAYERS, None, 0)
+        draft, _ = shaped(pair.target, read_config(directory), LAYERS)
     layers = replace(pair, draft=draft, draft_name=f"{LAYERS} layers")
     ways: dict[str, Callable[[], list[Tokens]]] = {
         "plain": partial(each, pair, options),

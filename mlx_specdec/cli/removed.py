@@ -1,5 +1,6 @@
 """The flags that release 0.4 removed. The error for such a flag says what to use instead."""
 
+TRAIN = ("train-draft", "train-medusa")
 INSTEAD = {
     "--margins": "benchmarks/margins.py in a clone of the repository scores a text again",
     **dict.fromkeys(
@@ -25,6 +26,15 @@ INSTEAD = {
     "--status-file": "mlx-specdec launch exits with the code of rank 0",
     "convert --max-shard-size": "a file has 4 GB, or a quarter of a small machine's memory",
     "convert --verify": "every tensor is compared anyway, and the models' output if that is quick",
+    "--divergence": "drafts learn by the forward divergence, KL(target || draft)",
+    "--patience": "training ends after two epochs without progress",
+    "--texts-at-once": "the model writes 16 texts in one pass",
+    "--width": "begin with --layers of the target, or with --draft-model",
+    **dict.fromkeys(
+        (f"{command} {flag}" for command in TRAIN for flag in ("--temperature", "--temp")),
+        "one third of the texts each is written at temperature 0, 0.7 and 1",
+    ),
+    **{f"{command} --seed": "the seed is 0" for command in TRAIN},
     "launch --mode": "give --distributed pipeline to the command behind --",
     "launch --show": "docs/clusters.md has the command of mlx.launch",
     "launch --starting-port": "start with mlx.launch, which has this flag; see docs/clusters.md",

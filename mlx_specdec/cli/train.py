@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ..checkpoints.disk import check_not_read
 from ..errors import OptionError
-from ..training.config import DataConfig, DistillConfig, DraftConfig, DrafterConfig, HeadsConfig
+from ..training.config import DataConfig, DistillConfig, DrafterConfig, HeadsConfig
 from . import interrupts, render
 from .flags import REQUIRED, Flags, command, flag, group
 from .loading import ModelFlags, load_pair
@@ -37,67 +37,55 @@ class TrainingTexts(Flags):
     no_self_distill: bool = flag(False, "Learn from the data and not from the model's own text.")
     samples: int = flag(COLLECTING.samples, "The largest number of texts to learn from.")
     length: int = flag(COLLECTING.length, "The number of tokens of a text.")
-    temperature: str = flag(
-        ",".join(f"{value:g}" for value in COLLECTING.temperatures),
-        "The temperatures at which the model writes, as many texts at each.",
-        "--temp",
-        metavar="NUMBER,...",
-    )
-    texts_at_once: int = flag(
-        COLLECTING.texts_at_once, "The number of texts that the model writes in one pass."
-    )
 
-    def collecting(self, seed: int) -> DataConfig:
+    def collecting(self) -> DataConfig:
         """Return the settings of the training data. Raises OptionError if a flag is wrong."""
-        try:
-            temperatures = tuple(float(word) for word in self.temperature.split(","))
-        except ValueError:
-            raise OptionError(
-                "temperature must be numbers with commas between them, not "
-                f"{self.temperature!a:.60}"
-            ) from None
-        sizes = {name: getattr(self, name) for name in ("samples", "length", "texts_at_once")}
-        distill = not self.no_self_distill
-        return DataConfig(**sizes, self_distill=distill, temperatures=temperatures, seed=seed)
+        return DataConfig(self.samples, self.length, self_distill=not self.no_self_distill)
 
 
 @group("Training")
-class HeadSchedule(Flags):
-    batch: int = flag(FITTING.batch, "The number of hidden states in one step.")
-    epochs: int = flag(FITTING.epochs, "The largest number of passes over the data.")
-    learning_rate: float = flag(FITTING.learning_rate, "The highest learning rate.", "--lr")
-    patience: int = flag(
-        FITTING.patience, "The number of epochs without progress after which training ends."
-    )
-    seed: int = flag(FITTING.seed, "The seed of the data's order and of new weights.")
-
-
-@group()
-class DraftSchedule(HeadSchedule):
-    batch: int | None = flag(  # type: ignore[assignment]
+class Schedule(Flags):
+    output: Path | None = flag(
         None,
-        "The number of texts in one step.",
-        show_default=f"{DISTILLING.batch}; dspark {DRAFTING.batch}",
+        "The directory to write to.",
+        show_default="weights/NAME-medusa, -distilled or -dspark",
     )
-    learning_rate: float | None = flag(  # type: ignore[assignment]
+    layers: int | None = flag(
+        None,
+        "The number of layers: of residual ones in a head (1), of the target's own that a draft "
+        "begins with, or of new ones in a dspark.",
+    )
+    batch: int | None = flag(
+        None,
+        "The number of hidden states (heads) or texts in one step.",
+        show_default=f"heads {FITTING.batch}, draft {DISTILLING.batch}, dspark {DRAFTING.batch}",
+    )
+    epochs: int = flag(FITTING.epochs, "The largest number of passes over the data.")
+    learning_rate: float | None = flag(
         None,
         "The highest learning rate.",
         "--lr",
-        show_default=f"{DISTILLING.learning_rate}; dspark {DRAFTING.learning_rate}",
+        show_default=f"draft {DISTILLING.learning_rate}, otherwise {FITTING.learning_rate}",
     )
 
     def given(self) -> dict[str, Any]:
         """Return the flags that were given. The defaults of other flags depend on the kind."""
-        return {name: value for name, value in vars(self).items() if value is not None}
+        given = {name: value for name, value in vars(self).items() if value is not None}
+        return {name: value for name, value in given.items() if name != "output"}
+
+    def directory(self, what: str, model: str, *inputs: Path | str | None) -> Path:
+        """Return the directory to write to. Raises OutputError if the training reads it. what: The
+        end of its default name."""
+        if self.output is None:
+            name = os.path.basename(os.path.normpath(os.path.expanduser(model)))
+            return Path("weights") / f"{name}-{what}"
+        check_not_read("--output", [self.output], [model, *inputs])
+        return self.output
 
 
 @group("Heads")
 class Heads(Flags):
-    output: Path | None = flag(
-        None, "The directory to write to.", show_default="weights/NAME-medusa"
-    )
     heads: int = flag(FITTING.heads, "The number of heads, each of which drafts one token.")
-    layers: int = flag(FITTING.layers, "The number of residual layers in a head.")
     own_output: bool = flag(
         FITTING.own_output, "Train an output layer for each head, which is better and larger."
     )
@@ -109,53 +97,18 @@ class Draft(Flags):
         "draft",
         "What to train: a draft model, or a drafter on the target's hidden states (dspark).",
     )
-    draft_model: str | None = flag(None, "The draft model to begin with.")
-    layers: int | None = flag(
-        None,
-        "The number of the target's own layers to begin with instead; of a dspark, that of its "
-        "new layers.",
-    )
+    draft_model: str | None = flag(None, "The draft model to begin with, instead of layers.")
     num_draft: int = flag(
         DRAFTING.num_draft, "The number of tokens that a dspark learns to draft at once."
     )
-    width: int | None = flag(None, "Another width for these layers, whose weights are then random.")
-    output: Path | None = flag(
-        None, "The directory to write to.", show_default="weights/NAME-distilled or -KIND"
-    )
-    divergence: Literal["forward", "reverse", "jsd", "tvd"] = flag(
-        "forward", "The distance between target and draft that training minimizes."
-    )
-
-    def shape(self) -> DraftConfig | None:
-        """Return the shape of a draft model that is made of the target's layers, or None if the
-        training begins with a draft model. Raises OptionError if flags are wrong."""
-        if (self.draft_model is None) == (self.layers is None):
-            raise OptionError("give either --draft-model, a draft to begin with, or --layers")
-        if self.layers is not None:
-            return DraftConfig(self.layers, self.width)
-        if self.width is not None:
-            raise OptionError("a draft that is there has a width: leave --width out")
-        return None
-
-    def drafter(self, schedule: DraftSchedule) -> DrafterConfig:
-        """Return the settings of a hidden-state drafter. Raises OptionError if flags are wrong."""
-        if self.draft_model is not None or self.width is not None:
-            raise OptionError(
-                f"{self.kind} begins with new weights of the target's width: leave --draft-model "
-                "and --width out"
-            )
-        return DrafterConfig(**schedule.given(), layers=self.layers, num_draft=self.num_draft)
 
 
 @command("mlx-specdec train-medusa --model weights/py-llama --data texts.txt")
-def train_medusa(
-    model: ModelFlags, heads: Heads, texts: TrainingTexts, schedule: HeadSchedule
-) -> None:
+def train_medusa(model: ModelFlags, heads: Heads, texts: TrainingTexts, schedule: Schedule) -> None:
     """Train Medusa heads for a model on this machine. An interrupted run is resumed."""
-    collecting = texts.collecting(schedule.seed)
-    wanted = {name: value for name, value in vars(heads).items() if name != "output"}
-    fitting = HeadsConfig(**vars(schedule), **wanted)
-    output = _output(heads.output, "medusa", model.model, texts.data)
+    collecting = texts.collecting()
+    fitting = HeadsConfig(**schedule.given(), **vars(heads))
+    output = schedule.directory("medusa", model.model, texts.data)
     pair = load_pair(model.model, dtype=model.dtype)
     from ..training.medusa import train
 
@@ -163,35 +116,27 @@ def train_medusa(
 
 
 @command("mlx-specdec train-draft --model weights/py-llama --layers 1 --data texts.txt")
-def train_draft(
-    model: ModelFlags, draft: Draft, texts: TrainingTexts, schedule: DraftSchedule
-) -> None:
+def train_draft(model: ModelFlags, draft: Draft, texts: TrainingTexts, schedule: Schedule) -> None:
     """Train a draft model for a target on this machine. An interrupted run is resumed."""
-    collecting = texts.collecting(schedule.seed)
-    if draft.kind != "draft":
-        config = draft.drafter(schedule)
-        output = _output(draft.output, draft.kind, model.model, texts.data)
+    collecting = texts.collecting()
+    if draft.kind == "dspark":
+        if draft.draft_model is not None:
+            raise OptionError("dspark begins with new weights: leave --draft-model out")
+        config = DrafterConfig(**schedule.given(), num_draft=draft.num_draft)
+        output = schedule.directory(draft.kind, model.model, texts.data)
         pair = load_pair(model.model, dtype=model.dtype)
         from ..training.drafter import train as train_drafter
 
         fit = partial(train_drafter, pair, texts.data, output, collecting, config)
         return _run(_drafted, fit)
-    shape = draft.shape()
-    distilling = DistillConfig(**schedule.given(), divergence=draft.divergence)
-    output = _output(draft.output, "distilled", model.model, texts.data, draft.draft_model)
+    if (draft.draft_model is None) == (schedule.layers is None):
+        raise OptionError("give either --draft-model, a draft to begin with, or --layers")
+    distilling = DistillConfig(**schedule.given())
+    output = schedule.directory("distilled", model.model, texts.data, draft.draft_model)
     pair = load_pair(model.model, draft.draft_model, dtype=model.dtype)
     from ..training.draft import train
 
-    _run(_closeness, partial(train, pair, texts.data, output, shape, collecting, distilling))
-
-
-def _output(given: Path | None, what: str, model: str, *inputs: Path | str | None) -> Path:
-    """Return the directory to write to. Raises OutputError if the training reads it."""
-    if given is None:
-        name = os.path.basename(os.path.normpath(os.path.expanduser(model)))
-        return Path("weights") / f"{name}-{what}"
-    check_not_read("--output", [given], [model, *inputs])
-    return given
+    _run(_closeness, partial(train, pair, texts.data, output, collecting, distilling))
 
 
 def _run(describe: Callable[[Any], str], train: Callable[[Watcher], Trained]) -> None:

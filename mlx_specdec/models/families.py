@@ -58,10 +58,6 @@ class Family(Protocol):
         """Return the configuration of a model that has only the `chosen` decoder layers. Raises
         CheckpointError if config.json does not say how many layers there are."""
 
-    def with_width(self, config: Config, width: int) -> dict[str, Any]:
-        """Return the configuration with another width of the hidden states. The width of an
-        attention head stays. Raises OptionError if the family cannot do this."""
-
     def empty(self, config: Config, like: Any) -> Base:
         """Return a model of a configuration with arbitrary weights. Facts that config.json lacks
         come from `like`, a network of the family. Raises OptionError if this is impossible."""

@@ -419,10 +419,5 @@ class T5Family(EncoderDecoderFamily):
         2309.04662)."""
         return LanguageTags.of(tokenizer, "<2{}>")
 
-    def with_width(self, config: Config, width: int) -> dict[str, Any]:
-        share = width / config["d_model"]
-        heads, inner = (max(1, round(config[name] * share)) for name in ("num_heads", "d_ff"))
-        return {**config, "d_model": width, "d_ff": inner, "num_heads": heads}
-
 
 family = T5Family()

@@ -1,7 +1,6 @@
 """The settings of a training run, checked before any model is loaded. Imports no MLX."""
 
 from dataclasses import dataclass
-from typing import Literal
 
 from ..errors import OptionError
 
@@ -31,11 +30,6 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         _at_least(self, samples=2, length=8, texts_at_once=1, seed=0)
-        if not self.temperatures:
-            raise OptionError("temperature needs one number or more, separated by commas")
-        for temperature in self.temperatures:
-            if not 0 <= temperature < float("inf"):
-                raise OptionError(f"temperature must be 0 or more, not {temperature}")
 
 
 @dataclass(frozen=True)
@@ -83,13 +77,16 @@ class HeadsConfig(TrainConfig):
 
 @dataclass(frozen=True)
 class DistillConfig(TrainConfig):
-    """How a draft model is trained. A batch counts sequences. divergence: The loss. forward is
-    KL(target || draft), reverse is KL(draft || target), jsd is the Jensen-Shannon divergence, tvd
-    is the rejection rate at temperature 1."""
+    """How a draft model is trained. A batch counts sequences. layers: The number of evenly spaced
+    layers of the target that a new draft model begins with; None trains the draft of the pair."""
 
     batch: int = 8
     learning_rate: float = 5e-4
-    divergence: Literal["forward", "reverse", "jsd", "tvd"] = "forward"
+    layers: int | None = None
+
+    def __post_init__(self) -> None:
+        _at_least(self, layers=1)
+        super().__post_init__()
 
 
 @dataclass(frozen=True)
@@ -108,18 +105,6 @@ class DrafterConfig(TrainConfig):
         if not 1 <= self.num_draft <= MOST_DRAFTED:
             raise OptionError(f"num-draft must be 1 to {MOST_DRAFTED}, not {self.num_draft}")
         super().__post_init__()
-
-
-@dataclass(frozen=True)
-class DraftConfig:
-    """The shape of a new draft model. layers: The number of layers, copied from evenly spaced
-    layers of the target. width: The width of hidden states; all weights are then random."""
-
-    layers: int
-    width: int | None = None
-
-    def __post_init__(self) -> None:
-        _at_least(self, layers=1, width=1)
 
 
 def _at_least(config: object, **bounds: int) -> None:

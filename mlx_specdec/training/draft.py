@@ -1,10 +1,10 @@
 """Training of a draft model on its target's distribution. A batch holds sequences of similar
-length, and the logits of one batch are in memory. Source of the divergences: DistillSpec (Zhou et
+length, and the logits of one batch are in memory. Source of the loss: DistillSpec (Zhou et
 al., arXiv 2310.08461, sections 3 and 4)."""
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -30,9 +30,8 @@ from ..models.base import Base
 from ..models.encoder_decoder.family import EncoderDecoderFamily
 from ..models.loading import trainable
 from ..models.number_format import dequantize, twin_of
-from ..models.t5 import SHARED
 from ..models.trainable import Trainable
-from .config import DataConfig, DistillConfig, DraftConfig
+from .config import DataConfig, DistillConfig
 from .fit import STORED, TextTask, Trained, Training, Watcher, stored_type, work_directory
 
 _FLOOR = -80.0
@@ -48,28 +47,6 @@ def log_probabilities(logits: mx.array) -> mx.array:
 def forward(target: mx.array, draft: mx.array) -> mx.array:
     """Return KL(target || draft). It is large if the draft misses tokens of the target."""
     return (mx.exp(target) * (target - draft)).sum(axis=-1)
-
-
-def jensen_shannon(target: mx.array, draft: mx.array) -> mx.array:
-    """Return the Jensen-Shannon divergence: the mean KL of both distributions to their average."""
-    middle = mx.logaddexp(target, draft) - mx.log(mx.array(2.0))
-    return (forward(target, middle) + forward(draft, middle)) / 2
-
-
-def total_variation(target: mx.array, draft: mx.array) -> mx.array:
-    """Return half of sum |p - q|, the rejection rate of speculative sampling."""
-    return mx.abs(mx.exp(target) - mx.exp(draft)).sum(axis=-1) / 2
-
-
-DIVERGENCES: dict[str, Callable[[mx.array, mx.array], mx.array]] = {
-    "forward": forward,
-    # It is large if the draft has tokens that are unlikely for the target.
-    "reverse": lambda target, draft: forward(draft, target),
-    "jsd": jensen_shannon,
-    "tvd": total_variation,
-}
-"""Name in DistillConfig -> function from the target's and the draft's log-probabilities, both
-(rows, vocabulary), to (rows,)."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +75,6 @@ class DraftTask(TextTask):
     def __init__(self, draft: Trainable, training: Training, config: DistillConfig) -> None:
         super().__init__(draft.network, training, config)
         self._draft = draft
-        self._divergence = DIVERGENCES[config.divergence]
         self._texts = training.rows.texts()
 
     def ordered(self, examples: np.ndarray) -> np.ndarray:
@@ -118,7 +94,7 @@ class DraftTask(TextTask):
 
     def loss(self, *batch: mx.array) -> mx.array:
         """Return the mean divergence of the tokens."""
-        return self._divergence(*map(log_probabilities, self._logits(*batch))).mean()
+        return forward(*map(log_probabilities, self._logits(*batch))).mean()
 
     def sums(self, *batch: mx.array) -> mx.array:
         """Return sums over tokens, shape (4,): the divergence, the acceptance rates at temperatures
@@ -127,7 +103,7 @@ class DraftTask(TextTask):
         p, q = log_probabilities(target), log_probabilities(draft)
         accepted = mx.exp(mx.minimum(p, q)).sum()
         agreeing = (mx.argmax(target, axis=-1) == mx.argmax(draft, axis=-1)).sum()
-        return mx.stack([self._divergence(p, q).sum(), accepted, agreeing, mx.array(len(target))])
+        return mx.stack([forward(p, q).sum(), accepted, agreeing, mx.array(len(target))])
 
     def figures(self, total: mx.array) -> Closeness:
         return Closeness(*(np.array(total[:3]) / total[3].item()).tolist())
@@ -148,8 +124,8 @@ class Initial:
 
 
 @contextmanager
-def initial(pair: Pair, shape: DraftConfig | None, seed: int) -> Iterator[Initial]:
-    """Yield the pair's draft model, or a new one of `shape` if the pair has none. The files of the
+def initial(pair: Pair, layers: int | None) -> Iterator[Initial]:
+    """Yield the pair's draft model, or a new one of some layers if it has none. The files of the
     draft model exist until the block ends.
 
     Raises:
@@ -174,11 +150,10 @@ def initial(pair: Pair, shape: DraftConfig | None, seed: int) -> Iterator[Initia
         name = short_name(pair.draft_name or pair.name)
         if pair.draft is not None:
             yield Initial(pair.draft, config, directory, name)
-        elif shape is not None:
-            model, changed = shaped(pair.target, config, shape.layers, shape.width, seed)
-            layers = f"{shape.layers} layer{'' if shape.layers == 1 else 's'}"
-            width = "" if shape.width is None else f", {shape.width} wide, random weights"
-            yield Initial(model, changed, directory, f"{layers} of {name}{width}")
+        elif layers is not None:
+            model, changed = shaped(pair.target, config, layers)
+            count = f"{layers} layer{'' if layers == 1 else 's'}"
+            yield Initial(model, changed, directory, f"{count} of {name}")
 
 
 def short_name(model: str) -> str:
@@ -229,22 +204,21 @@ def train(
     pair: Pair,
     file: Path,
     output: Path,
-    shape: DraftConfig | None,
     data: DataConfig,
     config: DistillConfig,
     watcher: Watcher,
 ) -> Trained:
     """Train a draft model for the target of `pair` and write it to the directory `output`.
 
-    Training begins with the draft model of `pair`, or with a new one of `shape` if the pair has
-    none. The best model on held-out sequences is written, which may be the initial one.
+    Training begins with the draft model of `pair`, or with `config.layers` of the target's layers.
+    The best model on held-out sequences is written, which may be the initial one.
 
     Raises:
         PromptError: If the data has too few usable texts.
         OptionError, VocabularyError: If the pair does not suit; see `initial`.
         OutputError: If `output` exists or cannot be written.
     """
-    with work_directory(output) as directory, initial(pair, shape, config.seed) as begun:
+    with work_directory(output) as directory, initial(pair, config.layers) as begun:
         student = trainable(begun.model)
         training = Training(pair, file, directory, data, watcher)
         weights = [*Weights(begun.directory).paths, begun.directory / "config.json"]
@@ -259,19 +233,10 @@ def train(
         return training.improve(task, output, origin, finish)
 
 
-EMBEDDING_SPREAD = 0.02
-"""Standard deviation of random embeddings, as in GPT-2 and Llama."""
-
-
-def shaped(
-    model: Base, config: Mapping[str, Any], layers: int, width: int | None, seed: int
-) -> tuple[Base, dict[str, Any]]:
-    """Make a model with fewer decoder layers, and return it with its config.json.
-
-    Raises OptionError if the shape is impossible. config: The target's config.json. width: The
-    width of hidden states; all weights are then random. None keeps the target's width and copies
-    the weights of evenly spaced layers, including the first and the last.
-    """
+def shaped(model: Base, config: Mapping[str, Any], layers: int) -> tuple[Base, dict[str, Any]]:
+    """Copy a model with fewer decoder layers, which are evenly spaced and include the first and the
+    last, and return the copy with its config.json. Raises OptionError if the family cannot have
+    this number of layers. config: The target's config.json."""
     family, network = families.of_model(model), model.network
     depth = len(family.layers(network))
     if layers > depth:
@@ -279,14 +244,10 @@ def shaped(
     chosen = [round(at * (depth - 1) / max(1, layers - 1)) for at in range(layers)]
     plain = {k: v for k, v in config.items() if not k.startswith("quantization")}
     shape = family.with_layers(plain, chosen)
-    if width is not None:
-        shape = family.with_width(shape, width)
     model = family.empty(shape, network)
     small = model.network
     target_layers = family.layers(network)
-    weights = (
-        _copied(network, target_layers, small, chosen) if width is None else _random(small, seed)
-    )
+    weights = _copied(network, target_layers, small, chosen)
     small.update(tree_unflatten(list(weights)))
     mx.eval(small.parameters())
     return model, shape
@@ -312,21 +273,3 @@ def _copied(
                 "model to begin with"
             )
         yield name, arrays[source]
-
-
-def _random(network: nn.Module, seed: int) -> Iterator[tuple[str, mx.array]]:
-    """Yield random weights: matrices of variance 1 / inputs, and embeddings with the family's
-    standard deviation. Vectors keep their values."""
-    tables = {
-        f"{path}.weight" for path, m in network.named_modules() if isinstance(m, nn.Embedding)
-    }
-    leaves = sorted(tree_flatten(network.parameters()))
-    draws = mx.random.split(mx.random.key(seed), len(leaves))
-    for (name, array), draw in zip(leaves, draws, strict=True):
-        if array.ndim < 2 or not mx.issubdtype(array.dtype, mx.floating):
-            yield name, array
-            continue
-        spread = array.shape[-1] ** -0.5
-        if name in tables:
-            spread = 1.0 if name == SHARED else EMBEDDING_SPREAD
-        yield name, spread * mx.random.normal(array.shape, key=draw)

@@ -59,7 +59,7 @@ def with_layers(pair: Pair, name: str, layers: int) -> Pair:
     """Return the pair with a draft model of some of the target's layers, which nobody trained."""
     with as_directory(file_of(name)) as directory:
         config = read_config(directory)
-    return replace(pair, draft=shaped(pair.target, config, layers, None, 0)[0], draft_name="layers")
+    return replace(pair, draft=shaped(pair.target, config, layers)[0], draft_name="layers")
 
 
 def test_lookup_gives_the_same_output(pair: Pair, plain: Outputs):

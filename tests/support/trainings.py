@@ -11,7 +11,6 @@ from mlx_specdec.training import draft, drafter, medusa
 from mlx_specdec.training.config import (
     DataConfig,
     DistillConfig,
-    DraftConfig,
     DrafterConfig,
     HeadsConfig,
 )
@@ -69,11 +68,10 @@ def trained(
     directory: Path,
     watcher: Watcher | None = None,
     *,
-    shape: DraftConfig | None = None,
     texts: Sequence[str] | None = None,
     **changes: Any,
 ) -> Trained:
-    """Train in a directory. shape: of a draft that begins with the target's layers."""
+    """Train in a directory. changes: Of the settings."""
     directory.mkdir(exist_ok=True)
     file, output = directory / "texts", output_of(kind, directory)
     file.write_text("\n".join(texts or TEXTS[kind]))
@@ -84,7 +82,7 @@ def trained(
     usual = {"batch": 2, "learning_rate": 0.01, "patience": 6}
     if kind == "draft":
         config = DistillConfig(**{**usual, "epochs": 6, **changes})
-        return draft.train(pair, file, output, shape, DataConfig(length=24), config, watcher)
+        return draft.train(pair, file, output, DataConfig(length=24), config, watcher)
     hidden = DrafterConfig(**{**usual, "epochs": 5, "num_draft": 3, **changes})
     data = DataConfig(length=16, temperatures=(0.0,))
     return drafter.train(pair, file, output, data, hidden, watcher)

@@ -98,12 +98,6 @@ class EncoderDecoderFamily(ABC):
             f"ranks cannot share a model of type {config.get('model_type')}: take one machine"
         )
 
-    def with_width(self, config: Config, width: int) -> dict[str, Any]:
-        raise OptionError(
-            f"a model of type {config.get('model_type')} has no width that can be chosen: leave "
-            "width out, or give a draft model to begin with"
-        )
-
     def places(self, directory: Path, config: Config, weights: files.Weights) -> dict[str, str]:
         """Return the `names` of a checkpoint's tensors. Raises CheckpointError if the model does
         not generate text."""

@@ -48,7 +48,6 @@ kind: Kind = "decoder-only"
 trainable, model = TrainableDecoder, DecoderOnlyModel
 _SETTINGS = ("group_size", "bits", "mode")
 """The keys of a "quantization" entry that name no layer."""
-_WIDTHS = ("hidden_size", "intermediate_size", "num_attention_heads")
 
 
 def layers(network: nn.Module) -> Sequence[nn.Module]:
@@ -58,26 +57,6 @@ def layers(network: nn.Module) -> Sequence[nn.Module]:
 
 def languages(network: nn.Module, tokenizer: Tokenizer) -> None:
     """Return None: chat templates and instructions name the language."""
-
-
-def with_width(config: Mapping[str, Any], width: int) -> dict[str, Any]:
-    if any(type(config.get(key)) is not int for key in _WIDTHS):
-        raise OptionError(
-            f"a model of type {config.get('model_type')} has no width that can be chosen: leave "
-            "width out, or give a draft model to begin with"
-        )
-    hidden, inner, heads = (config[key] for key in _WIDTHS)
-    groups = config.get("num_key_value_heads") or heads
-    per_group = heads // groups
-    count = max(1, round(heads * width / hidden / per_group)) * per_group
-    return {
-        **config,
-        "hidden_size": width,
-        "intermediate_size": max(1, round(inner * width / hidden)),
-        "num_attention_heads": count,
-        "num_key_value_heads": count // per_group,
-        "head_dim": config.get("head_dim") or hidden // heads,
-    }
 
 
 def empty(config: Mapping[str, Any], like: nn.Module) -> Base:
