@@ -27,11 +27,11 @@ ROOMS = (
     "draft_length",
     "decoding",
     "engine",
+    "",
     "training",
     "measure",
     "serve",
     "cli",
-    "",
     "__main__",
 )
 """From the bottom to the top. A room imports those before it."""
@@ -103,6 +103,20 @@ def test_no_command_but_serve_imports_the_server() -> None:
         if imported.split(".")[0] == "serve"
     ]
     assert wrong == [] and "serve.server" in imports("cli.serve")
+
+
+def test_training_is_a_leaf() -> None:
+    """It uses the public names, models and their files, and the report of a conversion, which its
+    results have too. The types that models share are in interfaces."""
+    allowed = ("", "conversion.report", "interfaces", "checkpoints", "models", "training")
+    wrong = [
+        f"{module} imports {imported}"
+        for module in modules()
+        if module.startswith("training")
+        for imported in sorted(imports(module))
+        if imported not in allowed and imported.split(".")[0] not in allowed[3:]
+    ]
+    assert wrong == []
 
 
 def test_no_module_imports_itself_through_others() -> None:

@@ -191,7 +191,7 @@ def parse_line(line: Line, options: Options, *, as_json: bool) -> LineRequest:
     request = LineRequest(line.number, "", options)
     if not as_json:
         return replace(request, prompt=line.text.replace("\\n", "\n"))
-    from ..text.prompts import json_object
+    from ..checkpoints.disk import json_object
 
     try:
         entry = json_object(line.text, "the line")

@@ -8,13 +8,11 @@ from importlib.metadata import version
 from pathlib import Path
 
 import mlx.core as mx
-import mlx.nn as nn
-from mlx.utils import tree_flatten
 
 from ..checkpoints import disk
 from ..errors import OptionError
 from ..interfaces.results import TARGET, Reusable
-from ..models.base import Base
+from ..models.base import Base, fingerprint
 from ..version import __version__
 from .pair import Pair
 from .prompt_cache import PromptCache
@@ -29,8 +27,6 @@ bytes."""
 DISK_SHARE, MOST_ON_DISK = 1 / 4, 32 << 30
 """The limit of a directory: this share of the free disk space, and at most this many
 bytes."""
-SAMPLED = 64
-"""How many numbers of each array of weights are part of a model's fingerprint."""
 
 
 @dataclass(frozen=True)
@@ -110,17 +106,3 @@ def _computed(model: Base) -> Reusable:
     context = model.open([0])
     context.advance(mx.zeros((1, 1), dtype=mx.int32))
     return context.reusable(0)
-
-
-def fingerprint(network: nn.Module) -> str:
-    """Return a digest of a sample of numbers from every array of weights."""
-    digest = hashlib.blake2b(digest_size=16)
-    weights = sorted(tree_flatten(network.parameters()))
-    samples = []
-    for _, array in weights:
-        places = [(array.size - 1) * place // (SAMPLED - 1) for place in range(SAMPLED)]
-        samples.append(mx.take(array, mx.array(places, dtype=mx.int64)))
-    mx.eval(samples)
-    for (name, array), sample in zip(weights, samples, strict=True):
-        digest.update(f"{name} {array.shape} {array.dtype} {sample.tolist()}".encode())
-    return digest.hexdigest()

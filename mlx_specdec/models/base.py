@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx.utils import tree_flatten
 
 from ..errors import OptionError, PromptError, RewindError
 from ..interfaces import TargetModel, after
@@ -140,3 +141,21 @@ def layer_of(name: str, layers: int) -> int:
         f"the model has no hidden state {name!r}: it has 'final' and "
         f"{after(0)!r} to {after(layers - 1)!r}"
     )
+
+
+_SAMPLED = 64
+"""How many numbers of each array of weights are part of a model's fingerprint."""
+
+
+def fingerprint(network: nn.Module) -> str:
+    """Return a digest of a sample of numbers from every array of weights."""
+    digest = hashlib.blake2b(digest_size=16)
+    weights = sorted(tree_flatten(network.parameters()))
+    samples = []
+    for _, array in weights:
+        places = [(array.size - 1) * place // (_SAMPLED - 1) for place in range(_SAMPLED)]
+        samples.append(mx.take(array, mx.array(places, dtype=mx.int64)))
+    mx.eval(samples)
+    for (name, array), sample in zip(weights, samples, strict=True):
+        digest.update(f"{name} {array.shape} {array.dtype} {sample.tolist()}".encode())
+    return digest.hexdigest()

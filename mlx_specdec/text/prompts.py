@@ -13,6 +13,7 @@ from typing import Any, NoReturn, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from ..checkpoints.disk import read_lines
 from ..errors import DocumentError, PromptError
 from .chat import Messages
 from .tokenizer import Tokenizer
@@ -36,45 +37,6 @@ def read_prompts(file: Path, limit: int | None = None) -> list[Prompt]:
         Prompt((line,)) if isinstance(line, str) else _from_object(line, where)
         for where, line in lines
     ]
-
-
-def read_lines(
-    file: Path, what: str, limit: int | None = None
-) -> list[tuple[str, str | dict[str, Any]]]:
-    """Read the first `limit` lines of a file that are not blank. The lines are JSON objects if the
-    first line is one. Otherwise they are texts, in which `\\n` means a line break.
-
-    Args:
-        what: A noun for the contents, for errors.
-    Returns:
-        The lines, each after its name for errors.
-    Raises:
-        PromptError: If the file cannot be read.
-    """
-    try:
-        text = file.read_text(encoding="utf-8-sig")
-    except OSError as problem:
-        raise PromptError(f"cannot read the {what} from {file}: {problem.strerror}") from None
-    except UnicodeDecodeError:
-        raise PromptError(f"{file} is not UTF-8 text: {what} must be") from None
-    # splitlines() would also cut at U+2028 and form feeds, which prompts may contain.
-    numbered = [(at, line) for at, line in enumerate(text.split("\n"), start=1) if line.strip()]
-    lines = [(f"line {at} of {file}", line) for at, line in numbered[:limit]]
-    if lines and lines[0][1].lstrip().startswith("{"):
-        return [(where, json_object(line, where)) for where, line in lines]
-    return [(where, line.rstrip("\r").replace("\\n", "\n")) for where, line in lines]
-
-
-def json_object(line: str, where: str) -> dict[str, Any]:
-    """Parse the JSON object on a line. where: The line's name for errors. Raises PromptError."""
-    try:
-        entry: Any = json.loads(line)
-    except (ValueError, RecursionError) as problem:
-        reason = getattr(problem, "msg", "nested too deeply, or a number with too many digits")
-        raise PromptError(f"{where} is not JSON ({reason}): each line must be an object") from None
-    if not isinstance(entry, dict):
-        raise PromptError(f'{where} must be an object with "prompt"')
-    return entry
 
 
 def _from_object(entry: dict[str, Any], where: str) -> Prompt:

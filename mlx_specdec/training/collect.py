@@ -13,14 +13,10 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from .. import Pair, PromptError
 from ..checkpoints import disk
-from ..engine.pair import Pair
-from ..engine.request import missing_prefix
-from ..errors import PromptError
 from ..interfaces import FINAL, Progress
 from ..models.number_format import on_cpu
-from ..options import Options
-from ..text.prompts import read_lines
 from .completions import Ids, complete, states
 from .config import DataConfig
 
@@ -133,7 +129,7 @@ def read_samples(file: Path, seed: int) -> list[TrainingSample]:
     """
     samples = [
         TrainingSample(line) if isinstance(line, str) else _from_object(line, where)
-        for where, line in read_lines(file, "data")
+        for where, line in disk.read_lines(file, "data")
     ]
     if not samples:
         raise PromptError(f"{file} has nothing to train on: write one text a line")
@@ -218,7 +214,8 @@ def _pieces(pair: Pair, samples: Sequence[TrainingSample], config: DataConfig) -
     generates, length, encode = config.self_distill, config.length, pair.tokenizer.encode
     chat = generates and pair.tokenizer.has_chat_template
     for sample in samples:
-        text = missing_prefix(pair, sample.prompt, Options()) + sample.prompt
+        has_prefix = sample.prompt.startswith(pair.task_prefix.rstrip())
+        text = sample.prompt if has_prefix else pair.task_prefix + sample.prompt
         prompt = tuple((pair.tokenizer.apply_chat if chat else encode)(text))
         target = () if generates or not sample.target.strip() else tuple(encode(sample.target))
         if pair.target.kind == "encoder-decoder":

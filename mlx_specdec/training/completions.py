@@ -7,15 +7,14 @@ from collections.abc import Iterator, Sequence
 import mlx.core as mx
 import numpy as np
 
-from ..decoding.loop import chunk
-from ..engine.pair import Pair
-from ..errors import DAMAGED, DecodingError
+from .. import DecodingError, Pair
 from ..interfaces import Context, feed
-from ..sampling.noise import derive_key
 
 Ids = tuple[int, ...]
 READ_EVERY = 16
 """Steps after which the host reads the sampled tokens and drops the texts that have ended."""
+PREFILL_TOKENS = 512
+"""Tokens of each text in one pass of a prefill."""
 STATE_TOKENS = 8192
 """The most tokens, padding included, of the texts in one pass for hidden states."""
 
@@ -43,7 +42,7 @@ def complete(
             for number, (prompt, limit, temperature) in enumerate(each)
         ]
     context, newest = _prefilled(pair, prompts)
-    keys = mx.random.split(derive_key(seed, "completions"), max(most))
+    keys = mx.random.split(mx.random.key(seed), max(most))
     heat = mx.array(list(temperatures), dtype=mx.float32)[:, None]
     rows, unread = list(range(len(prompts))), []
     done: list[list[int]] = [[] for _ in prompts]
@@ -86,10 +85,11 @@ def states(
     for first in range(0, len(fed), size):
         some = fed[first : first + size]
         context = _opened(pair, prompts[first : first + size])
-        step = chunk(len(some), holds_scores=pair.target.holds_scores)
         parts = []
-        for start in range(0, max(map(len, some)), step):
-            hidden = feed(context, [row[start : start + step] for row in some], taps).hidden
+        for start in range(0, max(map(len, some)), PREFILL_TOKENS):
+            hidden = feed(
+                context, [row[start : start + PREFILL_TOKENS] for row in some], taps
+            ).hidden
             parts.append(mx.concatenate([hidden[name] for name in taps], axis=-1))
             mx.eval(parts[-1])
         joined = mx.concatenate(parts, axis=1)
@@ -105,9 +105,9 @@ def _prefilled(pair: Pair, prompts: Sequence[Ids]) -> tuple[Context, mx.array]:
     """Return a context of all prompts without their last tokens, and these tokens, (batch, 1)."""
     context = _opened(pair, prompts)
     prefixes = [pair.target.prefix(prompt) for prompt in prompts]
-    step = chunk(len(prompts), holds_scores=pair.target.holds_scores)
-    for start in range(0, max(map(len, prefixes)) - 1, step):
-        feed(context, [prefix[:-1][start : start + step] for prefix in prefixes])
+    for start in range(0, max(map(len, prefixes)) - 1, PREFILL_TOKENS):
+        end = start + PREFILL_TOKENS
+        feed(context, [prefix[:-1][start:end] for prefix in prefixes])
         context.evaluate()
     return context, mx.array([[prefix[-1]] for prefix in prefixes], dtype=mx.int32)
 
@@ -126,6 +126,6 @@ def _host(steps: Sequence[mx.array]) -> list[list[int]]:
     """Wait for the tokens of some steps, (batch, 1) each, and return them for each text."""
     tokens = np.array(mx.concatenate(list(steps), axis=1))
     if (tokens < 0).any():
-        raise DecodingError(DAMAGED)
+        raise DecodingError("the target's logits are not numbers: its weights are damaged")
     found: list[list[int]] = tokens.tolist()
     return found

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ..errors import OptionError
+from .. import OptionError
 
 MOST_DRAFTED = 32
 """Largest draft length that a drafter can learn. Longer drafts are hardly ever accepted whole."""
