@@ -119,6 +119,32 @@ def test_training_is_a_leaf() -> None:
     assert wrong == []
 
 
+HOOKS = {
+    "how weights are divided": {
+        *("engine.loading", "models.loading", "models.families", "models.t5"),
+        *("models.encoder_decoder.context", "models.encoder_decoder.family"),
+        *("models.mlx_lm.loading", "models.mlx_lm.model", "models.mlx_lm.network"),
+    },
+    "what rank 0 alone decides": {
+        *("models.mlx_lm.trials", "cli.loading", "cli.launch"),
+    },
+    "whether a rank was lost": {"cli.app", "engine.scheduler", "serve.engine"},
+}
+"""The places outside of models/distributed that know that several machines may share a target."""
+
+
+def test_clusters_have_three_hooks() -> None:
+    found = set()
+    for module, file in modules().items():
+        if module.startswith("models.distributed"):
+            continue
+        text = file.read_text(encoding="utf-8")
+        imported = any(name.startswith("models.distributed") for name in imports(module))
+        if imported or "mx.distributed" in text or ".target.lost" in text:
+            found.add(module)
+    assert found == set().union(*HOOKS.values())
+
+
 def test_no_module_imports_itself_through_others() -> None:
     done: set[str] = set()
     circles = []

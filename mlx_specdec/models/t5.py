@@ -20,6 +20,7 @@ from ..checkpoints.tensors import MOST_LAYERS, same
 from ..errors import CheckpointError
 from ..text.languages import Languages, LanguageTags
 from ..text.tokenizer import Tokenizer
+from .distributed.sharding import check_even, shard_inputs
 from .encoder_decoder import layers
 from .encoder_decoder.context import Caches, EncodedSources, Network, Tables
 from .encoder_decoder.family import EncoderDecoderFamily
@@ -32,7 +33,6 @@ from .encoder_decoder.layers import (
     attend_in_parts,
 )
 from .rows import Place
-from .sharding import check_even, shard_inputs
 
 TRAINED_LENGTH, LONGER = 512, 1024
 """Default number of tokens of a source in pretraining. TRAINED_LENGTH is T5's (Raffel et al., arXiv

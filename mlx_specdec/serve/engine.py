@@ -295,7 +295,7 @@ class Engine:
                 self.reserved_bytes, self._waiting = scheduler.reserved_bytes, scheduler.waiting
                 self._measure()
             except Exception as problem:
-                if getattr(self.pair.target, "lost", False):
+                if self.pair.target.lost:
                     raise
                 log.exception("a step of the engine failed")
                 self.failures.passes += 1

@@ -17,8 +17,8 @@ from mlx.utils import tree_flatten
 
 from ...errors import OptionError, first_line
 from ...interfaces import after, rectangle
+from ..distributed.sharding import of_rank_0
 from ..number_format import on_cpu
-from ..sharding import of_rank_0
 from . import latent
 from .attention import replace_in
 from .caches import MakeCache, WindowCache

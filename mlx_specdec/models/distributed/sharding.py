@@ -10,7 +10,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.nn.layers.distributed import shard_linear
 
-from ..errors import OptionError
+from ...errors import OptionError
 
 SMALLEST_GROUP = 32
 """Smallest group of MLX's quantization "affine": the number of weights that share a scale."""
