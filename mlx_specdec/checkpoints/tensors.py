@@ -194,6 +194,12 @@ class TensorReader(ABC):
         return Tensor(DTYPES[info.dtype], info.shape, partial(self.rows, name))
 
 
+UNFIT = (
+    "the checkpoint is incomplete, or a version of its format that is not supported yet: compare "
+    "its files with the original's, or update mlx-specdec and mlx-lm"
+)
+
+
 def check_weights(
     expected: Mapping[str, tuple[int, ...]], actual: Mapping[str, tuple[int, ...]]
 ) -> None:
@@ -206,7 +212,7 @@ def check_weights(
     if names := missing or extra:
         problem = "is missing" if missing else "is not part of the model that config.json describes"
         more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
-        raise CheckpointError(f"weight {names[0]} {problem}{more}: download the model again")
+        raise CheckpointError(f"weight {names[0]} {problem}{more}: {UNFIT}")
     for name in sorted(expected):
         if expected[name] != actual[name]:
             raise CheckpointError(

@@ -120,7 +120,10 @@ OWN: dict[str, dict[str, Any]] = {
         "layer_types": ["conv_mixer", "sliding_attention", "full_attention"],
         "num_hidden_layers": 3,
     },
-    "granitemoehybrid": {"layer_types": ["mamba", "attention"]},
+    "granitemoehybrid": {
+        "layer_types": ["mamba", "attention"],
+        "position_embedding_type": "rope",
+    },
     "hunyuan": {
         "use_mixed_mlp_moe": True,
         "use_cla": True,

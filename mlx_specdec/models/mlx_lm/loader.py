@@ -2,6 +2,7 @@
 builds the model, and renames and joins the tensors. Arrays stay lazy."""
 
 import contextlib
+import io
 import re
 import sys
 from collections.abc import Mapping
@@ -18,13 +19,15 @@ from ...checkpoints import foreign, mtp_layers
 from ...checkpoints.files import Weights, check_numbers, check_runs_no_code
 from ...checkpoints.formats import safetensors as safetensors_file
 from ...checkpoints.quantization import Quantization
-from ...checkpoints.tensors import check_weights, same
+from ...checkpoints.tensors import UNFIT, check_weights, same
 from ...errors import CheckpointError, first_line
 from .. import per_layer
 from ..patches import CAUGHT_WEIGHTS
-from . import rotary
+from . import rotary, spellings
 
 TEXT, TIES, HEAD = "text_config", "tie_word_embeddings", "lm_head.weight"
+LACKS = re.compile(r"missing \d+ required positional arguments?: (.*)")
+"""Matches Python's message about entries of config.json that mlx-lm needs, and names them."""
 EMBEDDING = re.compile(r"(^|\.)(embed_tokens|(word_)?embeddings|wte)\.weight$")
 """Matches the names of embeddings, in families whose output head may be tied to them."""
 
@@ -109,7 +112,10 @@ def open_model(
     tensors.clear()
     caught.clear()
     full_config = per_layer.spelled_old(full_config)
-    return Opened(model, rotary.spelled_old(full_config, classes(full_config)[1]), weights)
+    arguments = classes(full_config)[1]
+    full_config = spellings.spelled(rotary.spelled_old(full_config, arguments), arguments)
+    full_config["model_type"] = spellings.family_type(full_config)
+    return Opened(model, full_config, weights)
 
 
 def _with_own_head(config: Mapping[str, Any], source: Weights) -> dict[str, Any]:
@@ -151,6 +157,12 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def cannot_build(problem: Exception) -> str:
+    """Return an error message about a model that mlx-lm cannot build."""
+    if missing := LACKS.search(str(problem)):
+        return (
+            f"config.json lacks {missing[1]}, which mlx-lm needs for models of this type: update "
+            "mlx-lm, or take a checkpoint that mlx-lm has converted"
+        )
     reason = f"{problem.args[0]!s} is missing" if type(problem) is KeyError else first_line(problem)
     return (
         f"config.json does not describe a model that mlx-lm can build ({reason:.200}): check it, "
@@ -164,8 +176,14 @@ def classes(config: Mapping[str, Any]) -> tuple[type[nn.Module], Any]:
     kind = config.get("model_type")
     if not isinstance(kind, str):
         raise CheckpointError("config.json has no model_type: it does not describe a model")
+    family = {**config, "model_type": spellings.family_type(config)}
     try:
-        return _get_classes(dict(config))
+        with contextlib.redirect_stdout(io.StringIO()) as said:
+            return _get_classes(family)
+    except SystemExit as problem:  # mlx-lm's olmo wants a package
+        raise CheckpointError(
+            f"mlx-lm cannot read models of type {kind} here: {said.getvalue().strip():.200}"
+        ) from problem
     except ValueError as problem:
         raise CheckpointError(
             f"model_type {kind!a:.60} is not supported by the installed mlx-lm, nor is it one of "
@@ -185,10 +203,12 @@ def _catching(
 
     def sanitize(plain: Any, model: nn.Module, weights: dict[str, mx.array]) -> Any:
         try:
-            return dict(tensors) if plain is None else plain(model, dict(tensors))
+            kind = config.get("model_type")
+            given = spellings.renamed(kind, tensors)
+            return given if plain is None else plain(model, given)
         except KeyError as problem:
             raise CheckpointError(
-                f"weight {problem.args[0]!s:.200} is missing: download the model again"
+                f"weight {problem.args[0]!s:.200} is missing: {UNFIT}"
             ) from problem
 
     def load_weights(
@@ -221,4 +241,5 @@ class ArgumentsReader:
 
     def from_dict(self, config: Mapping[str, Any]) -> Any:
         """Return the family's arguments. Raises CheckpointError, and whatever the family raises."""
-        return self.plain.from_dict(rotary.spelled_both(per_layer.spelled_old(config), self.plain))
+        spelled = rotary.spelled_both(per_layer.spelled_old(config), self.plain)
+        return self.plain.from_dict(spellings.spelled(spelled, self.plain))

@@ -1,0 +1,246 @@
+"""Translation of what transformers writes to the names that mlx-lm's families read: types, keys of
+config.json, and names of tensors. Rotary settings have a module of their own, `rotary`.
+
+A derived key is added only if the family reads it and config.json lacks it."""
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import mlx.core as mx
+
+from .rotary import names_of
+
+Part = Mapping[str, Any]
+TYPES = {
+    "ministral": "llama",
+    "gemma3n_text": "gemma3n",
+    "qwen3_5_text": "qwen3_5",
+    "qwen3_5_moe_text": "qwen3_5_moe",
+}
+"""Type that mlx-lm does not know -> the family of mlx-lm that computes the same."""
+TEXT_PARTS = ("gemma3n_text", "llama4_text")
+"""Types of the text part of a multimodal model, saved without the other parts, which mlx-lm reads
+as a part only."""
+
+
+def _share(part: Part) -> float:
+    """Return the share of a head's width that is rotated."""
+    settings = part.get("rope_parameters") or {}
+    share = part.get("partial_rotary_factor") or settings.get("partial_rotary_factor") or 1.0
+    return float(share)
+
+
+def _head_dim(part: Part) -> int | None:
+    stated = part.get("head_dim")
+    if stated is None and "hidden_size" in part and part.get("num_attention_heads"):
+        return int(part["hidden_size"]) // int(part["num_attention_heads"])
+    return stated
+
+
+def _marks(key: str, mark: str, kind: Callable[[bool], Any] = bool) -> Callable[[Part], Any]:
+    """Return a function that marks the entries of a list in config.json that equal `mark`."""
+    return lambda part: [kind(entry == mark) for entry in part[key]] if part.get(key) else None
+
+
+def _dense(part: Part) -> int | None:
+    """Return the number of layers before the first one with experts."""
+    kinds = part.get("mlp_layer_types")
+    return None if not kinds else [*kinds, "sparse"].index("sparse")
+
+
+def _pattern(part: Part) -> int | None:
+    """Return n if every n-th layer, and no other, has full attention, as older keys say it."""
+    kinds = list(part.get("layer_types") or ())
+    if "full_attention" not in kinds:
+        return len(kinds) + 1 if kinds else None
+    n = kinds.index("full_attention") + 1
+    regular = [bool(i % n) == (kind != "full_attention") for i, kind in enumerate(kinds, 1)]
+    return n if all(regular) else None
+
+
+DERIVED: dict[str, Callable[[Part], Any]] = {
+    "head_dim": _head_dim,
+    "num_experts": lambda part: part.get("num_local_experts"),
+    "n_ctx": lambda part: part.get("n_positions"),
+    "block_dim": lambda part: part.get("hidden_size"),
+    "is_moe_layer": _marks("mlp_layer_types", "sparse"),
+    "first_k_dense_replace": _dense,
+    "sliding_window_pattern": _pattern,
+    "sliding_window_size": lambda part: part.get("sliding_window"),
+    "layernorm_epsilon": lambda part: part.get("rms_norm_eps"),
+    "partial_rotary_factor": _share,
+    "full_attention_interval": _pattern,
+}
+"""Key of mlx-lm's families -> the value that config.json states by other keys, or None."""
+WITH_EXPERTS = {"topk_method": "noaux_tc", "scoring_func": "sigmoid", "moe_layer_freq": 1}
+FIXED: dict[str, dict[str, Any]] = {
+    "apertus": {"post_norm": False, "qk_norm": True, "mlp_bias": False},
+    "deepseek_v2": {"rope_scaling": {"factor": 1.0}},
+    "gemma4_unified_text": {"hidden_size_per_layer_input": 0},
+    "glm_moe_dsa": WITH_EXPERTS,
+    "longcat_flash": {
+        "attention_method": "MLA",
+        "zero_expert_type": "identity",
+        "mla_scale_q_lora": True,
+        "mla_scale_kv_lora": True,
+    },
+    "minicpm3": {"rope_scaling": {}},
+    "minimax_m2": {"shared_intermediate_size": 0},
+    "solar_open": {"intermediate_size": 0, "first_k_dense_replace": 0},
+}
+"""Type -> keys of the family that transformers fixes for this type."""
+
+
+def _of_mimo(part: Part) -> dict[str, Any]:
+    same = ("num_attention_heads", "num_key_value_heads", "head_dim", "v_head_dim")
+    return {
+        **{f"swa_{name}": part.get(name) for name in same},
+        "swa_num_key_value_heads": 2 * int(part.get("num_key_value_heads") or 0),
+        "hybrid_layer_pattern": _marks("layer_types", "sliding_attention", int)(part),
+        "moe_layer_freq": _marks("mlp_layer_types", "sparse", int)(part),
+        "add_swa_attention_sink_bias": True,
+        "add_full_attention_sink_bias": False,
+        "n_shared_experts": None,
+        "topk_method": "noaux_tc",
+        "scoring_func": "sigmoid",
+    }
+
+
+def _of_exaone4(part: Part) -> dict[str, Any]:
+    kinds = part.get("layer_types") or ()
+    return {"sliding_window_pattern": "".join("GL"[kind != "full_attention"] for kind in kinds)}
+
+
+def _of_hybrid(part: Part) -> dict[str, Any]:
+    return {"position_embedding_type": "nope"}
+
+
+def _of_mamba2(part: Part) -> dict[str, Any]:
+    return {"intermediate_size": int(part["num_heads"]) * int(part["head_dim"])}
+
+
+def _of_minimax_m2(part: Part) -> dict[str, Any]:
+    return {"rotary_dim": int((_head_dim(part) or 0) * _share(part))}
+
+
+def _of_ministral3(part: Part) -> dict[str, Any]:
+    """A window of all layers is a mend."""
+    count = int(part["num_hidden_layers"])
+    return {"layer_types": part.get("layer_types") or ["full_attention"] * count}
+
+
+OWN: dict[str, Callable[[Part], dict[str, Any]]] = {
+    "exaone4": _of_exaone4,
+    "granitemoehybrid": _of_hybrid,
+    "mamba2": _of_mamba2,
+    "mimo_v2_flash": _of_mimo,
+    "minimax_m2": _of_minimax_m2,
+    "ministral3": _of_ministral3,
+}
+"""Type -> a function that returns keys of mlx-lm's family, for those that config.json lacks."""
+_LAYERS = {"linear_attention": "mamba", "full_attention": "attention"}
+
+
+def _translated(kind: str, part: Part) -> dict[str, Any]:
+    """Return a part of config.json without values that mlx-lm's family would misread."""
+    changed = dict(part)
+    if kind == "exaone4" and isinstance(part.get("sliding_window_pattern"), int):
+        del changed["sliding_window_pattern"]  # mlx-lm wants it as letters
+    if kind == "granitemoehybrid":
+        kinds = part.get("layer_types") or ()
+        changed["layer_types"] = [_LAYERS.get(name, name) for name in kinds]
+    return changed
+
+
+def family_type(config: Part) -> Any:
+    """Return the name of mlx-lm's family for a configuration."""
+    kind = config.get("model_type")
+    if kind == "llama4_text" and config.get("interleave_moe_layer_step"):
+        return "llama4"  # mlx-lm's module llama4_text has no experts
+    return TYPES.get(kind, kind) if isinstance(kind, str) else kind
+
+
+def spelled(config: Part, arguments: type) -> dict[str, Any]:
+    """Return config.json, and its `text_config`, with the keys that the family reads.
+
+    Args:
+        arguments: The class of mlx-lm that holds the family's arguments."""
+    names = names_of(arguments)
+    changed = _spelled(config, names)
+    if config.get("model_type") in TEXT_PARTS and "text_config" in names:
+        return {"model_type": config["model_type"], "text_config": changed}
+    if isinstance(inner := config.get("text_config"), Mapping):
+        changed["text_config"] = _spelled(inner, names)
+        if "vocab_size" in names and "vocab_size" in inner:
+            changed.setdefault("vocab_size", inner["vocab_size"])
+    return changed
+
+
+def _spelled(part: Part, names: set[str]) -> dict[str, Any]:
+    kind = str(part.get("model_type"))
+    changed = _translated(kind, part)
+    own = OWN[kind](part) if kind in OWN else {}
+    changed |= {name: value for name, value in own.items() if changed.get(name) is None}
+    derived = {name: derive(changed) for name, derive in DERIVED.items() if name in names}
+    for name, value in {**derived, **FIXED.get(kind, {})}.items():
+        if value is not None and changed.get(name) is None:
+            changed[name] = value
+    return changed
+
+
+TENSORS: dict[str, tuple[tuple[str, str], ...]] = {
+    "mimo_v2_flash": ((r"\.self_attn\.sinks$", ".self_attn.attention_sink_bias"),),
+    "nanochat": (
+        (r"^model\.embed_tokens\.", "transformer.wte."),
+        (r"^model\.layers\.", "transformer.h."),
+        (r"\.self_attn\.o_proj\.", ".attn.c_proj."),
+        (r"\.self_attn\.([qkv])_proj\.", r".attn.c_\1."),
+        (r"\.mlp\.fc1\.", ".mlp.c_fc."),
+        (r"\.mlp\.fc2\.", ".mlp.c_proj."),
+    ),
+    "olmo_hybrid": (
+        (r"\.attention_layer_norm\.", ".input_layernorm."),
+        (r"\.feedforward_layer_norm\.", ".post_attention_layernorm."),
+    ),
+    "gpt2": ((r"^transformer\.", ""),),
+    "llama4_text": ((r"^", "language_model."),),
+    "gemma3n_text": ((r"^model\.", "model.language_model."),),
+}
+"""Type -> patterns in the names of tensors, and what replaces them."""
+EXPERT = re.compile(r"(.*)\.experts\.(\d+)\.(gate_proj|up_proj|down_proj)\.weight")
+STACKED = ("qwen3_5_moe", "qwen3_5_moe_text")
+"""Types whose experts mlx-lm expects in one tensor, and transformers saves one by one."""
+
+
+def renamed(kind: object, tensors: Mapping[str, mx.array]) -> dict[str, mx.array]:
+    """Return the tensors of a checkpoint by the names that the family of mlx-lm reads."""
+    result = dict(tensors)
+    for pattern, new in TENSORS.get(str(kind), ()):
+        result = {re.sub(pattern, new, name): array for name, array in result.items()}
+    if kind in STACKED:
+        result = _stacked(result)
+    if kind == "gpt_oss":
+        result = dict(_turned(name, array) for name, array in result.items())
+    return result
+
+
+def _stacked(tensors: Mapping[str, mx.array]) -> dict[str, mx.array]:
+    """Join the tensors of single experts to one tensor, (experts, output, input)."""
+    result, experts = {}, dict[str, dict[int, mx.array]]()
+    for name, array in tensors.items():
+        if found := EXPERT.fullmatch(name):
+            joined = f"{found[1]}.switch_mlp.{found[3]}.weight"
+            experts.setdefault(joined, {})[int(found[2])] = array
+        else:
+            result[name] = array
+    for name, arrays in experts.items():
+        result[name] = mx.stack([arrays[number] for number in sorted(arrays)])
+    return result
+
+
+def _turned(name: str, array: mx.array) -> tuple[str, mx.array]:
+    """Turn the unquantized experts of gpt-oss, (experts, input, output), as mlx-lm reads them."""
+    if re.search(r"\.experts\.(gate_up|down)_proj$", name):
+        return f"{name}.weight", array.swapaxes(-1, -2)
+    return name, array
