@@ -163,7 +163,45 @@ CAUGHT_WEIGHTS = Replacement(
     "sanitize and load_weights of a model of mlx-lm while its loader runs",
     "The loader gets tensors that this package has read, which are checked before they are loaded.",
 )
+WINDOWS = Replacement(
+    "__call__ of layers and make_cache of families that ignore sliding_window",
+    "Gemma 2, Mistral 7B v0.1, Phi-3-mini-4k and StarCoder2 attend to a window only. Upstream: "
+    "mlx-lm#44, closed.",
+)
+ROTARY = Replacement(
+    "attributes of rotary modules",
+    "mlx-lm ignores truncate and attention_factor of YaRN, short_factor of LongRoPE, rope_scaling "
+    "of Qwen3-MoE, partial_rotary_factor of GLM, and rope_interleave. Upstream: mlx-lm#660 for "
+    "LongRoPE; vllm#27722 describes YaRN's truncate.",
+)
+ACTIVATION = Replacement(
+    "__call__ of the feed-forward layers of Gemma 1, StarCoder2, GPTBigCode and GPT-NeoX",
+    "mlx-lm computes the exact GELU where config.json names the approximation by tanh, or the "
+    "other way round.",
+)
+SCALES = Replacement(
+    "__call__ of embeddings of Gemma 3 and RecurrentGemma, and of the last norm of MiniCPM3",
+    "mlx-lm rounds the scale of embeddings to bfloat16 where transformers does not, and the other "
+    "way round. It does not scale the states before a tied head of MiniCPM3.",
+)
+CAPS = Replacement(
+    "__call__ of models with final_logit_softcapping", "mlx-lm's Gemma 3 ignores this key."
+)
+TIME_STEPS = Replacement(
+    "time_step_limit of the mixers of Nemotron-H",
+    "mlx-lm bounds time steps by time_step_limit, and transformers by time_step_min. Both readings "
+    "can be defended; transformers' is the reference here.",
+)
+NORMS = Replacement(
+    "__call__ of the gated norms of Falcon-H1 and Granite 4.0",
+    "mlx-lm normalizes over all channels, where transformers does so in each of several groups.",
+)
+ROUTING = Replacement(
+    "__call__ of the blocks of experts of ERNIE 4.5 and Jamba",
+    "mlx-lm drops ERNIE's routing bias, and normalizes the weights of Jamba's chosen experts.",
+)
 PATCHES = (
     *(FAST_START, ATTENTION, QUANTIZED_ATTENTION, LIGHT_LAYERS),
     *(LATENT, TAPS, WATCHED, RECORDED, CAUGHT_WEIGHTS),
+    *(WINDOWS, ROTARY, ACTIVATION, SCALES, CAPS, TIME_STEPS, NORMS, ROUTING),
 )

@@ -16,6 +16,7 @@ from mlx_specdec.errors import CheckpointError, OptionError
 from mlx_specdec.interfaces import FINAL, after
 from mlx_specdec.models import number_format
 from mlx_specdec.models.loading import load_model
+from mlx_specdec.models.mlx_lm.mends import mend
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 
 from ..support import tiny
@@ -54,6 +55,7 @@ def test_a_written_model_loads_as_it_was(family: str, tmp_path: Path) -> None:
     assert model.vocabulary == tiny.VOCABULARY
     assert model.max_length == (None if family == "mamba2" else 4096)
     module = tiny.build(family)
+    mend(module, tiny.CONFIGS[family])
     assert model.nbytes == sum(array.nbytes for _, array in tree_flatten(module.parameters()))
     want = np.array(module(mx.array([[5, 9, 3]]))[:, -1:])
     np.testing.assert_allclose(logits_of(model, [5, 9, 3]), want, atol=1e-4, rtol=1e-4)

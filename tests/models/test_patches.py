@@ -14,7 +14,7 @@ from mlx_specdec.checkpoints.files import Weights, read_config
 from mlx_specdec.models import cpu_layers, patches
 from mlx_specdec.models.cache_settings import CacheSettings
 from mlx_specdec.models.cpu_layers import lighten
-from mlx_specdec.models.mlx_lm import attention, latent
+from mlx_specdec.models.mlx_lm import attention, latent, mends
 from mlx_specdec.models.mlx_lm.loader import open_model
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel, cache_maker
 from mlx_specdec.models.mlx_lm.network import tapped
@@ -122,6 +122,36 @@ def _recorded() -> Originals:
     return _classes([mixer, mixer.in_proj], lambda: model.open([0]))
 
 
+def _mended(kind: str, find: Callable[[Any], Any], **changes: Any) -> Callable[[], Originals]:
+    """Return a function that mends a tiny network, and returns the class of what is extended."""
+
+    def apply() -> Originals:
+        config = config_of(kind) | changes
+        network = tiny.from_config(config)
+        owner = find(network)
+        return _classes([owner], lambda: mends.mend(network, config))
+
+    return apply
+
+
+def _rotary() -> Originals:
+    config = config_of("glm")
+    network = tiny.from_config(config)
+    rope = network.layers[0].self_attn.rope
+    originals = [(rope, "dims", rope.dims)]
+    mends.mend(network, config)
+    return originals
+
+
+def _time_steps() -> Originals:
+    config = config_of("nemotron_h") | {"time_step_min": 0.5}
+    network = tiny.from_config(config)
+    mixers = [m for m in network.modules() if "time_step_limit" in vars(m)]
+    originals = [(mixer, "time_step_limit", mixer.time_step_limit) for mixer in mixers]
+    mends.mend(network, config)
+    return originals
+
+
 APPLIED: dict[patches.Replacement, Callable[[], Originals]] = {
     patches.ATTENTION: _attention,
     patches.QUANTIZED_ATTENTION: _quantized,
@@ -129,6 +159,19 @@ APPLIED: dict[patches.Replacement, Callable[[], Originals]] = {
     patches.LATENT: _latent,
     patches.TAPS: _taps,
     patches.RECORDED: _recorded,
+    patches.WINDOWS: _mended("starcoder2", lambda network: network.layers[0], sliding_window=4),
+    patches.ROTARY: _rotary,
+    patches.ACTIVATION: _mended("gemma", lambda network: network.layers[0].mlp),
+    patches.SCALES: _mended("gemma3_text", lambda network: network.model.embed_tokens),
+    patches.CAPS: _mended("gemma3_text", lambda network: network, final_logit_softcapping=3.0),
+    patches.TIME_STEPS: _time_steps,
+    patches.NORMS: _mended(
+        "falcon_h1",
+        lambda network: network.layers[0].mamba.norm,
+        mamba_rms_norm=True,
+        mamba_n_groups=2,
+    ),
+    patches.ROUTING: _mended("jamba", lambda network: network.layers[1].feed_forward),
 }
 """How the package applies a patch. Returns owners, the names of attributes, and what these were."""
 BRIEF = {patches.FAST_START, patches.WATCHED, patches.CAUGHT_WEIGHTS}

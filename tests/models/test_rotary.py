@@ -208,7 +208,7 @@ def write(config: dict[str, Any], directory: Path, like: Any) -> Path:
     return directory
 
 
-IGNORE = ("cohere", "gemma2", "gemma3n", "glm4_moe", "lfm2", "mixtral", "qwen3_moe", "stablelm")
+IGNORE = ("cohere", "gemma2", "gemma3n", "glm4_moe", "lfm2", "mixtral", "stablelm")
 """Families that take no notice of rope_scaling."""
 
 

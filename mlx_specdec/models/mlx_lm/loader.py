@@ -23,7 +23,7 @@ from ...checkpoints.tensors import UNFIT, check_weights, same
 from ...errors import CheckpointError, first_line
 from .. import per_layer
 from ..patches import CAUGHT_WEIGHTS
-from . import rotary, spellings
+from . import mends, rotary, spellings
 
 TEXT, TIES, HEAD = "text_config", "tie_word_embeddings", "lm_head.weight"
 LACKS = re.compile(r"missing \d+ required positional arguments?: (.*)")
@@ -204,8 +204,10 @@ def _catching(
     def sanitize(plain: Any, model: nn.Module, weights: dict[str, mx.array]) -> Any:
         try:
             kind = config.get("model_type")
-            given = spellings.renamed(kind, tensors)
-            return given if plain is None else plain(model, given)
+            part = text_config(config) or config
+            given = mends.with_tensors(kind, part, spellings.renamed(kind, tensors))
+            kept = mends.dropped(kind, given)
+            return given if plain is None else {**plain(model, given), **kept}
         except KeyError as problem:
             raise CheckpointError(
                 f"weight {problem.args[0]!s:.200} is missing: {UNFIT}"
@@ -224,6 +226,7 @@ def _catching(
 
     def build(settings: Any) -> nn.Module:
         model = model_class(settings)
+        mends.mend(model, config)
         CAUGHT_WEIGHTS.extend([model], load_weights=load_weights, sanitize=sanitize)
         return model
 
