@@ -1,6 +1,7 @@
 """Opening requests: their drafters, proposer and draft length, and their decoding."""
 
 import functools
+import sys
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -281,7 +282,7 @@ class Opener:
                     earlier
                     for earlier in before
                     if earlier.tenant == job.tenant
-                    and self.cache.waits(job.ids, earlier.ids, job.tenant)
+                    and self.cache.waits(job.ids, earlier.ids, self._owner(job))
                 ),
                 None,
             )
@@ -292,7 +293,14 @@ class Opener:
         if self.cache is not None:
             row = decoding.sequences.index(job.sequence)
             computed = decoding.reusable(row)
-            self.cache.keep(job.ids, job.sequence.committed, computed, job.tenant)
+            self.cache.keep(job.ids, job.sequence.committed, computed, self._owner(job))
+
+    def _owner(self, job: Job) -> str:
+        """Return the tenant whose cached prefixes a job may use. Rotary factors for short sequences
+        have entries of their own."""
+        models = job.pair.reaching(sys.maxsize)
+        long = (models.target, models.draft) == (job.pair.target, job.pair.draft)
+        return job.tenant if long else f"{job.tenant}, short"
 
     def remember(self, job: Job) -> None:
         """Add a finished sequence to the history in which lookup searches for the tenant."""
@@ -333,7 +341,8 @@ class Opener:
         if self.cache is None or job.scores_prompt:
             return {}
         try:
-            beginning = self.cache.beginning(self.pair.target, job.ids, proposer, job.tenant)
+            owner = self._owner(job)
+            beginning = self.cache.beginning(self.pair.target, job.ids, proposer, owner)
         except Exception as problem:
             self.cache.clear()
             self.failed(problem)

@@ -110,6 +110,15 @@ class Pair:
     learned: Memory = field(default_factory=Memory, compare=False, repr=False)
     sampling: Mapping[str, float] = field(default_factory=dict)
 
+    def reaching(self, length: int) -> "Pair":
+        """Return the pair with its models for sequences of at most `length` tokens; see
+        `base.Base.reaching`."""
+        target = self.target.reaching(length)
+        draft = None if self.draft is None else self.draft.reaching(length)
+        if target is self.target and draft is self.draft:
+            return self
+        return replace(self, target=target, draft=draft)
+
     def cautions(
         self, chosen: Sequence[Drafter], drafts: Sequence[tuple[str, int, int]]
     ) -> Iterator[str]:

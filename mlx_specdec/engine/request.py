@@ -145,13 +145,15 @@ class Job:
             shares: Equal for jobs that may share passes, if their rules are equal too.
         """
         ids, bound, options = prepared(pair, request.prompt, request.options)
+        longest = len(ids) + options.max_tokens
+        pair, bound = pair.reaching(longest), bound.reaching(longest)
         if request.ignore_eos:
             bound = replace(bound, eos_token_ids=frozenset())
         prefix = beginning(bound, ids, options)
         grammar, bias = options.constraint, options.logit_bias
         constraint = bound.constraint(grammar, bias, open_end=request.open_end)
-        longest = bound.target.max_length
-        room = sys.maxsize if longest is None else longest - len(prefix)
+        most = bound.target.max_length
+        room = sys.maxsize if most is None else most - len(prefix)
         chat = is_chat(bound.tokenizer, request.prompt, chat_template=options.chat_template)
         # With a grammar, the output begins as the grammar demands, and not with a blank.
         starts = request.answers or chat or constraint is not None
@@ -189,13 +191,14 @@ class Job:
         noise = make_noise(bound, ids, options)
         # At temperature 0, several rule names mean the same rule class.
         rule = type(make_rule(options)), options.delta
+        models = pair.target, pair.draft
         alike = replace(options, seed=0, max_tokens=1, stop=())
         return cls(
             *(pair, number, options, ids),
             sequence=Decoded(prefix, distribution, noise, stop, request.top_logprobs),
             labels=labels,
-            reads_with=(alike, request.prediction, request.tenant, shares),
-            rule=(*rule, options.posterior_threshold, options.posterior_alpha, shares),
+            reads_with=(alike, request.prediction, request.tenant, shares, models),
+            rule=(*rule, options.posterior_threshold, options.posterior_alpha, shares, models),
             chosen=chosen,
             prediction=tuple(id for id in request.prediction if 0 <= id < pair.vocabulary),
             tenant=request.tenant,

@@ -109,7 +109,7 @@ class Scheduler:
         self._joins_at = JOINS_AT if self._listed else 0.0
         shared = self.pair, self.options, self.overrides, self.cache, self._note, self.size.size
         self._opener = Opener(*shared, one_by_one=not self._listed)
-        self._openers = {drafting(self.options): self._opener}
+        self._openers = {self._key(self.options, self.pair): self._opener}
         self.why_not = self._opener.why_not
         if not self._opener.batched:
             self.size = BatchSize(1)
@@ -205,7 +205,7 @@ class Scheduler:
         """Add a request under a new number. It is prefilled when there is room. An unusable request
         returns a part with an error in the next step."""
         try:
-            job = self._opener_of(request.options).job(number, request)
+            job = self._opener_of(request.options, self.pair).job(number, request)
             self.budget.check(len(job.ids), job.sequence.remaining)
         except SpecdecError as problem:  # the request itself is unusable
             self._failed.append(Part(number, Emission((), ()), error=str(problem)))
@@ -224,15 +224,22 @@ class Scheduler:
         """
         job = self._opener.job(0, request)
         self._jobs[job.sequence] = job
-        self._reading.append(Group(self._opener.open([job], self._watch), [job]))
+        opener = self._opener_of(job.options, job.pair)
+        self._reading.append(Group(opener.open([job], self._watch), [job]))
 
-    def _opener_of(self, options: Options) -> Opener:
-        """Return the opener of a request with these options. Raises OptionError."""
-        key = drafting(options)
-        if self._listed and key not in self._openers:
-            self._openers[key] = replace(self._opener, options=options)
+    def _opener_of(self, options: Options, pair: Pair) -> Opener:
+        """Return the opener of a request with these options for these models. Raises
+        OptionError."""
+        shared = options if self._listed else self.options
+        key = self._key(shared, pair)
+        if key not in self._openers:
+            self._openers[key] = replace(self._opener, options=shared, pair=pair)
             self.__dict__.pop("budget", None)  # its drafters may need memory too
-        return self._openers.get(key, self._opener)
+        return self._openers[key]
+
+    def _key(self, options: Options, pair: Pair) -> tuple[object, ...]:
+        """Return what requests with one opener have in common."""
+        return drafting(options), pair.target, pair.draft
 
     def cancel(self, number: int) -> None:
         """End a request without a last part."""
@@ -293,7 +300,7 @@ class Scheduler:
         while jobs := self._next_jobs():
             self._waiting = [job for job in self._waiting if job not in jobs]
             try:
-                opener = self._opener_of(jobs[0].options)
+                opener = self._opener_of(jobs[0].options, jobs[0].pair)
                 self._reading.append(Group(opener.open(jobs, self._watch), jobs))
             except Exception as problem:
                 self._fail(jobs, problem, a_pass=True)

@@ -55,6 +55,11 @@ class Base(TargetModel, Protocol):
         """Why `Options.exact` is impossible for this model, as the end of an error message; "" if
         it is possible."""
 
+    def reaching(self, length: int) -> "Base":
+        """Return the model for sequences of at most `length` tokens. It shares the weights with
+        this model. It is another object if rotary factors depend on the length of a sequence; then
+        caches of the two must not be mixed."""
+
     def cache_nbytes(self, source: int, columns: int) -> int:
         """Return the bytes of a sequence's keys, values and recurrent state with `columns` tokens
         in the cache. In an encoder-decoder model, add those of a source of `source` tokens."""

@@ -106,6 +106,9 @@ class Counted:
     def __getattr__(self, name: str):
         return getattr(self._model, name)
 
+    def reaching(self, length: int):
+        return self
+
     def open_batch(self, prompts, cached):
         self.opened += 1
         context = self._model.open_batch(prompts, cached)

@@ -237,6 +237,10 @@ class LedModel:
         self._model = model
         self._leader = leader
 
+    def reaching(self, length: int) -> Base:
+        """Return this model: all ranks use the rotary factors for long sequences."""
+        return cast(Base, self)
+
     def __getattr__(self, name: str) -> Any:
         if name == "network":
             raise OptionError(

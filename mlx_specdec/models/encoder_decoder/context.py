@@ -236,6 +236,9 @@ class EncoderDecoderModel:
     def open(self, prompt: Sequence[int], cached: Cached | None = None) -> EncoderDecoderContext:
         return self.open_batch([prompt], [cached])
 
+    def reaching(self, length: int) -> EncoderDecoderModel:
+        return self
+
     def caution(self, prompt_tokens: int) -> str:
         """See `Base`. Most models also work with sources that are longer than those in training."""
         trained = self.network.trained_length

@@ -25,11 +25,11 @@ from mlx_lm.models.cache import (
 )
 
 from ...errors import OptionError, first_line
-from ...interfaces import Context
+from ...interfaces import Context, Scores
 from ...interfaces.results import Cached
 from ...text.tokenizer import Kind
 from ..attention_parts import PROMPT_SIZES
-from ..base import check_prompt, family_of
+from ..base import Base, check_prompt, family_of
 from ..cache_settings import GROUP_SIZES, CacheSettings
 from ..cpu_layers import lighten
 from ..kv_cache import STEP
@@ -40,6 +40,7 @@ from . import latent
 from .attention import SCORES_NBYTES, attend_in_parts, replace_in
 from .caches import BatchedCache, MakeCache, batched
 from .context import DecoderOnlyContext
+from .mends import factors_of
 from .network import TappedNetwork, type_name
 from .recurrence import Recurrences
 from .states import slots
@@ -170,6 +171,7 @@ class DecoderOnlyModel(TappedNetwork):
         if not on_cpu():
             replace_in(model)
         super().__init__(model, group, pipeline=pipeline)
+        self._factors, self._long, self._twin = factors_of(model), True, self
         self.family, self.identity = family_of(model), identity
         self.max_length = max_length
         self._make_caches = cache_maker(model, caches or CacheSettings())
@@ -178,6 +180,19 @@ class DecoderOnlyModel(TappedNetwork):
     @cached_property
     def nbytes(self) -> int:
         return nbytes(self.network)
+
+    def reaching(self, length: int) -> Base:
+        if self._factors is None or self._long == (length > self._factors.most):
+            return self
+        if self._twin is self:
+            self._twin = copy.copy(self)
+            self._twin._long = False
+        return self._twin
+
+    def run(self, tokens: mx.array, entries: list[Any] | None, taps: Sequence[str] = ()) -> Scores:
+        if self._factors is not None:
+            self._factors.long = self._long
+        return super().run(tokens, entries, taps)
 
     def cache_nbytes(self, source: int, columns: int) -> int:
         always, per_token = self._cache_sizes
