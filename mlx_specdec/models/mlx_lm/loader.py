@@ -23,7 +23,7 @@ from ...checkpoints.tensors import UNFIT, check_weights, same
 from ...errors import CheckpointError, first_line
 from .. import per_layer
 from ..patches import CAUGHT_WEIGHTS
-from . import mends, rotary, spellings
+from . import mends, rotary, spellings, unread
 
 TEXT, TIES, HEAD = "text_config", "tie_word_embeddings", "lm_head.weight"
 LACKS = re.compile(r"missing \d+ required positional arguments?: (.*)")
@@ -200,6 +200,7 @@ def _catching(
     """Return classes for mlx-lm's loader whose models sanitize `tensors`, and put the result into
     `caught` instead of loading it. stated: The quantization in config.json, for error messages."""
     model_class, arguments = classes(config)
+    unread.check(config, arguments)
 
     def sanitize(plain: Any, model: nn.Module, weights: dict[str, mx.array]) -> Any:
         try:

@@ -3,6 +3,7 @@ ranks. mlx-lm applies the adapters that it has trained (LoRA, DoRA, or whole lay
 adds the checks that mlx-lm lacks."""
 
 import re
+import warnings
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,8 @@ from ..base import identity_of
 from ..cache_settings import CacheSettings
 from ..distributed.decoders import check_shares, divide
 from ..number_format import NumberFormat, count, evaluate, is_quantized, on_cpu, quantize
-from . import rotary
-from .loader import cannot_build, open_model, text_config
+from . import rotary, unread
+from .loader import cannot_build, classes, open_model, text_config
 from .model import DecoderOnlyModel
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapters.safetensors"
@@ -55,6 +56,13 @@ def load(
     words = describe_numbers(model)
     if group is not None:
         divide(model, group, pipeline=pipeline)
+    if (window := unread.window(config, classes(config)[1])) is not None:
+        warnings.warn(
+            f"config.json wants a window of {window:,} tokens, which mlx-lm does not apply to "
+            f"models of type {config['model_type']}: sequences end at {window:,} tokens",
+            RuntimeWarning,
+            stacklevel=2,
+        )
     try:
         evaluate(model)
         # The identity marks entries of a prompt cache, which models of several ranks do not have.
@@ -170,6 +178,8 @@ def max_length(
 ) -> int | None:
     """Return the largest number of tokens in a sequence that config.json allows, or None if there
     is no limit. caches: Settings of the KV cache. With a window (`max_size`) there is no limit."""
+    if (window := unread.window(config, classes(config)[1])) is not None:
+        return window
     for part in (text_config(config), config):
         if isinstance(length := part.get("max_position_embeddings"), int):
             # Beyond this length dynamic rotary positions depend on the number of rows in a pass.
