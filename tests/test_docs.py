@@ -76,7 +76,7 @@ def parsed(words: list[str]) -> None:
 
 def test_the_pages_are_short() -> None:
     pages = [page.read_text("utf-8") for page in PAGES]
-    assert pages[0].count("\n") <= 100 and sum(len(page.split()) for page in pages[1:]) <= 18_600
+    assert pages[0].count("\n") <= 100 and sum(len(page.split()) for page in pages[1:]) <= 19_500
 
 
 def test_the_index_lists_every_page() -> None:

@@ -119,8 +119,7 @@ def yarn(network: nn.Module, part: Part) -> None:
 
 def yarn_freqs(dims: int, base: float, settings: Part) -> mx.array:
     """Return the wavelengths of YaRN over 2 pi without rounding the bounds of the ramp, shape
-    (dims // 2,), float32. Source: Peng et al., arXiv 2309.00071, and transformers'
-    `_compute_yarn_parameters`."""
+    (dims // 2,), float32. Source: Peng et al., arXiv 2309.00071, as transformers computes it."""
     factor, length = settings["factor"], settings["original_max_position_embeddings"]
 
     def dim_of(rotations: float) -> float:
