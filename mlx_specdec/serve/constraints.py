@@ -3,10 +3,9 @@ and grammars of demanded tool calls."""
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from itertools import accumulate
-from keyword import iskeyword
 from typing import Any, Literal
 
 from ..engine.pair import Pair
@@ -14,12 +13,11 @@ from ..engine.request import for_model
 from ..errors import OptionError
 from ..options import Options
 from ..sampling.grammar import JSON_STYLE, compiled, enforceable, rule_of
-from ..text.markers import NONE, Markers, typed
-from ..text.messages import Tool, log_once
-from ..text.tool_formats import BEGIN, CHANNEL, END, ArgumentTags, Parts
+from ..text.markers import CallFormat, Markers
+from ..text.tool_formats import BEGIN, CHANNEL, END, Parts
 from .bodies import Body
 from .chat import Tools
-from .problems import Problem, invalid, unsupported
+from .problems import Problem, invalid
 from .settings import Limits
 
 Constraint = dict[str, Any]
@@ -144,19 +142,10 @@ FIELDS: Mapping[str, Callable[[Any], Constraint]] = {
     "grammar": KINDS["grammar"],
     **{f"guided_{kind}": read for kind, read in KINDS.items()},
 }
-NOTES = {"title", "description", "default", "examples", "deprecated", "$schema", "$id", "strict"}
-"""Keywords of a schema that are no constraints."""
-OF_ALL = NOTES | {"type", "properties", "required", "additionalProperties", "$defs", "definitions"}
-ELSEWHERE = ("$ref", "allOf")
-"""Keywords of parameters that may contain properties. Without these properties, no call would match
-the schema."""
-OF_STRINGS = NOTES | {"type", "enum", "const", "minLength", "maxLength", "pattern", "nullable"}
-OF_LISTS = NOTES | {"type", "items"}
-ANYTHING = r"(.|\n)*"
 
 
-def _lark(parts: Parts, name: str = "", markers: Markers = NONE) -> str:
-    """Return a sequence in Lark's syntax. markers: The model's markers, for BEGIN and END."""
+def _lark(parts: Parts, markers: Markers, name: str = "") -> str:
+    """Return a sequence in Lark's syntax. name: The name of a function, for NAME."""
     calls = markers.calls
     marks = {} if calls is None else {BEGIN: calls.begin.text, END: calls.end.text}
     return " ".join(
@@ -167,140 +156,6 @@ def _lark(parts: Parts, name: str = "", markers: Markers = NONE) -> str:
     )
 
 
-def tagged_arguments(
-    tags: ArgumentTags, rule: str, tool: Tool, markers: Markers = NONE
-) -> list[str]:
-    """Return the rules for arguments between tags. They allow only the schema's properties, in the
-    schema's order.
-
-    Args:
-        rule: The name of the first rule.
-        markers: The model's markers, for quotes that are special tokens.
-    Raises:
-        Problem: If arguments between tags cannot be constrained to the schema.
-    """
-    function = tool["function"]
-    parameters = enforceable(function.get("parameters") or {}) or {}
-    where = f"the parameters of {function['name']}"
-    return list(_Tagged(tags, markers, parameters).properties(rule, parameters, where))
-
-
-@dataclass(frozen=True)
-class _Tagged:
-    """The rules of values in one format. root: The schema to which references are relative."""
-
-    tags: ArgumentTags
-    markers: Markers
-    root: Mapping[str, Any]
-
-    def properties(self, rule: str, schema: Mapping[str, Any], where: str) -> Iterator[str]:
-        """Yield the rules of an object's properties. where: Names the object in errors."""
-        properties = schema.get("properties", {})
-        properties = {key: value for key, value in properties.items() if value is not False}
-        elsewhere = ELSEWHERE if properties else (*ELSEWHERE, "anyOf", "oneOf")
-        if hidden := [key for key in elsewhere if key in schema]:
-            message = f"{where} cannot be bound to {hidden[0]} in calls of this model"
-            raise unsupported("tools", f"{message}: leave it out, or let tool_choice be auto")
-        _log_ignored(schema, OF_ALL, where)
-        required = schema.get("required", [])
-        if missing := [key for key in required if key not in properties]:
-            raise unsupported("tools", f"{where} require {missing[0]}, which has no schema")
-        yield from self._order(rule, [key in required for key in properties])
-        for at, (key, value) in enumerate(properties.items()):
-            if not self.tags.names.fullmatch(key) or (self.tags.quote == '"' and iskeyword(key)):
-                raise unsupported("tools", f"{where} have a name that no tag has: {key:.80}")
-            yield from self._argument(f"{rule}_{at}", key, value, f"{key} of {where}")
-
-    def _order(self, rule: str, required: Sequence[bool]) -> Iterator[str]:
-        """Yield the rules of the order of properties."""
-        if not self.tags.between or not required:
-            names = [f"{rule}_{at}{'' if must else '?'}" for at, must in enumerate(required)]
-            yield f"{rule}: {' '.join(names) or json.dumps('')}"
-            return
-        yield f"{rule}: {rule}_begin_0"
-        for at, must in enumerate(required):
-            for part, before in (("begin", ""), ("rest", json.dumps(self.tags.between))):
-                skipped = "" if must else f" | {rule}_{part}_{at + 1}"
-                yield f"{rule}_{part}_{at}: {before} {rule}_{at} {rule}_rest_{at + 1}{skipped}"
-        for part in ("begin", "rest"):
-            yield f'{rule}_{part}_{len(required)}: ""'
-
-    def _argument(self, rule: str, key: str, schema: object, where: str) -> Iterator[str]:
-        tags = self.tags
-        yield f"{rule}: {_lark(tags.before, key)} {rule}_value {json.dumps(tags.after)}"
-        if tags.quote == '"':
-            yield f"{rule}_value: {rule}_json {json.dumps(tags.end)}"
-            yield self._json(f"{rule}_json", schema)
-            return
-        resolved = typed(schema, self.root)
-        kind = resolved.get("type")
-        if not isinstance(kind, str):
-            raise unsupported("tools", f"{where} must have one type: these calls do not tell types")
-        if kind == "string":
-            yield from self._string(f"{rule}_value", resolved, where)
-        elif kind in ("array", "object") and tags.quote:
-            yield from self._nested(f"{rule}_value", resolved, where)
-        else:
-            yield f"{rule}_value: {rule}_json {json.dumps(tags.end)}"
-            yield self._json(f"{rule}_json", schema)
-
-    def _json(self, rule: str, schema: object) -> str:
-        definitions = {
-            key: self.root.get(key, {}) for key in ("$defs", "definitions") if key in self.root
-        }
-        return _bound(rule, {**definitions, **(schema if isinstance(schema, Mapping) else {})})
-
-    def _string(self, rule: str, schema: Mapping[str, Any], where: str) -> Iterator[str]:
-        """Yield the rules of a string with its end. schema: With a `type`."""
-        tags = self.tags
-        _log_ignored(schema, OF_STRINGS, where)
-        opened = _literal(tags.quote, self.markers)
-        end = tags.quote + tags.end
-        choices = [schema["const"]] if "const" in schema else schema.get("enum")
-        if isinstance(choices, list):
-            texts = " | ".join(json.dumps(choice) for choice in choices if isinstance(choice, str))
-            yield f"{rule}: {opened} ({texts}) {_literal(end, self.markers)}"
-            return
-        least, most = schema.get("minLength", 0), schema.get("maxLength", "")
-        patterns = [schema["pattern"]] if "pattern" in schema else []
-        terms = [rf"/(.|\n){{{least},{most}}}/"]
-        terms.append(f"~(/{ANYTHING}/ {json.dumps(end)} /{ANYTHING}/)")
-        terms += map(_pattern, patterns)
-        yield f"{rule.upper()}: {' & '.join(terms)}"
-        if end in self.markers.special.values():
-            yield f"{rule}: {opened} {rule.upper()} {_literal(end, self.markers)}"
-        else:
-            yield f"{rule}: {opened} {rule}_text"
-            yield f"{rule}_text[suffix={json.dumps(end)}]: {rule.upper()}"
-
-    def _nested(self, rule: str, schema: Mapping[str, Any], where: str) -> Iterator[str]:
-        """Yield the rules of a list or an object. schema: With a `type`."""
-        if schema["type"] == "object":
-            yield f'{rule}: "{{" {rule}_of "}}"'
-            yield from self.properties(f"{rule}_of", schema, where)
-            return
-        _log_ignored(schema, OF_LISTS, where)
-        tags = replace(self.tags, before=(), end="", after="")
-        yield f'{rule}: "[" ({rule}_item ({json.dumps(tags.between)} {rule}_item)*)? "]"'
-        items = schema.get("items", {})
-        yield from replace(self, tags=tags)._argument(
-            f"{rule}_item", "", items, f"items of {where}"
-        )
-
-
-def _log_ignored(schema: Mapping[str, Any], bound: set[str], where: str) -> None:
-    """Log the keywords of a schema that arguments between tags are not constrained to."""
-    if unknown := [key[:80] for key in schema if key not in bound]:
-        log_once("%s are not bound to %s in calls of this model", where, ", ".join(unknown))
-
-
-def _pattern(pattern: str) -> str:
-    """Turn a schema's pattern, which may match any part, into one that matches the full string."""
-    begun, ended = pattern.startswith("^"), pattern.endswith("$") and not pattern.endswith(r"\$")
-    inner = re.sub(r"(?<!\\)/", r"\/", pattern[begun : len(pattern) - ended])
-    return f"/{'' if begun else ANYTHING}({inner}){'' if ended else ANYTHING}/"
-
-
 NO_PARAMETERS: Body = {"type": "object", "properties": {}, "additionalProperties": False}
 ANY_TEXT = r"/(.|\n)*/"
 LINES = r"/\n{0,2}/"
@@ -308,37 +163,28 @@ LINES = r"/\n{0,2}/"
 
 
 def grammar_of(tools: Tools, markers: Markers, *, thought: Thought) -> str:
-    """Return the grammar of completions that call one of `tools.must`. Raises Problem if there is
-    no grammar for the model's format of calls."""
+    """Return the grammar of completions that call one of `tools.must`. If the model's calls have no
+    grammar, their text is free after the begin marker."""
     calls = markers.calls
     assert calls is not None, "markers_of found no format of calls"
+    thoughts, rules_of_thoughts = _thoughts(markers, thought)
     grammar = calls.grammar
     if grammar is None:
-        raise unsupported(
-            "tool_choice",
-            f"calls as this model writes them ({calls.name}) can be read, and not be asked for: "
-            "tool_choice must be auto or none",
-        )
+        rules = [f"start: {thoughts} call", _free_call(calls, markers)]
+        return "\n".join([*rules, *rules_of_thoughts])
     parts = (grammar.between, grammar.first, grammar.last, grammar.after)
-    between, first, last, after = (_lark(part, markers=markers) for part in parts)
+    between, first, last, after = (_lark(part, markers) for part in parts)
     by_name = {tool["function"]["name"]: tool for tool in tools.listed}
     more = "" if tools.most_calls == 1 or grammar.single else f"({between} call)*"
     if more and between and not grammar.last:
         # After a call, a model may begin a new line and then end.
         more += f" ({between})?"
-    thoughts, rules_of_thoughts = _thoughts(markers, thought)
     rules = [f"start: {thoughts} {first} call {more} {last}"]
     rules.append("call: " + " | ".join(f"call_{at}" for at in range(len(tools.must))))
-    tags = grammar.tags
     for at, name in enumerate(tools.must):
-        rules.append(f"call_{at}: {_lark(grammar.before, name, markers)} arguments_{at} {after}")
-        rule, tool = f"arguments_{at}", by_name[name]
-        if tags is None:
-            rules += _json(rule, tool)
-            continue
-        if not tags.names.fullmatch(name):
-            raise unsupported("tools", f"calls of this model cannot have this name: {name}")
-        rules += tagged_arguments(tags, rule, tool, markers)
+        rules.append(f"call_{at}: {_lark(grammar.before, markers, name)} arguments_{at} {after}")
+        parameters = enforceable(by_name[name]["function"].get("parameters")) or NO_PARAMETERS
+        rules.append(_bound(f"arguments_{at}", parameters))
     return "\n".join([*rules, *rules_of_thoughts])
 
 
@@ -348,12 +194,13 @@ def _call_or_schema(tools: Tools, markers: Markers, *, thought: Thought) -> str:
     thoughts, rules = _thoughts(markers, thought)
     answer = f"{_answer_header(markers, thought)} schema"
     rules += [f"start: {thoughts} ({answer} | call)", _bound("schema", json.loads(tools.schema))]
+    return "\n".join([*rules, _free_call(markers.calls, markers)])
+
+
+def _free_call(calls: CallFormat, markers: Markers) -> str:
+    """Return the rule of the begin marker and any text after it."""
     free = " | ".join([ANY_TEXT, *(f"<[{id}]>" for id in markers.special)])
-    return "\n".join([*rules, f"call: {_literal(markers.calls.begin.text, markers)} ({free})*"])
-
-
-def _json(rule: str, tool: Tool) -> list[str]:
-    return [_bound(rule, enforceable(tool["function"].get("parameters")) or NO_PARAMETERS)]
+    return f"call: {_literal(calls.begin.text, markers)} ({free})*"
 
 
 def _bound(rule: str, schema: Body) -> str:

@@ -1,5 +1,4 @@
-"""The markers that a model writes around thoughts and tool calls, and the types of tools'
-parameters."""
+"""The markers that a model writes around thoughts and tool calls."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -23,50 +22,6 @@ from .tool_formats import (
     format_in,
     parser_names,
 )
-from .tool_values import Schema, schema_at
-
-MOST_STEPS = 16
-"""Largest number of references that are followed, since references may form a circle."""
-EMPTY: tuple[Any, ...] = ({"type": "null"}, {"not": {}}, False)
-"""Branches of a schema that accept only null, or nothing."""
-NAMES = {str: "string", bool: "boolean", int: "integer", float: "number"}
-
-
-def typed(schema: object, root: Schema) -> dict[str, Any]:
-    """Return the schema with a `type` that is a name, if it has only one type besides null. root:
-    The schema to which references are relative."""
-    found: dict[str, Any] = dict(schema) if isinstance(schema, Mapping) else {}
-    for _ in range(MOST_STEPS):
-        inner = _inner(found, root)
-        if inner is None:
-            break
-        found = {**found, **inner}
-    kinds = found.get("type") or _enumerated(found)
-    several = kinds if isinstance(kinds, list) else [kinds]
-    names = [name for name in several if name != "null"]
-    return {**found, "type": names[0]} if len(names) == 1 and isinstance(names[0], str) else found
-
-
-def _inner(schema: dict[str, Any], root: Schema) -> Schema | None:
-    """Remove and return the reference of a schema, or its only branch. Return None without them."""
-    reference = schema.pop("$ref", None)
-    if isinstance(reference, str):
-        return schema_at(root, reference)
-    for name in ("anyOf", "oneOf", "allOf"):
-        branches = schema.get(name)
-        branches = branches if isinstance(branches, list) else []
-        left = [branch for branch in branches if branch not in EMPTY]
-        if len(left) == 1 and isinstance(left[0], Mapping):
-            del schema[name]
-            return left[0]
-    return None
-
-
-def _enumerated(schema: Schema) -> list[str]:
-    values = [schema["const"]] if "const" in schema else schema.get("enum")
-    listed = values if isinstance(values, list) else []
-    return sorted({NAMES.get(type(value), "") for value in listed if value is not None})
-
 
 SEED_THOUGHT = ("<seed:think>", "</seed:think>")
 """Tokens around the thoughts of a Seed-OSS, which mlx-lm does not recognize."""
@@ -100,7 +55,7 @@ class CallFormat:
 
     @property
     def grammar(self) -> CallGrammar | None:
-        """The grammar of demanded calls, or None if calls cannot be demanded."""
+        """The grammar of demanded calls, or None if they are free after the begin marker."""
         without = self.format.grammar_without_inner
         return self.format.grammar if self.inner or without is None else without
 

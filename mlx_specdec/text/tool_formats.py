@@ -17,30 +17,8 @@ LINE = r"/\n?/"
 
 
 @dataclass(frozen=True)
-class ArgumentTags:
-    """Arguments between tags, as Qwen3-Coder, GLM and MiniMax write them, or in code.
-
-    Attributes:
-        before: The sequence before the value of an argument.
-        end: The text that ends a value.
-        after: The text after `end`.
-        between: The text between two arguments.
-        quote: The text around strings, or "" if strings are written without quotes. With a double
-            quote, all values are JSON. Otherwise, values that are no strings are JSON.
-        names: Matches the names that parsers read.
-    """
-
-    before: Parts
-    end: str = ""
-    after: str = ""
-    between: str = ""
-    quote: str = ""
-    names: re.Pattern[str] = re.compile(r"[A-Za-z0-9_.-]+")
-
-
-@dataclass(frozen=True)
 class CallGrammar:
-    """The grammar of a section of calls, around the arguments.
+    """The grammar of a section of calls, around the arguments in JSON.
 
     Attributes:
         before: The sequence before the arguments of a call.
@@ -48,7 +26,6 @@ class CallGrammar:
         between: The sequence between two calls.
         first: The beginning of the section.
         last: The end of the section.
-        tags: The tags of arguments, or None if arguments are JSON.
         single: Whether a call ends the output.
     """
 
@@ -57,7 +34,6 @@ class CallGrammar:
     between: Parts = ()
     first: Parts = ()
     last: Parts = ()
-    tags: ArgumentTags | None = None
     single: bool = False
 
 
@@ -75,7 +51,8 @@ class ToolFormat:
             white space; the model may write it anywhere.
         sign: Matches the chat templates of models with this format, or None for a format that no
             template distinguishes from another one.
-        grammar: The grammar of demanded calls, or None if calls cannot be demanded.
+        grammar: The grammar of demanded calls, or None if arguments are not JSON. Then demanded
+            calls are free after `begin`.
         grammar_without_inner: The grammar if the tokenizer lacks the tokens of `inner`.
     """
 
@@ -154,34 +131,13 @@ def _invoked_calls(begin: str, end: str, space: str) -> TaggedCalls:
     )
 
 
-WORD, IDENTIFIER = re.compile(r"\w+", re.ASCII), re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _JSON_CALL = '{"name": "NAME", "arguments": '
 _JSON_LIST = CallGrammar((_JSON_CALL,), ("}",), between=(", ",), first=(BEGIN, "["), last=("]",))
-_GLM = ToolFormat(
-    "<tool_call>",
-    "</tool_call>",
-    _glm_calls(""),
-    sign=re.compile("<arg_key>"),
-    grammar=CallGrammar(
-        (BEGIN, "NAME"),
-        (LINE, END),
-        between=(LINE,),
-        # GLM 4.5 begins a line here, and GLM 4.7 does not.
-        tags=ArgumentTags((LINE, "<arg_key>NAME</arg_key>", LINE, "<arg_value>"), "</arg_value>"),
-    ),
-)
+_GLM = ToolFormat("<tool_call>", "</tool_call>", _glm_calls(""), sign=re.compile("<arg_key>"))
 
 
 def _gemma(begin: str, end: str, quote: str, sign: str) -> ToolFormat:
-    tags = ArgumentTags(("NAME:",), between=",", quote=quote, names=WORD)
-    return ToolFormat(
-        begin,
-        end,
-        GemmaCalls(end, quote),
-        (quote,),
-        sign=re.compile(sign),
-        grammar=CallGrammar((BEGIN, "call:NAME{"), ("}", END), tags=tags),
-    )
+    return ToolFormat(begin, end, GemmaCalls(end, quote), (quote,), sign=re.compile(sign))
 
 
 FORMATS: Mapping[str, ToolFormat] = {
@@ -190,13 +146,6 @@ FORMATS: Mapping[str, ToolFormat] = {
         "</minimax:tool_call>",
         _invoked_calls("<minimax:tool_call>", "</minimax:tool_call>", ""),
         sign=re.compile("<minimax:tool_call>"),
-        grammar=CallGrammar(
-            ('<invoke name="NAME">\n',),
-            ("</invoke>\n",),
-            first=(BEGIN, "\n"),
-            last=(END,),
-            tags=ArgumentTags(('<parameter name="NAME">',), "</parameter>", "\n"),
-        ),
     ),
     "gemma4": _gemma(
         "<|tool_call>",
@@ -212,15 +161,6 @@ FORMATS: Mapping[str, ToolFormat] = {
         "</longcat_tool_call>",
         _glm_calls("longcat_"),
         sign=re.compile("<longcat_tool_call>"),
-        grammar=CallGrammar(
-            (BEGIN, "NAME"),
-            (LINE, END),
-            between=(LINE,),
-            tags=ArgumentTags(
-                (LINE, "<longcat_arg_key>NAME</longcat_arg_key>", LINE, "<longcat_arg_value>"),
-                "</longcat_arg_value>",
-            ),
-        ),
     ),
     "glm47": _GLM,
     "pythonic": ToolFormat(
@@ -228,26 +168,12 @@ FORMATS: Mapping[str, ToolFormat] = {
         "<|tool_call_end|>",
         PythonCalls("<|tool_call_end|>"),
         sign=re.compile(r"<\|tool_list_start\|>|<\|tool_call_start\|>"),
-        grammar=CallGrammar(
-            ("NAME(",),
-            (")",),
-            between=(", ",),
-            first=(BEGIN, "["),
-            last=("]", END),
-            tags=ArgumentTags(("NAME=",), between=", ", quote='"', names=IDENTIFIER),
-        ),
     ),
     "qwen3_coder": ToolFormat(
         "<tool_call>",
         "</tool_call>",
         _qwen_calls("", lines=True),
         sign=re.compile(r"<tool_call>(?:\\n|\s)*<function="),
-        grammar=CallGrammar(
-            (BEGIN, "\n<function=NAME>\n"),
-            ("</function>\n", END),
-            between=(LINE,),
-            tags=ArgumentTags(("<parameter=NAME>\n",), "\n</parameter>", "\n"),
-        ),
     ),
     "kimi_k2": ToolFormat(
         "<|tool_calls_section_begin|>",
@@ -273,12 +199,6 @@ FORMATS: Mapping[str, ToolFormat] = {
             "</param>",
         ),
         sign=re.compile(r'(?s)\A(?=.*<function name=")(?=.*<param name=")'),
-        grammar=CallGrammar(
-            (BEGIN, '"NAME">'),
-            (END,),
-            between=(LINE,),
-            tags=ArgumentTags((LINE, '<param name="NAME">'), "</param>"),
-        ),
     ),
     "mistral": ToolFormat(
         "[TOOL_CALLS]",
@@ -294,13 +214,6 @@ FORMATS: Mapping[str, ToolFormat] = {
         "</atem:function_calls>",
         _invoked_calls("<atem:function_calls>", "</atem:function_calls>", "atem:"),
         sign=re.compile("<atem:function_calls>"),
-        grammar=CallGrammar(
-            ('<atem:invoke name="NAME">\n',),
-            ("</atem:invoke>\n",),
-            first=(BEGIN, "\n"),
-            last=(END,),
-            tags=ArgumentTags(('<atem:parameter name="NAME">',), "</atem:parameter>", "\n"),
-        ),
     ),
     "json_tools": ToolFormat(
         "<tool_call>",
@@ -361,12 +274,6 @@ FORMATS: Mapping[str, ToolFormat] = {
         "</seed:tool_call>",
         _qwen_calls("seed:", lines=False),
         sign=re.compile("<seed:tool_call>"),
-        grammar=CallGrammar(
-            (BEGIN, "\n<function=NAME>\n"),
-            ("</function>\n", END),
-            between=(LINE,),
-            tags=ArgumentTags(("<parameter=NAME>",), "</parameter>", "\n"),
-        ),
     ),
     "laguna": replace(_GLM, sign=None),
     # A call in a Harmony channel is a message of its own, so that no section is read.

@@ -143,7 +143,22 @@ def expected(format: str) -> dict[str, tuple[str, Said]]:
     return answers
 
 
-TAGGED = ("qwen3_coder", "glm47", "minimax_m2", "muse_spark", "minicpm5")
+MARKERS = {
+    "qwen3_coder": ("<tool_call>", False),
+    "glm47": ("<tool_call>", True),
+    "minimax_m2": ("<minimax:tool_call>", True),
+    "muse_spark": ("<atem:function_calls>", True),
+    "minicpm5": ("<function name=", False),
+    "seed_oss": ("<seed:tool_call>", True),
+    "longcat": ("<longcat_tool_call>", True),
+    "gemma4": ("<|tool_call>", True),
+    "pythonic": ("<|tool_call_start|>", True),
+}
+"""The text before a call, and whether it is a special token, by formats whose arguments are not
+JSON."""
+UNLISTED = {**INDENTED, "unlisted": "x"}
+"""Arguments that do not fit the schema of the tool."""
+NAMED = {"type": "function", "function": {"name": "edit"}}
 FORMATS = [*(name for name in TEMPLATES if "'" not in name), "harmony"]
 
 
@@ -164,12 +179,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         model_of(root / "older-label", "qwen3_coder", tool_parser_type="json_tools"),
         model_of(root / "unknown-label", "qwen3_coder", tool_parser_type="my_parser"),
     ]
-    for format in TAGGED:
-        # If a grammar forbids a token that spans a marker, the next token returns to the answer.
-        answer = written(format, [("edit", INDENTED)]).lstrip()
+    for format, (marker, special) in MARKERS.items():
+        answer = written(format, [("edit", UNLISTED)]).lstrip()
+        # After a special token that it did not write itself, the model gives its first answer.
+        answer = answer.removeprefix(marker) if special else answer
         label = {"tool_parser_type": "json_tools"} if format == "qwen3_coder" else {}
-        directory = root / f"{format}-alone"
-        models.append(learned(directory, {"<<indented>>": answer}, template_of(format), **label))
+        directory, tokens = root / f"{format}-alone", (marker,) if special else ()
+        answers, template = {"<<alone>>": answer}, template_of(format)
+        models.append(learned(directory, answers, template, tokens=tokens, **label))
     flags = [flag for model in models for flag in ("--model", model)]
     with served(*flags, "--max-tokens", 400, "--wait-for-model") as running:
         yield running
@@ -277,12 +294,23 @@ def test_the_chat_template_wins_over_a_label_of_the_format(server: Server, label
     check(server, label, "tags", ("", [("edit", TAGS)]))
 
 
-@pytest.mark.parametrize("format", TAGGED)
-def test_a_demanded_call_may_begin_with_blanks(server: Server, format: str) -> None:
+@pytest.mark.parametrize("choice", ["required", NAMED], ids=["required", "named"])
+@pytest.mark.parametrize("format", MARKERS)
+def test_a_demanded_call_begins_with_the_marker_and_goes_on_freely(
+    server: Server, format: str, choice: Any
+) -> None:
     pytest.importorskip("llguidance", reason="the extra grammar is not installed")
-    body = {"messages": [{"role": "user", "content": "<<indented>>"}], "tool_choice": "required"}
-    said = chat(server, {"model": f"{format}-alone", **body}, stream=False)
-    assert said == ("", [("edit", INDENTED)])
+    body = {"messages": [{"role": "user", "content": "<<alone>>"}], "model": f"{format}-alone"}
+    marker, special = MARKERS[format]
+    for stream in (False, True):
+        _, calls = chat(server, body, stream=stream)
+        assert bool(calls) != special
+        said = chat(server, {**body, "tool_choice": choice}, stream=stream)
+        assert said == ("", [("edit", UNLISTED)])
+    tools = [{"type": "function", "function": {"name": "edit", "parameters": PARAMETERS}}]
+    body |= {"tools": tools, "tool_choice": choice, "max_tokens": len(marker)}
+    [cut] = server.ok("/v1/chat/completions", **body)["choices"]
+    assert cut["finish_reason"] == "length" and cut["message"]["content"].startswith(marker)
 
 
 def test_a_tool_whose_input_is_a_text_gets_the_text(server: Server) -> None:

@@ -16,13 +16,10 @@ from mlx_specdec.sampling.grammar import compiled
 from mlx_specdec.serve.chat import Tools
 from mlx_specdec.serve.constraints import grammar_of
 from mlx_specdec.serve.events import Arguments, Call, Reader, Text
-from mlx_specdec.serve.problems import Problem
 from mlx_specdec.text.markers import Markers
 from mlx_specdec.text.tool_formats import (
     DEEPSEEK,
     DEEPSEEK_INNER,
-    VLLM_NAMES,
-    parser_names,
 )
 
 from ..support.serving import CHAT, client_of, ok, running, streamed
@@ -105,19 +102,9 @@ def test_an_answer_in_json_is_not_held_back() -> None:
 SIGNS = {
     "deepseek_v3": (f"{DEEPSEEK[0]}```json", (*DEEPSEEK, *DEEPSEEK_INNER)),
     "deepseek_v31": (DEEPSEEK[0], (*DEEPSEEK, *DEEPSEEK_INNER)),
-    "function_gemma": (
-        "<start_function_call>",
-        ("<start_function_call>", "<end_function_call>", "<escape>"),
-    ),
-    "gemma4": ("<|tool_call><tool_call|>", ("<|tool_call>", "<tool_call|>", '<|"|>')),
     "granite": ("<|tool_call|>", ("<|tool_call|>",)),
     "llama3_json": ('"parameters": dictionary of argument name', ("<|python_tag|>",)),
-    "longcat": ("<longcat_tool_call>", ("<longcat_tool_call>", "</longcat_tool_call>")),
-    "minicpm5": ('<function name=" <param name="', ()),
-    "muse_spark": ("<atem:function_calls>", ("<atem:function_calls>", "</atem:function_calls>")),
     "phi4_mini_json": ("<|/tool|>", ("<|tool_call|>", "<|/tool_call|>")),
-    "pythonic": ("<|tool_call_start|>", ("<|tool_call_start|>", "<|tool_call_end|>")),
-    "seed_oss": ("<seed:tool_call>", ("<seed:tool_call>", "</seed:tool_call>")),
 }
 """What the template of each format shows, and its tokens."""
 ARGUMENTS = r'\{"name": "[a-z]{1,4}", "age": \d{1,2}\}'
@@ -204,13 +191,7 @@ ALPHABET = Alphabet(
 )
 CALLS = {
     "json_tools": ('<tool_call>\n{"name": "drop", "arguments": {}}\n</tool_call>', "\n"),
-    "qwen3_coder": ("<tool_call>\n<function=drop>\n</function>\n</tool_call>", "\n"),
-    "glm47": ("<tool_call>drop</tool_call>", "\n"),
     "mistral": ('[TOOL_CALLS][{"name": "drop", "arguments": {}}]', ""),
-    "minimax_m2": (
-        '<minimax:tool_call>\n<invoke name="drop">\n</invoke>\n</minimax:tool_call>',
-        "",
-    ),
     "deepseek_v3": (
         "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>drop\n```json\n{}\n```"
         "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
@@ -221,19 +202,9 @@ CALLS = {
         "<｜tool▁calls▁end｜>",
         "",
     ),
-    "function_gemma": ("<start_function_call>call:drop{}<end_function_call>", ""),
-    "gemma4": ("<|tool_call>call:drop{}<tool_call|>", ""),
     "granite": ('<|tool_call|>[{"name": "drop", "arguments": {}}]', ""),
     "llama3_json": ('{"name": "drop", "parameters": {}}', ""),
-    "longcat": ("<longcat_tool_call>drop</longcat_tool_call>", "\n"),
-    "minicpm5": ('<function name="drop"></function>', "\n"),
-    "muse_spark": (
-        '<atem:function_calls>\n<atem:invoke name="drop">\n</atem:invoke>\n</atem:function_calls>',
-        "",
-    ),
     "phi4_mini_json": ('<|tool_call|>[{"name": "drop", "arguments": {}}]<|/tool_call|>', ""),
-    "pythonic": ("<|tool_call_start|>[drop()]<|tool_call_end|>", ""),
-    "seed_oss": ("<seed:tool_call>\n<function=drop>\n</function>\n</seed:tool_call>", "\n"),
 }
 """A call of `drop` in each format, and what stands between two calls."""
 
@@ -358,20 +329,3 @@ def test_a_parser_reads_what_the_grammar_writes(name: str, schema: Any) -> None:
         assert isinstance(events[0], Call), text
         arguments = "".join(event.text for event in events if isinstance(event, Arguments))
         assert fits(json.loads(arguments), schema), text
-
-
-def test_calls_can_be_demanded_in_every_format() -> None:
-    names = parser_names()
-    assert all(of_parser(VLLM_NAMES.get(name, name)).grammar is not None for name in names)
-
-
-@pytest.mark.parametrize(
-    ("name", "key"), [("pythonic", "from"), ("pythonic", "a-b"), ("gemma4", "a-b")]
-)
-def test_a_name_that_a_parser_does_not_read_is_refused(name: str, key: str) -> None:
-    schema = {"type": "object", "properties": {key: {"type": "string"}}}
-    function = {"name": "keep", "parameters": schema}
-    with pytest.raises(Problem, match=f"no tag has: {key}"):
-        constraint_of(name, 1, tool={"type": "function", "function": function})
-    with pytest.raises(Problem, match=r"cannot have this name: a\.b"):
-        constraint_of(name, 1, tool={"type": "function", "function": {"name": "a.b"}})

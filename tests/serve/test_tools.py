@@ -13,9 +13,7 @@ pytest.importorskip("llguidance", reason="the extra grammar is not installed")
 from starlette.testclient import TestClient
 
 from mlx_specdec.options import Options
-from mlx_specdec.serve.constraints import tagged_arguments
-from mlx_specdec.serve.problems import Problem
-from mlx_specdec.text.tool_formats import FORMATS, ArgumentTags
+from mlx_specdec.text.tool_formats import FORMATS
 
 from ..support.serving import CHAT, COMPLETIONS, SCHEMA, client_of, ok, running, streamed
 from ..support.tooled import ANTHROPIC, NAMED, TEMPLATE, TOOLS, function, make_tooled
@@ -518,76 +516,6 @@ def test_models_of_other_families_call_in_their_own_way(
         assert all(re.fullmatch(ARGUMENTS + r"|\{\}", c["function"]["arguments"]) for c in calls)
 
 
-XML = {
-    "qwen3_coder": "<tool_call>\\n<function=",
-    "glm47": "<tool_call><arg_key>",
-    "minimax_m2": "<minimax:tool_call>",
-}
-OFTEN = {
-    "type": "object",
-    "$defs": {"mood": {"type": "string", "enum": ["calm", "cross"]}},
-    "properties": {
-        "note": {"type": "string", "minLength": 1, "maxLength": 6},
-        "mood": {"$ref": "#/$defs/mood"},
-        "age": {"anyOf": [{"type": "integer", "minimum": 0, "maximum": 9}, {"type": "null"}]},
-        "sure": {"type": "boolean"},
-    },
-    "required": ["note", "mood", "age"],
-}
-
-
-def fits_often(given: dict[str, Any]) -> bool:
-    """Whether arguments are what OFTEN wants, checked by hand."""
-    return (
-        {*OFTEN["required"]} <= given.keys() <= OFTEN["properties"].keys()
-        and 1 <= len(given["note"]) <= 6
-        and given["mood"] in ("calm", "cross")
-        and (given["age"] is None or 0 <= given["age"] <= 9)
-        and isinstance(given.get("sure", True), bool)
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("family", [*XML])
-def test_calls_with_tags_can_be_requested(tmp_path: Path, family: str) -> None:
-    template = TEMPLATE.replace("[tools]", f"[tools]{XML[family]}")
-    directory = make_tooled(tmp_path, template=template, marks=("<tool_call>", "</tool_call>"))
-    with running((directory, None)) as engine:
-        client = client_of(engine)
-        own = {"parallel_tool_calls": False, "temperature": 1.0, "max_tokens": 300}
-        for seed, parameters in enumerate([SCHEMA, None, OFTEN]):
-            tools = [function("keep", parameters)]
-            body = {**make_body(tools=tools, tool_choice="required", seed=seed), **own}
-            [choice] = ok(client, CHAT, **body)["choices"]
-            [call] = choice["message"]["tool_calls"]
-            assert choice["finish_reason"] == "tool_calls" and not choice["message"]["content"]
-            arguments = call["function"]["arguments"]
-            if parameters is OFTEN:
-                assert fits_often(json.loads(arguments)), arguments
-            else:
-                assert re.fullmatch(ARGUMENTS if parameters else r"\{\}", arguments)
-            [same] = deltas(streamed(client, CHAT, **body, speculative=False))["tool_calls"]
-            assert same["function"] == call["function"]
-
-
-@pytest.mark.parametrize(
-    ("parameters", "said"),
-    [
-        ({"properties": {"a b": {"type": "string"}}}, "no tag has: a b"),
-        ({"properties": {"a": {}}}, "a of the parameters of keep must have one type"),
-        ({"$ref": "#/$defs/a", "$defs": {"a": {}}}, r"bound to \$ref"),
-        ({"anyOf": [{"properties": {"a": {"type": "string"}}}]}, "bound to anyOf"),
-        ({"properties": {}, "required": ["a"]}, "require a"),
-    ],
-    ids=lambda each: str(each)[:40],
-)
-def test_what_tags_cannot_hold_is_refused_by_name(parameters: Any, said: str) -> None:
-    tags = ArgumentTags(("NAME",), "</x>")
-    with pytest.raises(Problem, match=said) as refused:
-        tagged_arguments(tags, "arguments", function("keep", parameters))
-    assert (refused.value.status, refused.value.param) == (400, "tools")
-
-
 ODD: dict[str, Any] = {
     "type": "object",
     "properties": {
@@ -624,12 +552,6 @@ def test_a_schema_is_enforced_as_far_as_it_can_be(client: TestClient, asked: str
     assert re.fullmatch("[a-z]{1,4}", given["path"]) and len(given["hosts"]) <= 2
     assert {"path", "hosts"} <= given.keys() <= {"path", "hosts", "not"}
     assert given.get("not", 7) == 7
-
-
-def test_tags_hold_what_can_be_enforced_of_a_schema() -> None:
-    rules = tagged_arguments(ArgumentTags(("NAME",), "</x>"), "arguments", function("keep", ODD))
-    assert rules[0] == "arguments: arguments_0 arguments_1 arguments_2?"
-    assert '"pattern"' not in "".join(rules) and "[a-z]{1,4}" in "".join(rules)
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,12 @@
 """How models mark thoughts and calls, read from real tokenizers."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Loaded
 
-from mlx_specdec.text.markers import NONE, Markers, markers_of, typed
+from mlx_specdec.text.markers import NONE, Markers, markers_of
 from mlx_specdec.text.stream import TextStream
 from mlx_specdec.text.tokenizer import Tokenizer, load_tokenizer
 from mlx_specdec.text.tool_formats import parser_names
@@ -133,39 +132,3 @@ def test_special_tokens_are_printed_where_they_are_part_of_the_text(tmp_path: Pa
         assert "".join([*pieces, stream.finish()]) == text
     plain = TextStream(tokenizer)
     assert plain.push(ids) + plain.finish() == text.replace("<think>", "").replace("</think>", "")
-
-
-# The types of parameters, in the ways in which schemas say them.
-
-
-ROOT = {
-    "$defs": {
-        "mood": {"enum": ["calm", "cross"]},
-        "age": {"$ref": "#/$defs/years"},
-        "years": {"type": "integer", "maximum": 9},
-        "round": {"$ref": "#/$defs/round"},
-    }
-}
-
-
-@pytest.mark.parametrize(
-    ("schema", "kind"),
-    [
-        ({"type": "number"}, "number"),
-        ({"type": ["null", "boolean"]}, "boolean"),
-        ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, "integer"),
-        ({"anyOf": [{"$ref": "#/$defs/age"}, {"type": "null"}]}, "integer"),
-        ({"allOf": [{"$ref": "#/$defs/mood"}], "description": "x"}, "string"),
-        ({"const": 1.5}, "number"),
-        ({"enum": [True, None]}, "boolean"),
-        ({"anyOf": [{"type": "integer"}, {"type": "string"}]}, None),
-        ({"type": ["integer", "string"]}, ["integer", "string"]),
-        ({"$ref": "#/$defs/round"}, None),
-        ({"anyOf": [{"type": {}}, {"type": "null"}]}, {}),
-        ({}, None),
-        (True, None),
-    ],
-    ids=str,
-)
-def test_a_type_is_named_where_there_is_one(schema: Any, kind: Any) -> None:
-    assert typed(schema, ROOT).get("type") == kind
