@@ -109,7 +109,8 @@ class Scheduler:
         self._joins_at = JOINS_AT if self._listed else 0.0
         shared = self.pair, self.options, self.overrides, self.cache, self._note, self.size.size
         self._opener = Opener(*shared, one_by_one=not self._listed)
-        self._openers = {self._key(self.options, self.pair): self._opener}
+        key = drafting(self.options), self.pair.target, self.pair.draft
+        self._openers = {key: self._opener}
         self.why_not = self._opener.why_not
         if not self._opener.batched:
             self.size = BatchSize(1)
@@ -228,18 +229,13 @@ class Scheduler:
         self._reading.append(Group(opener.open([job], self._watch), [job]))
 
     def _opener_of(self, options: Options, pair: Pair) -> Opener:
-        """Return the opener of a request with these options for these models. Raises
-        OptionError."""
+        """Return the opener of requests with these options and models. Raises OptionError."""
         shared = options if self._listed else self.options
-        key = self._key(shared, pair)
+        key = drafting(shared), pair.target, pair.draft
         if key not in self._openers:
             self._openers[key] = replace(self._opener, options=shared, pair=pair)
             self.__dict__.pop("budget", None)  # its drafters may need memory too
         return self._openers[key]
-
-    def _key(self, options: Options, pair: Pair) -> tuple[object, ...]:
-        """Return what requests with one opener have in common."""
-        return drafting(options), pair.target, pair.draft
 
     def cancel(self, number: int) -> None:
         """End a request without a last part."""
