@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from ..errors import CheckpointError, OptionError, first_line
-from .sandbox import METER, MOST_CHARACTERS, Meter, compiler
+from .sandbox import render
 
 Messages = Sequence[Mapping[str, str]]
 """The messages of a chat, each with "role" and "content"."""
@@ -82,32 +82,22 @@ def apply(
 
 def _rendered(source: str, messages: Any, variables: dict[str, Any], goes_on: bool) -> str:
     """Return the text of messages. goes_on: Whether the last message is left open."""
-    template = compiler()(_GENERATION.sub(r"\1with", source))
+    template = _GENERATION.sub(r"\1with", source)
     for place, message in enumerate(messages):
         filled = {name: value for name, value in message.items() if value is not None}
         if (thoughts := reasoning_of(filled)) is not None:
             filled = {"thinking": thoughts, **filled, "reasoning_content": thoughts}
             filled["thinking"] = filled["thinking"] or thoughts
         messages[place] = filled
+    variables["messages"] = messages
     if not goes_on:
-        return _written(template, messages, variables)
+        return render(template, variables)
     last, name = messages[-1], "content"
     if isinstance(last[name], list):
         last, name = next(part for part in reversed(last[name]) if "text" in part), "text"
     continued, last[name] = last[name], last[name] + _TAG
-    text = _written(template, messages, variables)
+    text = render(template, variables)
     if not (continued.strip() in text and _TAG.strip() in text and "content" in source):
         raise ValueError("it does not write the last message as it is")
     end = text.rindex(_TAG.strip())
     return text[:end] if text.startswith(_TAG, end) else text[:end].rstrip()
-
-
-def _written(template: Any, messages: Any, variables: dict[str, Any]) -> str:
-    """Return the output of a template. Raises ValueError beyond the limits of the sandbox."""
-    pieces, characters = [], 0
-    for piece in template.generate({"messages": messages, **variables, METER: Meter()}):
-        pieces.append(piece)
-        characters += len(piece)
-        if characters > MOST_CHARACTERS:
-            raise ValueError(f"it writes more than {MOST_CHARACTERS} characters")
-    return "".join(pieces)

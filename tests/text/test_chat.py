@@ -103,16 +103,11 @@ not(message.content.startswith('<tool_response>')) %}
 {%- for m in messages -%}{{ m.thinking }}{{ shown(m) }}{%- endfor -%}
 {%- for tool in tools or [] -%}{{ shown(tool) }}{%- endfor -%}""",
     "filters": """{% set names = messages | map(attribute='role') | list %}
-{{ names | join(', ') ~ '|' ~ ', '.join(names) ~ 3 ** 4 ~ 7 % 4 ~ 7 // 2 ~ (1.5 * 2) ~ 'ab' * 2 }}
-{{ '%s %5.2f %%' % ('a', 1.25) }}{{ '%(a)s' | format(a=names) }}{{ '{:>6} {}'.format('b', 20260101)
-}}{{ 'a-b' | replace('-', '--') }}{{ 'a-b'.replace('-', '') }}{{ 'x\ny' | indent(4) | center(20) }}
-{{ [[1], [2, 3]] | sum(start=[]) }}{{ [1, 2] | sum }}{{ 2.567 | round(1) }}{{ 'a'.rjust(3) }}
-{{ [1, 2, 3] | batch(2, 0) | list }}{{ [1, 2, 3] | slice(2) | list }}{{ namespace(a=1).a }}
-{% for m in messages if m.role != 'system' and loop is undefined %}{{ loop.length }}{% endfor %}
-{% if messages | selectattr('role', 'equalto', 'none') %}{{ {'a': (1, 2)} | tojson(indent=1) }}
-{%- endif %}{% set ns = namespace(all='') %}{% for m in messages %}
-{%- set ns.all = ns.all ~ m.role %}{% endfor %}{{
-ns.all | upper | title | list | sort | unique | join }}""",
+{{ names | join(', ') ~ 3 ** 4 ~ 7 % 4 ~ (1.5 * 2) ~ 'ab' * 2 ~ '%s %5.2f %%' % ('a', 1.25) }}
+{{ '%(a)s' | format(a=names) }}{{ '{:>{}} {}'.format('b', 6, 20260101) }}{{ 'a'.rjust(3) }}
+{{ 'x\ny' | indent(4) | center(20) }}{{ [1, 2, 3] | batch(2, 0) | list }}
+{% for m in messages if m.role != 'system' and loop is undefined %}{{ loop.revindex }}
+{%- endfor %}{{ {'a': (1, 2)} | tojson(indent=1) }}""",
     "whole": "{{ messages }}{{ documents is none }}{{ tools | length if tools else tools }}",
     "none": "{{ nothing.at.all }}",
 }

@@ -30,7 +30,7 @@ def chatty(directory: Path, template: str) -> Tokenizer:
 
 LOOP = "{% for i in range(99999) %}"
 ENDLESS = {
-    "it writes more than 1000 characters": f"{LOOP}hello{{% endfor %}}",
+    "more than 16777216 characters": f"{LOOP}{{{{ 'hello' * 100 }}}}{{% endfor %}}",
     "it takes more than 0 s": f"{LOOP}{LOOP}{{% endfor %}}{{% endfor %}}",
     "more than 0 s": "{% for i in range(99999) if i in range(99999) | list %}{% endfor %}",
     "it takes more than 0 s of computing": (
@@ -47,7 +47,6 @@ def test_a_hostile_template_is_refused_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: str
 ) -> None:
     monkeypatch.setattr(sandbox, "SECONDS", 0.01 if "0 s" in reason else 60.0)
-    monkeypatch.setattr(chat, "MOST_CHARACTERS", 1000 if "1000" in reason else 1 << 24)
     with pytest.raises(CheckpointError, match=f"cannot be applied .*{reason}") as caught:
         chatty(tmp_path, ENDLESS[reason]).apply_chat("hello")
     assert "\n" not in str(caught.value)
