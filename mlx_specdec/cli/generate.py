@@ -20,7 +20,6 @@ from .flags import Constraints, Flags, Json, SpecialTokens, command, flag, group
 from .loading import SHIPPED_PROMPT, TextFlags, load_drafting
 
 if TYPE_CHECKING:
-    from ..decoding.statistics import Timed
     from ..engine.generate import Run
     from ..engine.pair import Pair
     from ..engine.prompt_cache import PromptCache
@@ -178,8 +177,7 @@ def _generate(
     from ..engine.request import special_texts
 
     with render.progress("reading the prompt") as report:
-        timed: Timed = "some" if output.json else "none"
-        run = stream_generate(pair, text, options, progress=report, timed=timed, cache=cache)
+        run = stream_generate(pair, text, options, progress=report, timed=output.json, cache=cache)
         try:
             with render.slowly("reading the prompt"):
                 run.read_prompt()

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import mlx.core as mx
 
@@ -178,8 +178,7 @@ def ratio(part: float, total: float) -> float | None:
 
 FIRST = 4
 TIMED_EVERY = 32
-Timed = Literal["none", "some", "all"]
-"""Which speculative rounds are timed in parts. "some" are the first FIRST rounds and every
+"""If speculative rounds are timed in parts, these are the first FIRST rounds and every
 TIMED_EVERY-th round: timing in parts makes a round wait for the device."""
 
 
@@ -188,11 +187,12 @@ class Stopwatch:
     """A stopwatch for the stages of a round, which the loop notifies of each stage.
 
     Attributes:
+        timed: Whether some rounds are timed in parts.
         shared: Returns whether other work uses the device between two rounds. If so, each round
             waits for all work that it has submitted."""
 
     listeners: Sequence[RoundListener] = ()
-    timed: Timed = "none"
+    timed: bool = False
     shared: Callable[[], bool] = lambda: False
     clock: Callable[[], float] = time.perf_counter
     _speculative: int = field(default=0, init=False)
@@ -201,7 +201,7 @@ class Stopwatch:
         """Start a round. drafts: Whether the round calls the proposer."""
         self._passes = 0
         due = self._speculative < FIRST or self._speculative % TIMED_EVERY == 0
-        self._timed = drafts and (self.timed == "all" or (self.timed == "some" and due))
+        self._timed = self.timed and drafts and due
         self._started = self.clock()
         if self._timed:
             # Wait for work of earlier rounds, which must not count as drafting.

@@ -7,7 +7,6 @@ import mlx.core as mx
 
 from .. import process
 from ..decoding.sequence import Emission
-from ..decoding.statistics import Timed
 from ..draft_length.length import DraftLength
 from ..errors import DecodingError, OptionError, PromptError
 from ..interfaces import Progress, Proposer, Rule
@@ -89,7 +88,7 @@ def stream_generate(
     rule: Rule | None = None,
     draft_length: DraftLength | None = None,
     progress: Progress | None = None,
-    timed: Timed = "none",
+    timed: bool = False,
     cache: PromptCache | None = None,
 ) -> Run:
     """Start one completion, which is decoded as the caller iterates over it.
@@ -102,8 +101,8 @@ def stream_generate(
         rule: The acceptance rule, in place of the one that the options name.
         draft_length: An object that chooses draft lengths, in place of `options.num_draft`.
         progress: Called with the numbers of prompt tokens that were prefilled and that there are.
-        timed: Which rounds are timed in parts: "none", "some" or "all". Drafting and verifying do
-            not overlap in such a round. With "none", the statistics lack the seconds of both.
+        timed: Whether some rounds are timed in parts. Drafting and verifying do not overlap in such
+            a round. Otherwise the statistics lack the seconds of both.
         cache: A prefix cache for the prompts of one pair. It is not used if passes over several
             tokens of the target disagree with passes over single ones.
 

@@ -9,7 +9,7 @@ from typing import Self, cast
 
 from ..decoding.sequence import Emission, FinishReason, Piece, StopCriteria
 from ..decoding.sequence import Sequence as Decoded
-from ..decoding.statistics import Recorder, Timed
+from ..decoding.statistics import Recorder
 from ..draft_length.length import DraftLength
 from ..errors import DAMAGED, DecodingError, OptionError
 from ..interfaces import NoiseSource, Progress, Proposer, Rule
@@ -70,13 +70,13 @@ class Request:
 
 @dataclass(frozen=True)
 class Overrides:
-    """Objects that replace the proposer, rule or draft length of the options. `timed` chooses the
-    rounds that are timed in parts. `progress` receives the number of prefilled prompt tokens."""
+    """Objects that replace the proposer, rule or draft length of the options. `timed` says whether
+    some rounds are timed in parts. `progress` receives the number of prefilled prompt tokens."""
 
     proposer: Proposer | None = None
     rule: Rule | None = None
     draft_length: DraftLength | None = None
-    timed: Timed = "none"
+    timed: bool = False
     progress: Progress | None = None
 
 

@@ -206,6 +206,6 @@ def test_a_text_is_timed_in_parts_only_where_that_is_requested(pair: Pair) -> No
     options = Options(max_tokens=40, num_draft=2)
     quick = generate(pair, "hello", options)
     assert quick.stats.timed_rounds == 0 and quick.stats.seconds.draft is None
-    report = stream_generate(pair, "hello", options, timed="some").result()
+    report = stream_generate(pair, "hello", options, timed=True).result()
     assert report.stats.timed_rounds > 0 and report.stats.seconds.draft is not None
     assert report.tokens == quick.tokens
