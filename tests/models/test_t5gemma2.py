@@ -153,7 +153,7 @@ def test_a_configuration_that_no_model_has_is_refused(changes, message, tmp_path
 
 def test_a_smaller_t5gemma_drafts_and_the_text_stays() -> None:
     target, config = MODEL("old"), json.loads((FIXTURES / "old" / "config.json").read_text())
-    small, shape = shaped(target, config, 1, None, 0)
+    small, shape = shaped(target, config, 1)
     assert (small.layers, len(shape["decoder"]["layer_types"])) == (1, 1)
     assert small.network.layers[0].window == target.network.layers[0].window
     pair = pair_of(target, small)
