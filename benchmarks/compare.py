@@ -7,6 +7,7 @@ All methods run in turns. Prints one JSON object with the tokens per second of e
 receives the weights from memory. This program imports torch only after it has disabled the Hub."""
 
 import argparse
+import ctypes
 import importlib
 import json
 import os
@@ -54,9 +55,9 @@ from mlx_specdec.measure.throughput import (
     file_methods,
     measure_files,
 )
-from mlx_specdec.models.cpu_layers import as_mlx_has_it
 from mlx_specdec.models.families import is_encoder_decoder
-from mlx_specdec.models.number_format import expanded
+from mlx_specdec.models.number_format import expanded, twin_of
+from mlx_specdec.models.patches import LIGHT_LAYERS
 from mlx_specdec.options import Options
 from mlx_specdec.text.prompts import read_prompts
 
@@ -76,6 +77,28 @@ class NoBaselineError(Exception):
     """An error that says in one line why a baseline cannot run on this machine."""
 
 
+@contextmanager
+def threads_kept() -> Iterator[None]:
+    """Restore MKL's number of threads after a block that may import torch, which changes it."""
+    if process.name() != "mkl":
+        yield
+        return
+    mkl = ctypes.CDLL(None)  # process.load makes the functions of MKL global
+    before = mkl.MKL_Get_Max_Threads()
+    try:
+        yield
+    finally:
+        mkl.MKL_Set_Num_Threads(ctypes.c_int(before))
+
+
+def as_mlx_has_it(network: nn.Module) -> nn.Module:
+    """Return a copy of a network with MLX's own layers. The copy shares the parameters."""
+    copied = twin_of(network)
+    for module in copied.modules():
+        LIGHT_LAYERS.undo(module)
+    return copied
+
+
 @dataclass(frozen=True)
 class HuggingFace:
     """The imported packages, and the number of threads that torch uses."""
@@ -88,7 +111,7 @@ class HuggingFace:
     def at_work(self, seed: int) -> Iterator[None]:
         """Run torch without gradients, with these threads and with a seeded generator. Afterwards,
         restore the number of threads of the BLAS library, which torch and MLX may share."""
-        with process.threads_kept(), self.torch.inference_mode():
+        with threads_kept(), self.torch.inference_mode():
             self.torch.set_num_threads(self.threads)
             self.torch.manual_seed(seed)
             yield
@@ -105,7 +128,7 @@ def hugging_face() -> HuggingFace:
     """Import torch and transformers. Raises NoBaselineError if one of them cannot be imported."""
     try:
         # The import of torch may already change the number of threads.
-        with process.threads_kept():
+        with threads_kept():
             torch = importlib.import_module("torch")
             os.environ.update(dict.fromkeys(OFFLINE, "1"))
             transformers = importlib.import_module("transformers")

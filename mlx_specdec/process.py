@@ -97,18 +97,6 @@ def warn_if_late() -> None:
         )
 
 
-@contextlib.contextmanager
-def threads_kept() -> Iterator[None]:
-    """Restore MKL's number of threads after a block that may import torch, which changes it."""
-    mkl = next((library for label, library in _loaded if label == "mkl"), None)
-    before = mkl.MKL_Get_Max_Threads() if mkl is not None else 0
-    try:
-        yield
-    finally:
-        if mkl is not None:
-            mkl.MKL_Set_Num_Threads(ctypes.c_int(before))
-
-
 def _mkl() -> list[str]:
     """Return the paths of MKL's library in the PyPI package `mkl`."""
     files: Sequence[metadata.PackagePath] = ()

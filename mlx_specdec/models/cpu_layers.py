@@ -13,7 +13,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..errors import OptionError
-from .number_format import on_cpu, twin_of
+from .number_format import on_cpu
 from .patches import LIGHT_LAYERS
 
 FEW_ROWS = 64
@@ -141,11 +141,3 @@ def begin(states: mx.array) -> mx.array:
         if _newest.layers % every == 0:
             mx.async_eval(states)
     return states
-
-
-def as_mlx_has_it(network: nn.Module) -> nn.Module:
-    """Return a copy of a network with MLX's own layers. The copy shares the parameters."""
-    copied = twin_of(network)
-    for module in copied.modules():
-        LIGHT_LAYERS.undo(module)
-    return copied

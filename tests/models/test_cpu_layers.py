@@ -10,11 +10,12 @@ import pytest
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 
+from benchmarks.compare import as_mlx_has_it
 from mlx_specdec.errors import OptionError
 from mlx_specdec.interfaces import FINAL
 from mlx_specdec.interfaces.results import after
 from mlx_specdec.models import cpu_layers
-from mlx_specdec.models.cpu_layers import SUBMIT, as_mlx_has_it, lighten, shared, submit_every
+from mlx_specdec.models.cpu_layers import SUBMIT, lighten, shared, submit_every
 from mlx_specdec.models.loading import load_model
 from mlx_specdec.models.mlx_lm import network as mlx_lm_network
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
