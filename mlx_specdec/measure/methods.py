@@ -14,7 +14,7 @@ from ..engine.opening import FREE, drafters
 from ..engine.pair import Pair
 from ..engine.request import proposer_kind
 from ..errors import OptionError, PromptError
-from ..interfaces import Progress
+from ..interfaces import Progress, ignore_progress
 from ..models.base import check_prompt
 from ..options import Options
 from ..text.prompts import Prompt
@@ -181,7 +181,7 @@ def measure(
     encode: Callable[[str], Sequence[int]],
     *,
     repeats: int = 3,
-    progress: Progress = lambda done, total: None,
+    progress: Progress = ignore_progress,
 ) -> Measurements:
     """Run every method on every prompt, and return the samples. The first output of each method
     does not count. Ctrl-C ends it early. Raises PromptError if no prompt can be used.

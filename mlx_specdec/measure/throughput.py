@@ -17,14 +17,7 @@ from ..errors import DecodingError, PromptError
 from ..interfaces import Progress, ignore_progress
 from ..options import Options
 from ..text.prompts import Prompt
-from .figures import (
-    Difference,
-    fastest,
-    figure,
-    find_difference,
-    same_text,
-    tokens_per_round,
-)
+from .figures import Difference, fastest, figure, find_difference, same_text, tokens_per_round
 from .methods import Length, Sample, keeps_text, room, turned
 
 Prompts = Sequence[Sequence[int]]
