@@ -137,7 +137,8 @@ def test_ctrl_c_says_what_it_waits_for_and_a_second_one_cuts_it_without_a_traceb
         clients = [threading.Thread(target=ask, args=[stream]) for stream in (True, False)]
         for client in clients:
             client.start()
-        while b"requests_processing 2" not in urllib.request.urlopen(f"{url}/metrics").read():
+        running = re.compile(rb"vllm:num_requests_running\{.*\} 2\.0")
+        while not running.search(urllib.request.urlopen(f"{url}/metrics").read()):
             time.sleep(0.01)
         server.process.send_signal(signal.SIGINT)
         hint = f"finishing 2 requests (2 of {llama.name}); press Ctrl-C again to stop\n"
