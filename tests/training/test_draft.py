@@ -93,7 +93,7 @@ def test_without_a_gain_the_start_is_kept(models: tuple[Path, Path], tmp_path: P
     pair = loading.load(models[0], models[0])
     done = trained(pair, tmp_path, epochs=3, patience=1, learning_rate=0.3)
     assert (done.outcome.best, done.outcome.epochs) == (0, 1)
-    assert done.outcome.figures.acceptance > 0.98
+    assert done.outcome.figures.acceptance > 0.97
     found, start = weights(done.output), weights(models[0])
     assert all(mx.array_equal(found[name], start[name].astype(mx.bfloat16)) for name in start)
 
