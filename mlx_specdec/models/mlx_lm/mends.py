@@ -58,8 +58,11 @@ def _named(network: nn.Module, ending: str) -> list[nn.Module]:
 def kinds_of(part: Part) -> list[str]:
     """Return for each layer whether it slides, or [] if no layer does."""
     kind, count = part.get("model_type"), part.get("num_hidden_layers")
-    if not isinstance(part.get("sliding_window"), int) or not isinstance(count, int):
+    window, longest = part.get("sliding_window"), part.get("max_position_embeddings")
+    if not isinstance(window, int) or not isinstance(count, int):
         return []
+    if isinstance(longest, int) and window >= longest:
+        return []  # no sequence reaches the window, and plain caches can be cut anywhere
     kinds = list(part.get("layer_types") or ())
     if kind in SLIDE_IN_PART and not kinds:
         kinds = _older_kinds(str(kind), part, count)

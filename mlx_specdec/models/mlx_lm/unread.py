@@ -4,6 +4,7 @@
 `benchmarks/list_settings.py` writes it by rules from the configuration classes of transformers."""
 
 import json
+import sys
 from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib.resources import files
@@ -46,7 +47,8 @@ def window(config: Part, arguments: type) -> int | None:
     part = _part(config)
     size, kinds = unread.get(WINDOW), part.get("layer_types")
     slides = part.get("use_sliding_window", True) and (not kinds or mends.SLIDING in kinds)
-    return size if isinstance(size, int) and size > 0 and slides else None
+    reached = isinstance(size, int) and 0 < size < part.get("max_position_embeddings", sys.maxsize)
+    return size if slides and reached else None
 
 
 def _part(config: Part) -> Part:
