@@ -20,6 +20,7 @@ from mlx_specdec.checkpoints import files
 from mlx_specdec.checkpoints.formats.gguf_families import FAMILIES
 from mlx_specdec.conversion.convert import convert
 from mlx_specdec.models.loading import load_model
+from mlx_specdec.models.mlx_lm.mends import mend
 
 SIZES = {
     "hidden_size": 32,
@@ -189,6 +190,7 @@ def test_logits_are_those_of_the_same_weights_in_mlx_lm(case: str, tmp_path: Pat
     write(tmp_path / "m.gguf", architecture, config, model)
     convert(str(tmp_path / "m.gguf"), tmp_path / "out")
     tokens = [number * 7 % SIZES["vocab_size"] for number in range(14)]
+    mend(model, config)
     expected = np.array(model(mx.array([tokens]))[0])
     context = load_model(tmp_path / "out", dtype="float32").model.open(tokens[:1])
     logits = np.array(context.advance(mx.array([tokens])).logits[0])

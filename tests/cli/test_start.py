@@ -73,13 +73,13 @@ def test_ctrl_c_during_the_first_imports_is_quiet(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("$P main.py - <&-", "the prompt is empty"),
+        ("$P main.py - <&-", "standard input is empty"),
         ("$P main.py $'\\xff'", "not UTF-8"),
         ("printf '\\xff' | $P main.py", "not UTF-8"),
         ("printf '\\xff' | LC_ALL=C $P main.py -", "not UTF-8"),
         ("$P main.py --model /nowhere <&-", "no prompt"),
-        ("$P main.py --model /nowhere < <(true)", "no prompt"),
-        ("echo | $P main.py --model /nowhere", "no prompt"),
+        ("$P main.py --model /nowhere < <(true)", "standard input is empty"),
+        ("echo | $P main.py --model /nowhere", "standard input is empty"),
     ],
 )
 def test_prompts_that_are_none_are_reported_in_a_line(line: str, said: str) -> None:

@@ -125,6 +125,9 @@ class Writing:
         self._context: Any = None
         self._prompt = 0
 
+    def reaching(self, length: int) -> Writing:
+        return self
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model if self._context is None else self._context, name)
 

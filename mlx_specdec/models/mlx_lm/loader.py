@@ -207,7 +207,7 @@ def _catching(
             kind = config.get("model_type")
             part = text_config(config) or config
             given = mends.with_tensors(kind, part, spellings.renamed(kind, tensors))
-            kept = mends.dropped(kind, given)
+            kept = mends.dropped(model, given)
             return given if plain is None else {**plain(model, given), **kept}
         except KeyError as problem:
             raise CheckpointError(

@@ -25,6 +25,8 @@ TANH = ("gelu_pytorch_tanh", "gelu_new", "gelu_fast")
 """Names in config.json of the approximation of GELU by tanh."""
 NO_CAP = 2.0**20
 """A cap that changes no float32 or bfloat16 score: tanh(x / cap) * cap == x."""
+ERNIE, BIAS = "Ernie4_5_MoeMLP", "e_score_correction_bias"
+"""The class of ERNIE's blocks of experts, and their tensor for the choice of experts."""
 ALL_SLIDE = ("ministral3", "mistral", "mixtral", "phi3", "phimoe", "starcoder2")
 """Types whose layers all slide if `sliding_window` is set and `layer_types` is not."""
 SLIDE_IN_PART = ("gemma2", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe")
@@ -323,7 +325,7 @@ def routing_bias(network: nn.Module, part: Part) -> None:
 
     def call(_: Any, experts: nn.Module, x: mx.array) -> mx.array:
         gates = experts.gate_act(experts.gate(x).astype(mx.float32))
-        k, biased = experts.k, gates + experts.e_score_correction_bias
+        k, biased = experts.k, gates + experts[BIAS]
         chosen = mx.argpartition(-biased, kth=k - 1, axis=-1)[..., :k]
         scores = mx.take_along_axis(gates, chosen, axis=-1)
         scores = scores / mx.maximum(scores.sum(axis=-1, keepdims=True), 1e-12)
@@ -332,9 +334,9 @@ def routing_bias(network: nn.Module, part: Part) -> None:
         shared = experts.shared_experts
         return y if shared is None else y + shared(x)
 
-    experts = _named(network, "Ernie4_5_MoeMLP")
+    experts = _named(network, ERNIE)
     for module in experts:
-        module.e_score_correction_bias = mx.zeros((int(part["moe_num_experts"]),))
+        module[BIAS] = mx.zeros((int(part["moe_num_experts"]),))
     patches.ROUTING.extend(experts, __call__=call)
 
 
@@ -360,15 +362,17 @@ def with_tensors(kind: object, part: Part, tensors: dict[str, mx.array]) -> dict
     return tensors if change is None else change(part, tensors)
 
 
-def dropped(kind: object, tensors: Mapping[str, mx.array]) -> dict[str, mx.array]:
-    """Return the tensors that mlx-lm's `sanitize` drops and that a mend reads."""
-    if kind != "ernie4_5_moe":
-        return {}
-    return {
-        name.replace(".moe_statics.", "."): array.reshape(-1)
-        for name, array in tensors.items()
-        if name.endswith(".e_score_correction_bias")
-    }
+def dropped(network: nn.Module, tensors: Mapping[str, mx.array]) -> dict[str, mx.array]:
+    """Return the tensors that mlx-lm's `sanitize` drops and that a mend reads, by the names of the
+    network's parameters: routing biases, or zeros. Checkpoints that mlx-lm has converted have
+    lost their biases."""
+    found = {}
+    for path, module in network.named_modules():
+        if type(module).__name__ == ERNIE:
+            names = (f"{path}.{BIAS}", f"{path}.moe_statics.{BIAS}")
+            stored = next((tensors[name] for name in names if name in tensors), module[BIAS])
+            found[names[0]] = stored.reshape(-1)
+    return found
 
 
 def _of_falcon_h1(part: Part, tensors: dict[str, mx.array]) -> dict[str, mx.array]:

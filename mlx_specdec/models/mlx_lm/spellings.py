@@ -24,11 +24,10 @@ TEXT_PARTS = ("gemma3n_text", "llama4_text")
 as a part only."""
 
 
-def _share(part: Part) -> float:
-    """Return the share of a head's width that is rotated."""
+def _share(part: Part) -> float | None:
+    """Return the share of a head's width that is rotated, if config.json states one."""
     settings = part.get("rope_parameters") or {}
-    share = part.get("partial_rotary_factor") or settings.get("partial_rotary_factor") or 1.0
-    return float(share)
+    return part.get("partial_rotary_factor") or settings.get("partial_rotary_factor")
 
 
 def _head_dim(part: Part) -> int | None:
@@ -87,7 +86,11 @@ FIXED: dict[str, dict[str, Any]] = {
     },
     "minicpm3": {"rope_scaling": {}},
     "minimax_m2": {"shared_intermediate_size": 0},
-    "solar_open": {"intermediate_size": 0, "first_k_dense_replace": 0},
+    "solar_open": {
+        "intermediate_size": 0,
+        "first_k_dense_replace": 0,
+        "partial_rotary_factor": 1.0,
+    },
 }
 """Type -> keys of the family that transformers fixes for this type."""
 
@@ -121,7 +124,7 @@ def _of_mamba2(part: Part) -> dict[str, Any]:
 
 
 def _of_minimax_m2(part: Part) -> dict[str, Any]:
-    return {"rotary_dim": int((_head_dim(part) or 0) * _share(part))}
+    return {"rotary_dim": int((_head_dim(part) or 0) * (_share(part) or 1))}
 
 
 def _of_ministral3(part: Part) -> dict[str, Any]:
@@ -183,7 +186,8 @@ def _spelled(part: Part, names: set[str]) -> dict[str, Any]:
     own = OWN[kind](part) if kind in OWN else {}
     changed |= {name: value for name, value in own.items() if changed.get(name) is None}
     derived = {name: derive(changed) for name, derive in DERIVED.items() if name in names}
-    for name, value in {**derived, **FIXED.get(kind, {})}.items():
+    derived = {name: value for name, value in derived.items() if value is not None}
+    for name, value in {**FIXED.get(kind, {}), **derived}.items():
         if value is not None and changed.get(name) is None:
             changed[name] = value
     return changed
