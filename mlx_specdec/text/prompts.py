@@ -148,8 +148,8 @@ def _messages(prompt: str | Sequence[int] | Messages) -> Messages | None:
     return None
 
 
-LARGEST = 1 << 30
-"""Largest number of bytes of all documents together."""
+LARGEST = 1 << 28
+"""Largest number of bytes of all documents together. Their index takes five times the memory."""
 PIECE = 1 << 16
 """Number of characters that are tokenized at a time. Up to as many are added to complete a line."""
 

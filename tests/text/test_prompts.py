@@ -123,5 +123,5 @@ def test_documents_that_are_too_large_are_refused_before_they_are_read(
     with file.open("wb") as stream:
         stream.truncate(documents.LARGEST)
     documents._check([file])
-    with pytest.raises(DocumentError, match="have 1024 MiB, and at most 1024"):
+    with pytest.raises(DocumentError, match="have 256 MiB, and at most 256"):
         documents.tokens([file, write(tmp_path / "more.txt", "x")], tokenizer)
