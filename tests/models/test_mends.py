@@ -14,6 +14,7 @@ from mlx_specdec.models.mlx_lm import mends
 
 from ..contract.configurations import CASES, compare, prompts_of, written
 
+pytestmark = pytest.mark.slow
 NEEDED_BY: dict[Callable[..., Any], tuple[str, ...]] = {
     mends.windows: ("gemma2-window", "mistral-window", "phi3-window", "qwen2-window"),
     mends.yarn: ("llama-yarn-attention", "gpt_oss-yarn-exact"),
