@@ -11,6 +11,7 @@ import pytest
 
 from mlx_specdec import load
 from mlx_specdec.models.mlx_lm import mends
+from mlx_specdec.models.mlx_lm.family import network_of
 
 from ..contract.configurations import CASES, compare, prompts_of, written
 
@@ -73,3 +74,9 @@ def test_a_change_of_tensors_is_needed(
 ) -> None:
     monkeypatch.setattr(mends, "TENSORS", {})
     assert wrong(name, tmp_path)
+
+
+def test_a_network_for_training_is_mended_too() -> None:
+    config = json.loads((CASES / "glm.json").read_text())["config"]
+    network = network_of(config, "glm")
+    assert network.layers[0].self_attn.rope.dims == config["head_dim"] // 2

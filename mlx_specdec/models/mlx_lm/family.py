@@ -17,6 +17,7 @@ from ..trainable import Ids, padded, places
 from .loader import ArgumentsReader, cannot_build, classes
 from .loading import cast, max_length
 from .loading import load as load
+from .mends import mend
 from .model import DecoderOnlyModel
 
 
@@ -100,6 +101,7 @@ def network_of(config: Mapping[str, Any], name: str) -> nn.Module:
     model_class, arguments = classes(config)
     try:
         network = model_class(ArgumentsReader(arguments).from_dict(config))
+        mend(network, config)
     except CheckpointError as error:
         raise CheckpointError(f"{name}: {error}") from None
     except Exception as error:  # mlx-lm does not validate settings, so any error can occur
