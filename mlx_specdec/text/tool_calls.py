@@ -46,7 +46,7 @@ QUOTED = rf"""{JSON_STRING.pattern}|'[^'\\]*+(?:\\.[^'\\]*+)*+'"""
 
 @dataclass(frozen=True)
 class Reading:
-    """What was read in a section of calls.
+    """The result of reading a section of calls.
 
     Attributes:
         calls: The calls, each with "name", "arguments" and, if the model gives one, "id".

@@ -43,7 +43,7 @@ def mend(network: nn.Module, config: Part) -> None:
 
 
 def reads(part: Part) -> tuple[str, ...]:
-    """Return the keys of config.json that mends of a type read, besides those of the family."""
+    """Return the keys of config.json that mends read and that the family itself does not read."""
     kind = str(part.get("model_type"))
     windows = ("sliding_window", "use_sliding_window", "max_window_layers")
     return (*(windows if kind in (*ALL_SLIDE, *SLIDE_IN_PART) else ()), *READ.get(kind, ()))
@@ -284,7 +284,7 @@ def soft_cap(network: nn.Module, part: Part) -> None:
 
 
 def without_caps(network: nn.Module, part: Part) -> None:
-    """Attend without a cap, and do not cap logits, where config.json sets a cap to null."""
+    """Cap neither attention scores nor logits if config.json sets the cap to null."""
     if part.get("final_logit_softcapping", 0) is None:
         patches.CAPS.apply(network, "final_logit_softcapping", NO_CAP)
     if part.get("attn_logit_softcapping", 0) is None:
@@ -423,7 +423,7 @@ MENDS: dict[str, Iterable[Callable[[nn.Module, Part], None]]] = {
     "recurrent_gemma": (rounded_scale,),
     "starcoder2": (gelu,),
 }
-"""Type -> its mends, besides those of every type."""
+"""Type -> the mends of this type. Those in EVERY come before them."""
 ACTIVATIONS = ("hidden_activation", "hidden_act", "activation_function")
 READ = {
     "deepseek_v3": ("rope_interleave",),

@@ -1,5 +1,5 @@
-"""Translation of what transformers writes to the names that mlx-lm's families read: types, keys of
-config.json, and names of tensors. Rotary settings have a module of their own, `rotary`.
+"""Translation of types, keys of config.json and names of tensors from transformers' spelling to the
+one of mlx-lm's families. Rotary settings have a module of their own, `rotary`.
 
 A derived key is added only if the family reads it and config.json lacks it."""
 
@@ -149,7 +149,7 @@ def _translated(kind: str, part: Part) -> dict[str, Any]:
     """Return a part of config.json without values that mlx-lm's family would misread."""
     changed = dict(part)
     if kind == "exaone4" and isinstance(part.get("sliding_window_pattern"), int):
-        del changed["sliding_window_pattern"]  # mlx-lm wants it as letters
+        del changed["sliding_window_pattern"]  # mlx-lm reads this pattern as letters
     if kind == "granitemoehybrid":
         kinds = part.get("layer_types") or ()
         changed["layer_types"] = [_LAYERS.get(name, name) for name in kinds]

@@ -69,5 +69,5 @@ def _unread(config: Part, arguments: type) -> Iterator[tuple[str, Any]]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value that equals those of the same meaning."""
+    """Return a value in one spelling: null, false and 0 are None, and activations have one name."""
     return SYNONYMS.get(value, value) if isinstance(value, str) else value or None
