@@ -18,7 +18,8 @@ from pathlib import Path
 
 from served import serving
 
-from mlx_specdec import Emission, Options, Pair, Result, generate, load, process, stream_generate
+from mlx_specdec import Options, Result, Step, generate, load, process, stream_generate
+from mlx_specdec.engine.pair import Pair
 
 ROOT = Path(__file__).resolve().parents[1]
 PICTURES = ROOT / "docs" / "pictures"
@@ -60,16 +61,24 @@ def span(kind: str, text: str) -> str:
     return f'<tspan class="{kind}">{escape(text, quote=False)}</tspan>'
 
 
-def answer(emissions: list[Emission]) -> list[str]:
+def answer(steps: list[Step]) -> list[str]:
     """Return the lines of an answer. The class of each piece says whether it was drafted."""
+    pieces = [
+        (kind, text)
+        for step in steps
+        for kind, text in (
+            ("draft", step.text[: step.accepted_chars]),
+            ("word", step.text[step.accepted_chars :]),
+        )
+    ]
     lines: list[list[tuple[str, str]]] = [[]]
     column = 0
-    for piece in (piece for emission in emissions for piece in emission.pieces):
-        for word in re.findall(r" *[^ ]+| +", piece.text):
+    for kind, text in pieces:
+        for word in re.findall(r" *[^ ]+| +", text):
             if word[0] == " " and column + len(word) > COLUMNS:
                 lines.append([])
                 word, column = word.strip(), 0
-            lines[-1].append(("draft" if piece.drafted else "word", word))
+            lines[-1].append((kind, word))
             column += len(word)
     return ["".join(starmap(span, _joined(line))) for line in lines]
 
@@ -84,11 +93,11 @@ def decoded(pair: Pair, prompt: str | list[int], options: Options) -> tuple[list
     """Return the lines of an answer and of its count of draft tokens, and the result. Raises
     RuntimeError if the text differs from plain decoding's."""
     run = stream_generate(pair, prompt, options)
-    emissions, result = list(run), run.result()
+    steps, result = list(run), run.result()
     if result.tokens != generate(pair, prompt, Options(regular=True)).tokens:
         raise RuntimeError(f"speculation changed the text of {prompt!r}")
     counted = f"{result.stats.accepted} of {result.stats.drafted} draft tokens accepted"
-    return [*answer(emissions), span("dim", counted), ""], result
+    return [*answer(steps), span("dim", counted), ""], result
 
 
 def picture(lines: list[str], label: str) -> str:

@@ -11,7 +11,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from mlx_specdec import Options, Pair, Request, generate_many, load
+from mlx_specdec import Options, Request, generate_many, load
+from mlx_specdec.engine.pair import Pair
 
 HELD_OUT = Path(__file__).parents[1] / "prompts" / "chat.jsonl"
 TASKS = """Explain {} in simple words.

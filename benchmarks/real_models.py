@@ -24,7 +24,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from mlx_specdec import Options, Pair, generate, load, process
+from mlx_specdec import Options, generate, load, process
+from mlx_specdec.engine.pair import Pair
 
 process.load()
 

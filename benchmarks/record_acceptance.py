@@ -11,6 +11,7 @@ import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
+from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -59,7 +60,8 @@ def record(pair: Pair, prompt: str, temperature: float) -> str:
         cost_cache=False,
     )
     rule = Recording(options)
-    tokens = stream_generate(pair, prompt, options, rule=rule).result().tokens
+    with mock.patch("mlx_specdec.engine.opening.make_rule", lambda options: rule):
+        tokens = stream_generate(pair, prompt, options).result().tokens
     return rule.right.ljust(len(tokens), "0")
 
 

@@ -20,7 +20,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.margins import score
-from mlx_specdec import Options, Pair, Result, generate, generate_many, load, process
+from mlx_specdec import Options, Result, generate, generate_many, load, process
+from mlx_specdec.engine.pair import Pair
 from tests.support import simulated_metal
 from tests.support.shipped import ROOT
 from tests.support.simulated_metal import off_cpu

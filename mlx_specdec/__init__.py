@@ -18,30 +18,13 @@ from .version import __version__ as __version__
 
 if TYPE_CHECKING:
     from .conversion.convert import convert as convert
-    from .conversion.report import ConversionReport as ConversionReport
-    from .conversion.verify import TextChange as TextChange
-    from .decoding.sequence import Emission as Emission
-    from .decoding.sequence import Piece as Piece
-    from .decoding.sequence import TokenLogprob as TokenLogprob
-    from .decoding.statistics import Seconds as Seconds
-    from .decoding.statistics import SourceFigures as SourceFigures
-    from .decoding.statistics import Statistics as Statistics
-    from .draft_length.length import DraftLength as DraftLength
-    from .engine.generate import Run as Run
     from .engine.generate import generate as generate
     from .engine.generate import generate_many as generate_many
     from .engine.generate import stream_generate as stream_generate
     from .engine.generate import stream_many as stream_many
     from .engine.loading import load as load
-    from .engine.pair import Pair as Pair
-    from .engine.pair import with_documents as with_documents
-    from .engine.pair import with_history as with_history
     from .engine.prompt_cache import PromptCache as PromptCache
     from .engine.request import Request as Request
-    from .engine.results import Labels as Labels
-    from .engine.results import Part as Part
-    from .engine.results import Result as Result
-    from .engine.scheduler import Scheduler as Scheduler
     from .errors import CheckpointError as CheckpointError
     from .errors import DecodingError as DecodingError
     from .errors import DocumentError as DocumentError
@@ -52,12 +35,11 @@ if TYPE_CHECKING:
     from .errors import SourceError as SourceError
     from .errors import SpecdecError as SpecdecError
     from .errors import VocabularyError as VocabularyError
-    from .interfaces import Noise as Noise
     from .interfaces import Proposal as Proposal
     from .interfaces import Proposer as Proposer
-    from .interfaces import Rule as Rule
-    from .interfaces import Scores as Scores
-    from .interfaces import Verdict as Verdict
+    from .interfaces.records import Result as Result
+    from .interfaces.records import Statistics as Statistics
+    from .interfaces.records import Step as Step
     from .models.cache_settings import CacheSettings as CacheSettings
     from .options import Options as Options
     from .text.thoughts import Thoughts as Thoughts
@@ -67,37 +49,21 @@ _HOMES = {
     "CheckpointError": "errors",
     "DecodingError": "errors",
     "DocumentError": "errors",
-    "DraftLength": "draft_length.length",
-    "Emission": "decoding.sequence",
-    "Labels": "engine.results",
-    "Noise": "interfaces",
     "OptionError": "errors",
     "Options": "options",
     "OutputError": "errors",
-    "Pair": "engine.pair",
-    "Part": "engine.results",
-    "Piece": "decoding.sequence",
     "PromptCache": "engine.prompt_cache",
     "PromptError": "errors",
     "Proposal": "interfaces",
     "Proposer": "interfaces",
-    "ConversionReport": "conversion.report",
     "Request": "engine.request",
-    "Result": "engine.results",
+    "Result": "interfaces.records",
     "RewindError": "errors",
-    "Rule": "interfaces",
-    "Run": "engine.generate",
-    "Scheduler": "engine.scheduler",
-    "Scores": "interfaces",
-    "Seconds": "decoding.statistics",
     "SourceError": "errors",
-    "SourceFigures": "decoding.statistics",
     "SpecdecError": "errors",
-    "Statistics": "decoding.statistics",
-    "TextChange": "conversion.verify",
+    "Statistics": "interfaces.records",
+    "Step": "interfaces.records",
     "Thoughts": "text.thoughts",
-    "TokenLogprob": "decoding.sequence",
-    "Verdict": "interfaces",
     "VocabularyError": "errors",
     "convert": "conversion.convert",
     "generate": "engine.generate",
@@ -105,13 +71,33 @@ _HOMES = {
     "load": "engine.loading",
     "stream_generate": "engine.generate",
     "stream_many": "engine.generate",
-    "with_documents": "engine.pair",
-    "with_history": "engine.pair",
 }
 
 __all__ = list(_HOMES)
 
-_REMOVED: dict[str, str] = {}
+_STEP = "iterate for Steps, whose fields are its own: step.tokens, step.text, step.logprobs"
+_RETURNED = "use the object that a function returns, without its class"
+_REMOVED: dict[str, str] = {
+    "ConversionReport": _RETURNED,
+    "DraftLength": "set Options.num_draft",
+    "Emission": _STEP,
+    "Labels": "read Result.labels",
+    "Noise": "annotate nothing: Proposer.propose receives it",
+    "Pair": _RETURNED,
+    "Part": _STEP,
+    "Piece": "step.text[:step.accepted_chars] is the text of accepted draft tokens",
+    "Rule": "set Options.rule",
+    "Run": _RETURNED,
+    "Scheduler": _RETURNED,
+    "Scores": "annotate nothing: Proposer.observe receives it",
+    "Seconds": "read Statistics.seconds",
+    "SourceFigures": "read Statistics.by_source",
+    "TextChange": _RETURNED,
+    "TokenLogprob": "read Step.logprobs",
+    "Verdict": "set Options.rule",
+    "with_documents": "--lookup-file of the commands and of the server searches files",
+    "with_history": "the server and chat search earlier completions themselves",
+}
 """A name that release 0.4 removed -> what to use instead. An entry stays for one release.
 docs/upgrading.md has the same table."""
 

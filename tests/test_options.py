@@ -6,8 +6,8 @@ from dataclasses import asdict
 import numpy as np
 import pytest
 
-from mlx_specdec import Pair
 from mlx_specdec.engine.generate import generate, stream_generate
+from mlx_specdec.engine.pair import Pair
 from mlx_specdec.errors import OptionError, PromptError
 from mlx_specdec.options import Options
 

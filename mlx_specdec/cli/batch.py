@@ -25,8 +25,8 @@ from .loading import MemoryFlags, TextFlags, count_or_auto, load_drafting
 
 if TYPE_CHECKING:
     from ..engine.request import Request
-    from ..engine.results import Labels, Part
     from ..engine.scheduler import Scheduler
+    from ..interfaces.records import Labels, Step
     from ..text.chat import Messages
 
 SHOWN_EVERY = 0.2
@@ -274,10 +274,10 @@ class BatchRun:
                 raise self._refusal(line, error)
         self.journal.begin()
         started = time.perf_counter()
-        for part in many:
-            self.sums["tokens"] += len(part.emission.tokens)
-            if part.last:
-                self._write(self.pending.pop(part.number), part)
+        for step in many:
+            self.sums["tokens"] += len(step.tokens)
+            if step.last:
+                self._write(self.pending.pop(step.number), step)
             self.seconds = time.perf_counter() - started
             yield
 
@@ -297,9 +297,9 @@ class BatchRun:
             number += 1
             yield Request(request.prompt, request.options)
 
-    def _write(self, request: LineRequest, part: Part) -> None:
-        if (result := part.result) is None:
-            self._fail(request, part.error or "")
+    def _write(self, request: LineRequest, last: Step) -> None:
+        if (result := last.result) is None:
+            self._fail(request, last.error or "")
             return
         # Times and numbers of draft tokens are left out: they differ between runs.
         self.journal.append(

@@ -21,7 +21,7 @@ from .serve import Defaults
 
 if TYPE_CHECKING:
     from ..engine.pair import Pair
-    from ..engine.results import Result
+    from ..interfaces.records import Result
     from ..options import Options
 
 BLOCK = '"""'
@@ -128,8 +128,8 @@ class ChatSession:
             try:
                 with render.slowly("reading the prompt"):
                     run.read_prompt()
-                for emission in run:
-                    printer.show(emission)
+                for step in run:
+                    printer.show(step)
             except KeyboardInterrupt:
                 interrupts.go_on()
                 printer.show(run.interrupt())

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ..engine.generate import Run
     from ..engine.pair import Pair
     from ..engine.prompt_cache import PromptCache
-    from ..engine.results import Result
+    from ..interfaces.records import Result
 
 BYTE_ORDER_MARK = "\ufeff"
 PIPE_SECONDS = 5.0
@@ -192,8 +192,8 @@ def _generate(
             print(render.legend(sys.stdout), file=sys.stderr)
         printer = render.TextPrinter(sys.stdout, show_drafts=output.show_drafts)
         with suppress(KeyboardInterrupt):
-            for emission in run:
-                printer.show(emission)
+            for step in run:
+                printer.show(step)
         printer.show(run.interrupt())
         printer.finish()
         if not output.quiet and (sentence := render.cut(run.result(), options.max_tokens)):

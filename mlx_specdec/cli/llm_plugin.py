@@ -81,8 +81,8 @@ class SpecdecModel(llm.Model):
             options = Options(**{**pair.sampling, **settings})
             text = messages[0]["content"] if len(messages) == 1 else messages
             run = stream_generate(pair, text, options, cache=cache)
-            for emission in run:
-                yield emission.text
+            for step in run:
+                yield step.text
         except SpecdecError as problem:
             raise llm.ModelError(str(problem)) from problem
         result = run.result()

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from ..decoding.sequence import Emission
-    from ..engine.results import Labels, Result
+    from ..interfaces.records import Labels, Result, Step
 
 GREEN_UNDERLINED = "\x1b[32;4m"
 PLAIN = "\x1b[0m"
@@ -78,7 +77,7 @@ def write(stream: TextIO, text: str) -> None:
 
 
 class TextPrinter:
-    """A printer of emissions. On a terminal, control characters are escaped. show_drafts: Mark the
+    """A printer of steps. On a terminal, control characters are escaped. show_drafts: Mark the
     text of accepted draft tokens."""
 
     def __init__(self, stream: TextIO, *, show_drafts: bool = False) -> None:
@@ -89,13 +88,12 @@ class TextPrinter:
         self._controls = SHOWN_CONTROLS if stream.isatty() else {}
         self._wrote = ""
 
-    def show(self, emission: Emission) -> None:
-        """Write one emission and flush the stream."""
-        before, after = self._marks
-        text = ""
-        for piece in emission.pieces:
-            shown = piece.text.translate(self._controls)
-            text += f"{before}{shown}{after}" if piece.drafted else shown
+    def show(self, step: Step) -> None:
+        """Write the text of one step and flush the stream."""
+        (before, after), chars = self._marks, step.accepted_chars
+        of_drafts, text = step.text[:chars], step.text[chars:].translate(self._controls)
+        if of_drafts:
+            text = f"{before}{of_drafts.translate(self._controls)}{after}{text}"
         if text:
             write(self._stream, text)
             self._wrote = text

@@ -24,8 +24,9 @@ from ..interfaces import (
     feed,
     no_proposal,
 )
+from ..interfaces.records import Step
 from ..interfaces.results import TARGET, Cached, Reusable
-from .sequence import Batch, Emission
+from .sequence import Batch
 from .sequence import Sequence as Decoded
 from .statistics import Stopwatch
 
@@ -160,7 +161,7 @@ class _Pass:
 
 @dataclass(eq=False, kw_only=True)
 class Decoding:
-    """The decoding of a batch. Call `step` until every emission has a finish reason.
+    """The decoding of a batch. Call `step` until every sequence has a finish reason.
 
     Attributes:
         target: The target's context, which `reader` prefills.
@@ -196,10 +197,10 @@ class Decoding:
         states = {} if self.proposer is None else self.proposer.reusable(row)
         return {**states, TARGET: self.target.reusable(row)}
 
-    def step(self) -> tuple[Emission, ...]:
+    def step(self) -> tuple[Step, ...]:
         """Remove ended sequences, add waiting ones, then prefill one chunk or run one round.
 
-        Returns one emission per sequence; a prefill emits nothing. Raises DecodingError if an
+        Returns one step per sequence, which is empty in a prefill. Raises DecodingError if an
         exception interrupted an earlier step, which leaves the state inconsistent."""
         if self._broken:
             raise DecodingError("a step was interrupted in its middle: start the text again")
@@ -208,16 +209,16 @@ class Decoding:
             self._leave_and_join()
         if not self.reader.done:
             self.reader.step()
-            emissions = tuple(Emission((), ()) for _ in self.batch.sequences)
+            steps = tuple(Step() for _ in self.batch.sequences)
         elif remaining := self.batch.remaining:
-            emissions = self._round(remaining)
+            steps = self._round(remaining)
         else:
-            emissions = tuple(sequence.finish("length") for sequence in self.batch.sequences)
+            steps = tuple(sequence.finish("length") for sequence in self.batch.sequences)
         self._broken = False
         self._free_buffers()
-        return emissions
+        return steps
 
-    def _round(self, remaining: int) -> tuple[Emission, ...]:
+    def _round(self, remaining: int) -> tuple[Step, ...]:
         """Propose, submit a target pass, and commit the accepted tokens."""
         batch, proposer, rows = self.batch, self.proposer, len(self.batch.sequences)
         count = 0 if proposer is None else self.draft_length.choose(remaining, rows)
@@ -257,11 +258,11 @@ class Decoding:
         self.batch.draw_ahead()
         return _Pass(proposal, scores, verdict)
 
-    def _commit(self, done: _Pass) -> tuple[Emission, ...]:
+    def _commit(self, done: _Pass) -> tuple[Step, ...]:
         """Wait for the verdict, commit the accepted tokens and rewind the rejected ones."""
-        emissions, rounds = self.batch.commit(done.proposal, done.verdict)
-        emissions = self.batch.with_logprobs(emissions, done.scores.logits)
-        ended = all(emission.finish_reason is not None for emission in emissions)
+        steps, rounds = self.batch.commit(done.proposal, done.verdict)
+        steps = self.batch.with_logprobs(steps, done.scores.logits)
+        ended = all(step.finish_reason is not None for step in steps)
         if not ended:
             if done.proposal.size:
                 lengths = tuple([len(row.committed) - 1 for row in rounds])
@@ -272,7 +273,7 @@ class Decoding:
                 self.proposer.observe(verified, scores)
         pipelined = self._in_flight is not None
         self.watch.finish(done.proposal, rounds, pipelined=pipelined, ended=ended)
-        return emissions
+        return steps
 
     def _leave_and_join(self) -> None:
         """Remove ended sequences and add waiting ones, while no pass is in flight."""

@@ -6,11 +6,12 @@ import logging
 from collections.abc import Collection
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 import mlx.core as mx
 
 from ..interfaces import Noise, NoiseSource, Proposal, Verdict
+from ..interfaces.records import FinishReason, Step, TokenLogprob
 from ..interfaces.results import SequenceRound
 from ..largest import indices_of_largest
 from ..sampling.distribution import Distribution, log_probabilities
@@ -20,22 +21,8 @@ from ..text.stream import StopStrings, TextStream
 SCORED_ROWS = 32
 """Rows of logits whose log-probabilities are computed at once, which takes four times the memory of
 these rows."""
+NOTHING = Step()
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class TokenLogprob:
-    """The log-probability of a token in the target, before temperature, penalties and filters.
-
-    Attributes:
-        token: The id of the emitted token.
-        logprob: The natural log-probability of the token.
-        top: The most likely tokens of the position as (id, log-probability), the likeliest first.
-    """
-
-    token: int
-    logprob: float
-    top: tuple[tuple[int, float], ...]
 
 
 def token_logprobs(
@@ -62,48 +49,6 @@ def token_logprobs(
     return tuple(found)
 
 
-FinishReason = Literal["eos", "length", "stop", "interrupted", "damaged", "stuck", "failed"]
-
-
-@dataclass(frozen=True)
-class Piece:
-    """A piece of the output text that became printable.
-
-    Attributes:
-        text: The text, never empty.
-        drafted: Whether accepted draft tokens completed it.
-    """
-
-    text: str
-    drafted: bool
-
-
-@dataclass(frozen=True)
-class Emission:
-    """The output of one step for one sequence. The emission of a prefill step is empty.
-
-    Attributes:
-        tokens: The ids of the new tokens, an EOS token included.
-        pieces: The text that became printable, without EOS token and stop strings.
-        finish_reason: Why the sequence has ended, or None; see `Result`.
-        logprobs: The log-probabilities of the tokens, if the request asks for them.
-        drafted: How many of the tokens, counted from the first, were draft tokens.
-        stop: The stop string that ended the sequence, or "".
-    """
-
-    tokens: tuple[int, ...]
-    pieces: tuple[Piece, ...]
-    finish_reason: FinishReason | None = None
-    logprobs: tuple[TokenLogprob, ...] = ()
-    drafted: int = 0
-    stop: str = ""
-
-    @property
-    def text(self) -> str:
-        """All pieces joined."""
-        return "".join(piece.text for piece in self.pieces)
-
-
 @dataclass(eq=False, kw_only=True)
 class StopCriteria:
     """The stop criteria of one sequence, which also convert its tokens to text.
@@ -118,8 +63,9 @@ class StopCriteria:
     stream: TextStream
     stops: StopStrings
 
-    def take(self, tokens: Seq[int], drafted: int) -> Emission:
-        """Emit tokens up to the first stop criterion. The first `drafted` ones are draft tokens."""
+    def take(self, tokens: Seq[int], accepted: int) -> Step:
+        """Take tokens up to the first stop criterion. The first `accepted` ones are draft
+        tokens."""
         taken = list(tokens[: self.remaining])
         end = next((at for at, token in enumerate(taken) if token in self.eos), None)
         reason: FinishReason | None = None
@@ -127,38 +73,37 @@ class StopCriteria:
             taken, reason = taken[: end + 1], "eos"
         elif len(taken) == self.remaining:
             reason = "length"
-        segments = [(taken[:drafted], True), (taken[drafted:], False)]
+        segments = [taken[:accepted], taken[accepted:]]
         if self.stops.strings:
-            segments = [([token], index < drafted) for index, token in enumerate(taken)]
+            segments = [[token] for token in taken]
         emitted: list[int] = []
-        pieces: list[Piece] = []
-        for ids, is_draft in segments:
-            if not ids:
-                continue
+        text, chars = "", 0
+        for ids in filter(None, segments):
             emitted += ids
-            if text := self._print([token for token in ids if token not in self.eos]):
-                pieces.append(Piece(text, is_draft))
+            text += self._print([token for token in ids if token not in self.eos])
+            if len(emitted) <= accepted:
+                chars = len(text)
             if self.stops.met:
                 reason = "stop"
                 break
         self.remaining -= len(emitted)
-        count = min(drafted, len(emitted))
-        if reason is None:
-            return Emission(tuple(emitted), tuple(pieces), drafted=count)
-        last = self.finish(reason, is_draft=len(emitted) <= drafted)
-        pieces += last.pieces
-        return replace(last, tokens=tuple(emitted), pieces=tuple(pieces), drafted=count)
-
-    def finish(self, reason: FinishReason, *, is_draft: bool = False) -> Emission:
-        """End the sequence and emit only the text that was held back."""
-        rest = self._rest()
-        # The text that was held back may complete a stop string.
-        return Emission(
-            (),
-            (Piece(rest, is_draft),) if rest else (),
-            "stop" if self.stops.met else reason,
-            stop=self.stops.met,
+        step = Step(
+            tokens=tuple(emitted),
+            accepted=min(accepted, len(emitted)),
+            text=text,
+            accepted_chars=chars,
         )
+        if reason is None:
+            return step
+        step = self.finish(reason, step)
+        return replace(step, accepted_chars=len(step.text)) if len(emitted) <= accepted else step
+
+    def finish(self, reason: FinishReason, step: Step = NOTHING) -> Step:
+        """End the sequence. Return the last step with the text that was held back."""
+        text = step.text + self._rest()
+        # The text that was held back may complete a stop string.
+        reason = "stop" if self.stops.met else reason
+        return replace(step, text=text, finish_reason=reason, stop=self.stops.met)
 
     def _print(self, ids: Seq[int]) -> str:
         text = self.stops.push(self.stream.push(ids)) if ids else ""
@@ -226,37 +171,35 @@ class Sequence:
     def ended(self) -> bool:
         return self._reason is not None
 
-    def commit(self, tokens: Seq[int], drafted: int) -> Emission:
-        """Commit tokens and return the emission. The first `drafted` tokens are draft tokens. The
-        last token is -1 if the target's row is NaN or infinite."""
+    def commit(self, tokens: Seq[int], accepted: int) -> Step:
+        """Commit tokens and return the step. The first `accepted` tokens are draft tokens. The last
+        token is -1 if the target's row is NaN or infinite."""
         # The batch still runs passes over this row, and -1 is not a valid input token.
         self.committed += [max(0, token) for token in tokens]
         if self.ended:
-            return Emission((), (), self._reason)
+            return Step(finish_reason=self._reason)
         count = len(tokens) - (tokens[-1] < 0)
         problem: FinishReason = "damaged"
         if (constraint := self.distribution.constraint) is not None:
             count = constraint.take(tokens[:count])
             # If the mask allows a token, only NaN or infinite logits can choose a forbidden one.
             problem = "eos" if constraint.complete else "stuck" if constraint.stuck else problem
-        emission = self.stop.take(tokens[:count], min(drafted, count))
+        step = self.stop.take(tokens[:count], min(accepted, count))
         # A token that was not accepted does not matter after the end of the sequence.
-        if emission.finish_reason is None and count < len(tokens):
-            end = self.stop.finish(problem)
-            pieces, reason = emission.pieces + end.pieces, end.finish_reason
-            emission = replace(emission, pieces=pieces, finish_reason=reason, stop=end.stop)
-        self._reason = emission.finish_reason
-        return emission
+        if step.finish_reason is None and count < len(tokens):
+            step = self.stop.finish(problem, step)
+        self._reason = step.finish_reason
+        return step
 
-    def finish(self, reason: FinishReason) -> Emission:
+    def finish(self, reason: FinishReason) -> Step:
         """End the sequence unless it has ended; emitted tokens remain valid."""
         if self.ended:
-            return Emission((), (), self._reason)
-        emission = self.stop.finish(reason)
-        self._reason = emission.finish_reason
-        return emission
+            return Step(finish_reason=self._reason)
+        step = self.stop.finish(reason)
+        self._reason = step.finish_reason
+        return step
 
-    def fail(self, problem: Exception | None = None) -> Emission:
+    def fail(self, problem: Exception | None = None) -> Step:
         """End the sequence and discard the text that was held back."""
         if problem is not None:
             log.error("a text has failed", exc_info=problem)
@@ -264,7 +207,7 @@ class Sequence:
             # Without the traceback, whose frames keep arrays alive.
             self.problem = None if problem is None else problem.with_traceback(None)
             self._reason = "failed"
-        return Emission((), (), self._reason)
+        return Step(finish_reason=self._reason)
 
 
 class Batch:
@@ -339,14 +282,14 @@ class Batch:
 
     def commit(
         self, proposal: Proposal, verdict: Verdict
-    ) -> tuple[tuple[Emission, ...], tuple[SequenceRound, ...]]:
+    ) -> tuple[tuple[Step, ...], tuple[SequenceRound, ...]]:
         """Wait for the verdict, then commit the accepted tokens and the next token. A sequence ends
         with "damaged" if its logits are NaN or infinite, with "failed" after an exception."""
         following: Any = verdict.next.tolist()
         size = proposal.size
         accepted_rows: Any = verdict.accepted.tolist() if size else None
         drafted: Any = proposal.tokens.tolist() if size else None
-        emissions, rounds = [], []
+        steps, rounds = [], []
         for row, sequence in enumerate(self.sequences):
             accepted, tokens = 0, [following[row]]
             if size:
@@ -354,47 +297,50 @@ class Batch:
                 tokens = [*drafted[row][:accepted], following[row]]
             position, before = sequence.position, len(sequence.committed)
             try:
-                emission = sequence.commit(tokens, accepted)
+                step = sequence.commit(tokens, accepted)
             except Exception as problem:
-                emission = self._end(sequence, problem)
+                step = self._end(sequence, problem)
                 # The batch still runs passes over the row of this sequence.
                 sequence.committed[before:] = [max(0, token) for token in tokens]
-            emissions.append(emission)
+            count, source = proposal.count(row) if size else 0, proposal.source_of(row)
+            ended = step.finish_reason is not None
             rounds.append(
                 SequenceRound(
-                    drafted=proposal.count(row) if size else 0,
+                    drafted=count,
                     accepted=accepted,
-                    emitted=len(emission.tokens),
+                    emitted=len(step.tokens),
                     position=position,
                     committed=sequence.committed,
-                    ended=emission.finish_reason is not None,
+                    ended=ended,
                     left=sequence.remaining,
-                    source=proposal.source_of(row),
+                    source=source,
                 )
             )
-        return tuple(emissions), tuple(rounds)
+            if count:
+                count = min(count, len(step.tokens)) if ended else count
+                step = replace(step, drafted=count, proposer=source)
+            steps.append(step)
+        return tuple(steps), tuple(rounds)
 
-    def _end(self, sequence: Sequence, problem: Exception) -> Emission:
+    def _end(self, sequence: Sequence, problem: Exception) -> Step:
         """End one sequence of several; raise the problem if there is only one sequence."""
         if len(self.sequences) == 1:
             raise problem
         return sequence.fail(problem)
 
-    def with_logprobs(
-        self, emissions: tuple[Emission, ...], logits: mx.array
-    ) -> tuple[Emission, ...]:
-        """Add log-probabilities to the emissions of sequences that request them. logits: (batch, m,
+    def with_logprobs(self, steps: tuple[Step, ...], logits: mx.array) -> tuple[Step, ...]:
+        """Add log-probabilities to the steps of sequences that request them. logits: (batch, m,
         width) of the target."""
         if not self._logprobs:
-            return emissions
-        results = list(emissions)
-        for row, (sequence, emission) in enumerate(zip(self.sequences, emissions, strict=True)):
-            if sequence.top_logprobs is None or not emission.tokens:
+            return steps
+        results = list(steps)
+        for row, (sequence, step) in enumerate(zip(self.sequences, steps, strict=True)):
+            if sequence.top_logprobs is None or not step.tokens:
                 continue
             vocabulary = sequence.distribution.vocabulary
             try:
-                settings = emission.tokens, sequence.top_logprobs, vocabulary
-                results[row] = replace(emission, logprobs=token_logprobs(logits[row], *settings))
+                settings = step.tokens, sequence.top_logprobs, vocabulary
+                results[row] = replace(step, logprobs=token_logprobs(logits[row], *settings))
             except Exception as problem:
                 results[row] = self._end(sequence, problem)
         return tuple(results)

@@ -1,97 +1,15 @@
-"""Statistics of one completion up to its last token, and the stopwatch of the rounds."""
+"""The recorder of the statistics of one completion, and the stopwatch of the rounds."""
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 import mlx.core as mx
 
 from .. import process
 from ..interfaces import Proposal, Scores
+from ..interfaces.records import Seconds, SourceFigures, Statistics
 from ..interfaces.results import RoundListener, RoundReport, RoundTimes, SequenceRound
-
-
-@dataclass(frozen=True)
-class Seconds:
-    """Wall times of one completion in seconds.
-
-    Attributes:
-        load: Time to load the pair.
-        prompt: Time of the prefill, proposers included.
-        prompt_draft: The share of the proposers in `prompt`.
-        draft: Time of drafting. This and `verify` are extrapolated from the rounds that were timed
-            in parts. `draft`, `verify` and `other` are None if no speculative round was.
-        verify: Time of the target's passes after the prefill, plain steps included.
-        other: The remaining time after the prefill.
-        total: The total time.
-    """
-
-    load: float
-    prompt: float
-    prompt_draft: float
-    draft: float | None
-    verify: float | None
-    other: float | None
-    total: float
-
-    @property
-    def decoding(self) -> float:
-        """The time after the prefill."""
-        return self.total - self.load - self.prompt
-
-
-@dataclass(frozen=True)
-class SourceFigures:
-    """Figures of one of several proposers: the rounds in which it drafted, its draft tokens, and
-    how many of them were accepted."""
-
-    rounds: int
-    drafted: int
-    accepted: int
-
-
-@dataclass(frozen=True)
-class Statistics:
-    """Figures of one completion, up to its last token.
-
-    Attributes:
-        rounds: The number of rounds, plain steps included.
-        drafted: The number of draft tokens.
-        accepted: The number of accepted draft tokens.
-        acceptance_rate: accepted / drafted; None without draft tokens.
-        tokens_per_round: Generated tokens per round; None without rounds.
-        drafted_by_position, accepted_by_position: Entry i is about the i-th draft token of a round.
-        by_source: Figures by proposer, if several proposed.
-        target_passes: The number of target passes after the prefill. Pipelined
-            decoding submits one pass more than it uses.
-        timed_rounds: The number of speculative rounds that were timed in parts.
-        seconds: Wall times.
-        tokens_per_second: Generated tokens per second after the prefill; None if that took no time.
-        peak_memory_bytes: MLX's peak since the request began, weights included.
-        device: "cpu", or the name of the GPU.
-        blas: The BLAS of the CPU, such as "mkl" or "accelerate".
-    """
-
-    rounds: int
-    drafted: int
-    accepted: int
-    acceptance_rate: float | None
-    tokens_per_round: float | None
-    drafted_by_position: tuple[int, ...]
-    accepted_by_position: tuple[int, ...]
-    by_source: dict[str, SourceFigures]
-    target_passes: int
-    timed_rounds: int
-    seconds: Seconds
-    tokens_per_second: float | None
-    peak_memory_bytes: int
-    device: str
-    blas: str
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the statistics as the commands print them with --json."""
-        return asdict(self)
 
 
 class Recorder:

@@ -6,41 +6,39 @@ from typing import Literal
 import mlx.core as mx
 
 from .. import process
-from ..decoding.sequence import Emission
-from ..draft_length.length import DraftLength
 from ..errors import DecodingError, OptionError, PromptError
-from ..interfaces import Progress, Proposer, Rule
+from ..interfaces import Progress, Proposer
+from ..interfaces.records import Result, Step
 from ..options import Options
 from ..sampling.settings import integer
 from .memory import AutoBatchSize, BatchSize
 from .pair import Pair
 from .prompt_cache import PromptCache
 from .request import Overrides, Prompt, Request, encode, for_model
-from .results import Part, Result
 from .scheduler import Scheduler
 
 
 class Run:
-    """A completion that is being generated. Iterate over it for the emission of every step; then
-    `result` returns the completion. `stream_generate` creates it."""
+    """A completion that is being generated. Iterate over it for its steps; then `result`
+    returns the completion. `stream_generate` creates it."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         """Take over a scheduler that has started its only request."""
         self._scheduler = scheduler
-        self._last: Part | None = None
+        self._last: Step | None = None
         self._saved = False
 
-    def __iter__(self) -> Iterator[Emission]:
-        """Decode, and yield the emission of every step. It is empty during the prefill. Raises
-        DecodingError as `result` does."""
+    def __iter__(self) -> Iterator[Step]:
+        """Decode, and yield each step. Those of the prefill are empty. Raises DecodingError as
+        `result` does."""
         process.clear_at_end()
         while self._last is None:
             if self._scheduler.reading:
                 self._scheduler.read()
-                yield Emission((), ())
+                yield Step()
             else:
-                [part] = self._scheduler.decode()
-                yield self._take(part)
+                [step] = self._scheduler.decode()
+                yield self._take(step)
 
     def read_prompt(self) -> None:
         """Prefill the prompt now. Otherwise, the first iteration does it."""
@@ -53,10 +51,10 @@ class Run:
         """Why the draft length is what it is, in one line."""
         return self._scheduler.reason
 
-    def interrupt(self) -> Emission:
+    def interrupt(self) -> Step:
         """End the completion early, and return the text that was held back until now."""
-        part = self._scheduler.interrupt(0)
-        return Emission((), ()) if part is None else self._take(part)
+        step = self._scheduler.interrupt(0)
+        return Step() if step is None else self._take(step)
 
     def result(self) -> Result:
         """Decode to the end and return the completion. Raises DecodingError if the model's logits
@@ -71,12 +69,12 @@ class Run:
             self._scheduler.save_costs()
         return self._last.result
 
-    def _take(self, part: Part) -> Emission:
-        if part.last:
-            self._last = part
-        if part.error is not None:
-            raise DecodingError(part.error)
-        return part.emission
+    def _take(self, step: Step) -> Step:
+        if step.last:
+            self._last = step
+        if step.error is not None:
+            raise DecodingError(step.error)
+        return step
 
 
 def stream_generate(
@@ -85,8 +83,6 @@ def stream_generate(
     options: Options | None = None,
     *,
     proposer: Proposer | None = None,
-    rule: Rule | None = None,
-    draft_length: DraftLength | None = None,
     progress: Progress | None = None,
     timed: bool = False,
     cache: PromptCache | None = None,
@@ -98,8 +94,6 @@ def stream_generate(
         prompt: A string, messages, or token ids; see `generate`.
         options: The settings of the completion; None for `Options()`.
         proposer: The drafter, in place of the one that the options name.
-        rule: The acceptance rule, in place of the one that the options name.
-        draft_length: An object that chooses draft lengths, in place of `options.num_draft`.
         progress: Called with the numbers of prompt tokens that were prefilled and that there are.
         timed: Whether some rounds are timed in parts. Drafting and verifying do not overlap in such
             a round. Otherwise the statistics lack the seconds of both.
@@ -107,7 +101,7 @@ def stream_generate(
             tokens of the target disagree with passes over single ones.
 
     Returns:
-        The run. Iterate over it for an `Emission` of each step, then call its `result`.
+        The run. Iterate over it for its `Step`s, then call its `result`.
 
     Raises:
         PromptError: The prompt is empty, or longer than the model can take.
@@ -117,13 +111,13 @@ def stream_generate(
 
     Example:
         run = stream_generate(pair, "def add(a, b):", Options(max_tokens=64))
-        for emission in run:
-            print(emission.text, end="", flush=True)
+        for step in run:
+            print(step.text, end="", flush=True)
         print(run.result().stats.tokens_per_second)
     """
     options = options or Options()
     mx.reset_peak_memory()
-    overrides = Overrides(proposer, rule, draft_length, timed, progress)
+    overrides = Overrides(proposer, timed, progress)
     scheduler = Scheduler(pair, (), options, BatchSize(1), cache, overrides=overrides, raises=True)
     scheduler.start(Request(prompt, options))
     return Run(scheduler)
@@ -179,8 +173,9 @@ def stream_many(
             takes the free memory of the machine except for a reserve.
 
     Returns:
-        The scheduler. Iterate over it for the parts of all prompts, one `Part` per step and prompt.
-        The last part of a prompt has a `result`, or an `error` if the prompt is unusable or fails.
+        The scheduler. Iterate over it for the steps of all prompts, one `Step` per prompt and
+        round. The last step of a prompt has a `result`, or an `error` if the prompt is unusable or
+        fails.
 
     Raises:
         OptionError: The options do not suit the model, or a number is out of range.
@@ -188,9 +183,9 @@ def stream_many(
         PromptError: The prompts are one string.
 
     Example:
-        for part in stream_many(pair, ["def add(a, b):", "def sub(a, b):"]):
-            if part.result is not None:
-                print(part.number, part.result.text)
+        for step in stream_many(pair, ["def add(a, b):", "def sub(a, b):"]):
+            if step.result is not None:
+                print(step.number, step.result.text)
     """
     options = options or Options()
     for_model(pair, options)
@@ -236,9 +231,9 @@ def generate_many(
     """
     results: dict[int, Result] = {}
     run = stream_many(pair, prompts, options, batch_size=batch_size, memory_budget=memory_budget)
-    for part in run:
-        if part.error is not None:
-            raise DecodingError(f"prompt {part.number}: {part.error}")
-        if part.result is not None:
-            results[part.number] = part.result
+    for step in run:
+        if step.error is not None:
+            raise DecodingError(f"prompt {step.number}: {step.error}")
+        if step.result is not None:
+            results[step.number] = step.result
     return [results[number] for number in sorted(results)]

@@ -199,11 +199,9 @@ class Opener:
         self.why_not = self._reason_against_batches()
         self.batched = self.why_not is None
         count = options.num_draft
-        if overrides.draft_length is not None:
-            self.lengths = overrides.draft_length
-        elif overrides.proposer is not None:
+        if overrides.proposer is not None:
             most = MOST_EXACT if options.exact else MOST
-            self.lengths = (
+            self.lengths: DraftLength = (
                 AutoLength([Source(most=most)]) if count == "auto" else FixedLength(count)
             )
         else:
@@ -255,7 +253,7 @@ class Opener:
         return Decoding(
             target=context,
             proposer=proposer,
-            rule=self.overrides.rule or make_rule(options),
+            rule=make_rule(options),
             batch=Batch([job.sequence for job in jobs]),
             draft_length=self.lengths,
             reader=reader,

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self, cast
 
-from ..decoding.sequence import Emission, FinishReason, Piece, StopCriteria
 from ..decoding.sequence import Sequence as Decoded
+from ..decoding.sequence import StopCriteria
 from ..decoding.statistics import Recorder
-from ..draft_length.length import DraftLength
 from ..errors import DAMAGED, DecodingError, OptionError
 from ..interfaces import NoiseSource, Progress, Proposer, Rule
+from ..interfaces.records import NO_TEXT, FinishReason, Labels, Result, Step
 from ..models.base import check_prompt
 from ..options import Options
 from ..proposers.drafter import Drafter
@@ -28,7 +28,6 @@ from ..text.tokenizer import SENTINEL
 from ..verification import rules
 from .memory import Extent
 from .pair import Pair
-from .results import NO_TEXT, Labels, Part, Result
 
 Prompt = str | Sequence[int] | Messages
 
@@ -70,12 +69,10 @@ class Request:
 
 @dataclass(frozen=True)
 class Overrides:
-    """Objects that replace the proposer, rule or draft length of the options. `timed` says whether
-    some rounds are timed in parts. `progress` receives the number of prefilled prompt tokens."""
+    """A proposer that replaces those of the options. `timed` says whether some rounds are timed in
+    parts. `progress` receives the number of prefilled prompt tokens."""
 
     proposer: Proposer | None = None
-    rule: Rule | None = None
-    draft_length: DraftLength | None = None
     timed: bool = False
     progress: Progress | None = None
 
@@ -103,8 +100,7 @@ class Job:
         began, read: The times on the clock, in seconds, when the prefill began and ended.
         drafting: The seconds that the drafters took in the prefill.
         behind: A job that this one waits for, since its prompt has a prefix in common.
-        reported: The number of speculative rounds whose drafts earlier parts have counted.
-        scores_prompt: See `Request`.
+            scores_prompt: See `Request`.
     """
 
     pair: Pair
@@ -120,13 +116,12 @@ class Job:
     tenant: str
     scores_prompt: bool = False
     recorder: Recorder = field(default_factory=Recorder)
-    pieces: list[Piece] = field(default_factory=list)
+    text: list[str] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     began: float = 0.0
     read: float = 0.0
     drafting: float = 0.0
     behind: Self | None = None
-    reported: int = 0
 
     @classmethod
     def of(
@@ -158,12 +153,12 @@ class Job:
         # With a grammar, the output begins as the grammar demands, and not with a blank.
         starts = request.answers or chat or constraint is not None
         drafting = chosen if most_drafted(options) > 0 else ()
-        proposer, custom_rule = overrides.proposer, overrides.rule
+        proposer = overrides.proposer
         labels = Labels(
             model=pair.name,
             draft_model=pair.draft_name if any(drafter.identity for drafter in drafting) else None,
             proposer=proposer_kind(drafting) if proposer is None else type(proposer).__name__,
-            rule=options.rule_name if custom_rule is None else type(custom_rule).__name__,
+            rule=options.rule_name,
             lossy=options.lossy,
             delta=options.delta,
             seed=options.seed,
@@ -210,33 +205,32 @@ class Job:
         now = len(self.sequence.committed)
         return Extent(len(self.ids), now, now + self.sequence.remaining)
 
-    def part(self, emission: Emission, clock: Callable[[], float]) -> Part:
-        """Return the output of a step, with the result if it is the last one. The clock returns
-        seconds."""
-        self.tokens += emission.tokens
-        emission = self._with_sentinels(emission)
-        self.pieces += emission.pieces
-        drafts, self.reported = self.recorder.drafts[self.reported :], len(self.recorder.drafts)
-        drafted, accepted = sum(n for _, n, _ in drafts), sum(n for *_, n in drafts)
+    def report(self, step: Step, clock: Callable[[], float]) -> Step:
+        """Return a step with its number, and with the result if it is the last one. The clock
+        returns seconds."""
+        self.tokens += step.tokens
+        step = self._with_sentinels(step)
+        self.text.append(step.text)
         scored, self.sequence.prompt_logprobs = tuple(self.sequence.prompt_logprobs), []
-        part = Part(self.number, emission, None, None, drafted, accepted, scored)
+        proposer = step.proposer or self.labels.proposer if step.drafted else ""
+        step = replace(step, number=self.number, proposer=proposer, prompt_logprobs=scored)
         if not self.sequence.ended:
-            return part
+            return step
         try:
-            return replace(part, result=self._result(emission.finish_reason, clock()))
+            return replace(step, result=self._result(step.finish_reason, clock()))
         except DecodingError as problem:
-            return Part(self.number, emission, error=str(problem))
+            return replace(step, error=str(problem))
 
-    def _with_sentinels(self, emission: Emission) -> Emission:
-        """Add sentinel tokens to the last emission if the completion would be blank without them.
+    def _with_sentinels(self, step: Step) -> Step:
+        """Add sentinel tokens to the last step if the completion would be blank without them.
         Completions with stop strings stay as they are, since those have been searched already."""
         if not self.sequence.ended or self.options.stop:
-            return emission
-        if any(piece.text.strip() for piece in [*self.pieces, *emission.pieces]):
-            return emission
+            return step
+        if any(text.strip() for text in [*self.text, step.text]):
+            return step
         texts = sentinels(self.pair, self.tokens)
-        rest = [Piece(texts[token], False) for token in self.tokens if token in texts]
-        return replace(emission, pieces=(*emission.pieces, *rest))
+        rest = "".join(texts[token] for token in self.tokens if token in texts)
+        return replace(step, text=step.text + rest)
 
     def _result(self, reason: FinishReason | None, now: float) -> Result:
         if reason is None or reason in NO_TEXT:
@@ -250,8 +244,7 @@ class Job:
         stats = self.recorder.summary(
             load=load, prompt=prompt, decoding=decoding, prompt_draft=self.drafting
         )
-        text = "".join(piece.text for piece in self.pieces)
-        return Result(text, tuple(self.tokens), reason, self.labels, stats)
+        return Result("".join(self.text), tuple(self.tokens), reason, self.labels, stats)
 
 
 def special_texts(pair: Pair) -> dict[int, str]:

@@ -10,10 +10,10 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property
 
 from ..decoding.loop import Decoding, chunk
-from ..decoding.sequence import Emission
 from ..decoding.sequence import Sequence as Decoded
 from ..decoding.statistics import Stopwatch
 from ..errors import DAMAGED, SpecdecError, message
+from ..interfaces.records import Step
 from ..interfaces.results import RoundReport
 from ..options import Options
 from .memory import BatchSize, Extent, MemoryBudget, even
@@ -21,7 +21,6 @@ from .opening import Opener, drafting
 from .pair import Pair
 from .prompt_cache import PromptCache
 from .request import Job, Overrides, Request
-from .results import Part
 
 BROKEN = "this text could not go on, since something failed inside"
 WINDOW = 8
@@ -70,7 +69,7 @@ class Group:
 
 @dataclass(eq=False)
 class Scheduler:
-    """A scheduler that decodes the requests of one pair together. Iterate over it for the parts of
+    """A scheduler that decodes the requests of one pair together. Iterate over it for the steps of
     all requests, or call `step` until it is `idle`. `stream_many` creates it.
 
     An internal failure ends one request, or all requests of one pass, with an error. It is raised
@@ -84,7 +83,7 @@ class Scheduler:
         size: The maximum number of sequences in a pass.
         cache: The prefix cache.
         memory_budget: The bytes for all sequences; None takes `memory.default_budget`.
-        overrides: Objects that replace the proposer, rule or draft length of the options.
+        overrides: The caller's own proposer, and what it wants to know.
         raises: Whether internal failures are raised.
         why_not: Why only one sequence goes through a pass, or "".
         held: Bytes of the budget that work outside of the scheduler needs.
@@ -120,7 +119,7 @@ class Scheduler:
             shared=lambda: len(self._running) + len(self._reading) > 1,
         )
         self._waiting: list[Job] = []
-        self._failed: list[Part] = []
+        self._failed: list[Step] = []
         self._reading: list[Group] = []
         self._running: list[Group] = []
         self._shortest_next = False
@@ -171,15 +170,15 @@ class Scheduler:
         """The maximum number of bytes that the admitted requests can need."""
         return self._bytes_with([])
 
-    def __iter__(self) -> Iterator[Part]:
+    def __iter__(self) -> Iterator[Step]:
         try:
             while not self.idle:
                 yield from self.step()
         finally:
             self.save_costs()
 
-    def step(self) -> list[Part]:
-        """Prefill a chunk, decode a round of every prefilled request, and return the parts."""
+    def step(self) -> list[Step]:
+        """Prefill a chunk, decode a round of every prefilled request, and return their steps."""
         self.read()
         return self.decode()
 
@@ -189,13 +188,13 @@ class Scheduler:
         if self._reading:
             self._read()
 
-    def decode(self) -> list[Part]:
+    def decode(self) -> list[Step]:
         """Take a round of every prefilled group."""
-        parts: list[Part] = []
+        steps: list[Step] = []
         for group in list(self._running):
-            parts += self._round(group)
+            steps += self._round(group)
         failed, self._failed = self._failed, []
-        return parts + failed
+        return steps + failed
 
     def save_costs(self) -> None:
         """Save the costs and acceptance rates of the rounds so far."""
@@ -204,14 +203,14 @@ class Scheduler:
 
     def add(self, number: int, request: Request) -> None:
         """Add a request under a new number. It is prefilled when there is room. An unusable request
-        returns a part with an error in the next step."""
+        returns a step with an error when the next step is taken."""
         try:
             job = self._opener_of(request.options, self.pair).job(number, request)
             self.budget.check(len(job.ids), job.sequence.remaining)
         except SpecdecError as problem:  # the request itself is unusable
-            self._failed.append(Part(number, Emission((), ()), error=str(problem)))
+            self._failed.append(Step(number, finish_reason="failed", error=str(problem)))
         except Exception as problem:
-            self._failed.append(Part(number, Emission((), ()), error=self._note(problem)))
+            self._failed.append(Step(number, finish_reason="failed", error=self._note(problem)))
         else:
             self._jobs[job.sequence] = job
             self._waiting.append(job)
@@ -238,14 +237,14 @@ class Scheduler:
         return self._openers[key]
 
     def cancel(self, number: int) -> None:
-        """End a request without a last part."""
+        """End a request without a last step."""
         if (job := self._find(number)) is not None:
             self._leave(job)
 
-    def interrupt(self, number: int) -> Part | None:
-        """End a request, and return its last part, or None if it has already ended."""
+    def interrupt(self, number: int) -> Step | None:
+        """End a request, and return its last step, or None if it has already ended."""
         job = self._find(number)
-        return None if job is None else self._part(job, job.sequence.finish("interrupted"))
+        return None if job is None else self._reported(job, job.sequence.finish("interrupted"))
 
     def on_round(self, report: RoundReport) -> None:
         """Pass the report of a round to the draft length and to the statistics of each request."""
@@ -273,7 +272,7 @@ class Scheduler:
         for job in jobs:
             job.sequence.fail()
             self._leave(job)
-            self._failed.append(Part(job.number, Emission((), ()), error=error))
+            self._failed.append(Step(job.number, finish_reason="failed", error=error))
 
     def _note(self, problem: Exception) -> str:
         """Log and count an internal failure, and return its error message. Raises the failure if
@@ -394,40 +393,40 @@ class Scheduler:
         more = budget.of_caches(both) - budget.of_caches(host.extents)
         return self.reserved_bytes + more <= budget.nbytes
 
-    def _round(self, group: Group) -> list[Part]:
+    def _round(self, group: Group) -> list[Step]:
         decoding = self._in_step = group.decoding
         try:
-            emissions = decoding.step()
+            taken = decoding.step()
         except Exception as problem:
             self._fail(group.jobs, problem, a_pass=True)
             return []
         self._in_step = None
-        parts: list[Part] = []
-        for sequence, emission in zip(decoding.sequences, emissions, strict=True):
+        steps: list[Step] = []
+        for sequence, step in zip(decoding.sequences, taken, strict=True):
             # A sequence that has ended stays in the batch until no pass is in flight.
             if (job := self._jobs.get(sequence)) is None:
                 continue
             try:
-                parts.append(self._part(job, emission))
+                steps.append(self._reported(job, step))
             except Exception as problem:
                 self._fail([job], problem)
-        return parts
+        return steps
 
-    def _part(self, job: Job, emission: Emission) -> Part:
-        self._window_tokens += len(emission.tokens)
+    def _reported(self, job: Job, step: Step) -> Step:
+        self._window_tokens += len(step.tokens)
         if (problem := job.sequence.problem) is not None:
             self._leave(job)
-            return Part(job.number, Emission((), ()), error=self.failures.note(problem))
-        part = job.part(emission, self._watch.clock)
-        if not part.last:
-            return part
-        if part.result is not None:
+            return Step(job.number, finish_reason="failed", error=self.failures.note(problem))
+        step = job.report(step, self._watch.clock)
+        if not step.last:
+            return step
+        if step.result is not None:
             self._keep(job)
             self._opener.remember(job)
-        elif part.error == DAMAGED and self._opener.cache is not None:
+        elif step.error == DAMAGED and self._opener.cache is not None:
             self._opener.cache.clear()  # it may hold NaN or infinity of this sequence
         self._leave(job)
-        return part
+        return step
 
     def _keep(self, job: Job) -> None:
         """Add a finished sequence to the prefix cache. A failure does not affect the request."""

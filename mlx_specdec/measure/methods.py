@@ -8,13 +8,13 @@ from dataclasses import dataclass, field, replace
 from itertools import chain, count
 from typing import Literal, TypeVar
 
-from ..decoding.statistics import Statistics
 from ..engine.generate import stream_generate
 from ..engine.opening import FREE, drafters
 from ..engine.pair import Pair
 from ..engine.request import proposer_kind
 from ..errors import OptionError, PromptError
 from ..interfaces import Progress, ignore_progress
+from ..interfaces.records import Statistics
 from ..models.base import check_prompt
 from ..options import Options
 from ..text.prompts import Prompt

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..decoding.sequence import Emission, TokenLogprob
-from ..engine.results import Part, Result
+from ..interfaces.records import Result, Step, TokenLogprob
 from ..text.thoughts import Thoughts
 from ..text.vocabulary import token_bytes
 from ..version import __version__
@@ -22,7 +21,6 @@ EVENTS = "text/event-stream"
 FINGERPRINT = f"mlx-specdec-{__version__}"
 LEAST_LOGPROB = -9999.0
 """The logprob that is sent in place of minus infinity, which JSON lacks."""
-NOTHING = Emission((), ())
 token_pieces = functools.lru_cache(maxsize=1)(token_bytes)
 """Returns the bytes of each id of a Tokenizer, or None for ids without a text."""
 
@@ -60,22 +58,21 @@ class Choice:
         """The number of tokens of thoughts, without the marks around them."""
         return 0 if self.thoughts is None else self.thoughts.tokens
 
-    def take(self, part: Part) -> None:
+    def take(self, step: Step) -> None:
         """Add what a step generated."""
-        emission = part.emission
-        self.texts.append(emission.text)
-        self.logprobs += emission.logprobs
-        self.prompt_logprobs = part.prompt_logprobs or self.prompt_logprobs
-        self.tokens += len(emission.tokens)
+        self.texts.append(step.text)
+        self.logprobs += step.logprobs
+        self.prompt_logprobs = step.prompt_logprobs or self.prompt_logprobs
+        self.tokens += len(step.tokens)
         if self.thoughts is not None:
-            ended = emission.finish_reason == "eos"
-            self.thoughts = self.thoughts.after(emission.tokens[: -1 if ended else None])
-        self.drafted += part.drafted
-        self.accepted += part.accepted
-        self.stop = emission.stop
-        self.result = part.result
-        if part.result is not None:
-            self.finish_reason = part.result.finish_reason
+            ended = step.finish_reason == "eos"
+            self.thoughts = self.thoughts.after(step.tokens[: -1 if ended else None])
+        self.drafted += step.drafted
+        self.accepted += step.accepted
+        self.stop = step.stop
+        self.result = step.result
+        if step.result is not None:
+            self.finish_reason = step.result.finish_reason
 
     def read(self, text: str | None) -> list[Event]:
         """Add and return the events of the next piece of text. None is the end of the text."""
@@ -138,8 +135,8 @@ class Writer(ABC):
         """Return the payloads before the first text of a choice."""
         return []
 
-    def piece(self, choice: Choice, emission: Emission, events: Iterable[Event]) -> list[Payload]:
-        """Return the payloads of one emission. events: The events in the emission's text."""
+    def piece(self, choice: Choice, step: Step, events: Iterable[Event]) -> list[Payload]:
+        """Return the payloads of one step. events: The events in the step's text."""
         return [payload for event in events for payload in self.event(event)]
 
     def event(self, event: Event) -> list[Payload]:

@@ -7,9 +7,10 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from ..interfaces.records import Step
 from ..text.messages import text_of
 from .answer_models import CountAnswer, MessageAnswer
-from .answers import NOTHING, Choice, Payload, Writer
+from .answers import Choice, Payload, Writer
 from .bodies import Body, Boolean, ByType, Fields, Object, String, worded
 from .contents import PARTS, Content, Other
 from .events import Arguments, Call, Event, joined
@@ -283,7 +284,7 @@ class MessagesWriter(Writer):
         """Return the message that the events of a stream add up to."""
         [choice] = choices
         blocks: list[Payload] = []
-        events = self.piece(choice, NOTHING, joined(choice.events))
+        events = self.piece(choice, Step(), joined(choice.events))
         for payload in [*events, *self.end(choice)]:
             if payload["type"] == "content_block_start":
                 blocks.append(payload["content_block"])

@@ -1,5 +1,5 @@
-"""The thread that owns the models and decodes. Other threads submit requests and receive parts of
-completions. They never touch an array."""
+"""The thread that owns the models and decodes. Other threads submit requests and receive the steps
+of completions. They never touch an array."""
 
 import atexit
 import logging
@@ -14,21 +14,20 @@ from typing import Any
 from weakref import WeakSet
 
 from .. import process
-from ..decoding.sequence import Emission
 from ..engine.memory import BatchSize, MemoryBudget
 from ..engine.pair import Pair
 from ..engine.prompt_cache import PromptCache
 from ..engine.prompt_cache_files import Store
 from ..engine.request import Request
-from ..engine.results import Part
 from ..engine.scheduler import Failures, Scheduler
+from ..interfaces.records import Step
 from ..models.wired_memory import release
 from ..options import Options
 from .metrics import Metrics
 from .tasks import EngineTask, TaskQueue
 
-Listener = Callable[[Part], None]
-"""A callback for the parts of a request, which must return at once. It is called by the engine's
+Listener = Callable[[Step], None]
+"""A callback for the steps of a request, which must return at once. It is called by the engine's
 thread, or by the thread that closes the engine."""
 STOPPING = "the server is shutting down"
 FAILED_PASSES = 3
@@ -291,7 +290,7 @@ class Engine:
                     scheduler.add(number, request)
                 for number in cancelled:
                     scheduler.cancel(number)
-                parts = scheduler.step()
+                steps = scheduler.step()
                 self.reserved_bytes, self._waiting = scheduler.reserved_bytes, scheduler.waiting
                 self._measure()
             except Exception as problem:
@@ -299,9 +298,9 @@ class Engine:
                     raise
                 log.exception("a step of the engine failed")
                 self.failures.passes += 1
-                scheduler, parts = self._begin(), self._all_with(self.failures.note(problem))
+                scheduler, steps = self._begin(), self._all_with(self.failures.note(problem))
             self._stepped = time.perf_counter()
-            self._publish(parts)
+            self._publish(steps)
             # A task waits until running requests leave enough memory, and new requests wait for it.
             if self._tasks and (
                 scheduler.idle or scheduler.reserved_bytes <= scheduler.budget.nbytes
@@ -323,32 +322,32 @@ class Engine:
         cached, history, budget = (0 if holder is None else holder.nbytes for holder in held)
         self.nbytes = cached, history, budget
 
-    def _all_with(self, error: str) -> list[Part]:
-        """Return parts that end all pending requests with an error."""
+    def _all_with(self, error: str) -> list[Step]:
+        """Return steps that end all pending requests with an error."""
         with self._changed:
             self._arrived = []
-            return [Part(number, Emission((), ()), error=error) for number in self._pending]
+            return [Step(number, finish_reason="failed", error=error) for number in self._pending]
 
-    def _publish(self, parts: Sequence[Part]) -> None:
-        for part in parts:
+    def _publish(self, steps: Sequence[Step]) -> None:
+        for step in steps:
             with self._changed:
-                pending = self._pending.get(part.number)
-                if part.last:
-                    self._pending.pop(part.number, None)
+                pending = self._pending.get(step.number)
+                if step.last:
+                    self._pending.pop(step.number, None)
             if pending is None:
                 continue
             now = time.perf_counter()
-            if part.emission.tokens:
+            if step.tokens:
                 self.failures.passes = 0
                 since = pending.came if pending.newest is None else pending.newest
                 first = pending.newest is None
-                self.metrics.tokens(len(part.emission.tokens), now - since, first=first)
+                self.metrics.tokens(len(step.tokens), now - since, first=first)
                 pending.newest = now
-            if part.result is not None:
-                self.metrics.finished(part.result, now - pending.came)
-            elif part.error is not None:
+            if step.result is not None:
+                self.metrics.finished(step.result, now - pending.came)
+            elif step.error is not None:
                 self.metrics.count("failed")
-            pending.listener(part)
+            pending.listener(step)
 
 
 _engines: WeakSet[Engine] = WeakSet()

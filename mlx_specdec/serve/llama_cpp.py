@@ -7,8 +7,8 @@ from pydantic import StrictInt, model_validator
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ..decoding.sequence import Emission
 from ..engine.chat import chat_format
+from ..interfaces.records import Step
 from ..text.tokenizer import DirectoryTokenizer
 from .answer_models import Anything, DetokenizedAnswer, TokensAnswer
 from .answers import FINGERPRINT, Choice, Payload, Writer, token_pieces
@@ -88,8 +88,8 @@ class InfillWriter(Writer):
         [choice] = choices
         return self._last(choice, "".join(choice.texts))
 
-    def piece(self, choice: Choice, emission: Emission, events: Iterable[Event]) -> list[Payload]:
-        return [{"content": emission.text, "stop": False}] if emission.text else []
+    def piece(self, choice: Choice, step: Step, events: Iterable[Event]) -> list[Payload]:
+        return [{"content": step.text, "stop": False}] if step.text else []
 
     def end(self, choice: Choice) -> list[Payload]:
         return [self._last(choice, "")]

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from starlette.requests import Request
 
-from ..decoding.sequence import Emission, TokenLogprob
+from ..interfaces.records import Step, TokenLogprob
 from ..proposers.lookup import PREDICTION
 from .answer_models import CompletionAnswer, ModelAnswer, Models
 from .answers import FINGERPRINT, LEAST_LOGPROB, Choice, Payload, Writer, token_pieces
@@ -64,17 +64,17 @@ class CompletionWriter(Writer):
         head = {**self._head, "object": self.answer_type, "choices": listed}
         return {**head, **self._figures(choices)}
 
-    def piece(self, choice: Choice, emission: Emission, events: Iterable[Event]) -> list[Payload]:
+    def piece(self, choice: Choice, step: Step, events: Iterable[Event]) -> list[Payload]:
         """Return chunks of text. If include_drafted is set, the first one has token counts."""
-        contents, logprobs = self.contents(emission, events), self.logprobs(choice, emission)
-        if logprobs or (self.include_drafted and emission.tokens):
+        contents, logprobs = self.contents(step, events), self.logprobs(choice, step)
+        if logprobs or (self.include_drafted and step.tokens):
             contents = contents or [self.nothing]
         pieces = []
         for at, content in enumerate(contents):
             pieces.append(self._choice(choice, content, None if at else logprobs))
             if self.include_drafted:
-                tokens = 0 if at else len(emission.tokens)
-                pieces[at] |= {"drafted": emission.drafted > 0, "tokens": tokens}
+                tokens = 0 if at else len(step.tokens)
+                pieces[at] |= {"drafted": step.accepted > 0, "tokens": tokens}
         return [self._chunk([piece]) for piece in pieces]
 
     def end(self, choice: Choice) -> list[Payload]:
@@ -120,11 +120,11 @@ class CompletionWriter(Writer):
         """Return the content of a complete choice."""
 
     @abstractmethod
-    def contents(self, emission: Emission, events: Iterable[Event]) -> list[Payload]:
-        """Return the contents of the chunks of one emission."""
+    def contents(self, step: Step, events: Iterable[Event]) -> list[Payload]:
+        """Return the contents of the chunks of one step."""
 
     @abstractmethod
-    def logprobs(self, choice: Choice, of: Choice | Emission) -> Payload | None:
+    def logprobs(self, choice: Choice, of: Choice | Step) -> Payload | None:
         """Return the log-probabilities of a choice, or of a part of it, if there are any."""
 
     def _token(self, id: int, logprob: float) -> Payload:
@@ -149,13 +149,13 @@ class TextWriter(CompletionWriter):
         """Return the prompt, if `echo` is set and the prompt has no logprobs."""
         return [] if self._scores_prompt(choice) else self._echo(choice)
 
-    def piece(self, choice: Choice, emission: Emission, events: Iterable[Event]) -> list[Payload]:
+    def piece(self, choice: Choice, step: Step, events: Iterable[Event]) -> list[Payload]:
         """Return chunks of text, and before the first one the prompt if it has logprobs."""
         echo: list[Payload] = []
         if self._scores_prompt(choice) and choice.index not in self._begun:
             self._begun.add(choice.index)
             echo = self._echo(choice, self._listed(choice, (), after_prompt=True))
-        return [*echo, *super().piece(choice, emission, events)]
+        return [*echo, *super().piece(choice, step, events)]
 
     def _echo(self, choice: Choice, logprobs: Payload | None = None) -> list[Payload]:
         echoed = self.request.echoed[choice.index :][:1]
@@ -167,10 +167,10 @@ class TextWriter(CompletionWriter):
     def content(self, choice: Choice) -> Payload:
         return {"text": "".join([*self.request.echoed[choice.index :][:1], *choice.texts])}
 
-    def contents(self, emission: Emission, events: Iterable[Event]) -> list[Payload]:
-        return [{"text": emission.text}] if emission.text else []
+    def contents(self, step: Step, events: Iterable[Event]) -> list[Payload]:
+        return [{"text": step.text}] if step.text else []
 
-    def logprobs(self, choice: Choice, of: Choice | Emission) -> Payload | None:
+    def logprobs(self, choice: Choice, of: Choice | Step) -> Payload | None:
         complete = of is choice and self._scores_prompt(choice)
         return self._listed(choice, of.logprobs, after_prompt=complete)
 
@@ -232,10 +232,10 @@ class ChatWriter(CompletionWriter):
     def content(self, choice: Choice) -> Payload:
         return {"message": _message(choice)}
 
-    def contents(self, emission: Emission, events: Iterable[Event]) -> list[Payload]:
+    def contents(self, step: Step, events: Iterable[Event]) -> list[Payload]:
         return [{"delta": _delta(event)} for event in events]
 
-    def logprobs(self, choice: Choice, of: Choice | Emission) -> Payload | None:
+    def logprobs(self, choice: Choice, of: Choice | Step) -> Payload | None:
         # OpenAI leaves out the token that ends a text.
         count = len(of.logprobs) - (of.finish_reason == "eos")
         content = [

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 
 from starlette.requests import Request
 
+from ..interfaces.records import Step
 from .answer_models import Anything, CountAnswer, ResponseAnswer
-from .answers import NOTHING, Choice, Payload, Writer
+from .answers import Choice, Payload, Writer
 from .bodies import Body
 from .events import Arguments, Call, Event, joined
 from .items import (
@@ -139,7 +140,7 @@ class ResponsesWriter(Writer):
 
     def answer(self, choices: Sequence[Choice]) -> Payload:
         [choice] = choices
-        self.piece(choice, NOTHING, joined(choice.events))
+        self.piece(choice, Step(), joined(choice.events))
         last = self.end(choice)[-1]
         return {**last["response"], **timings(choices)}
 

@@ -14,10 +14,9 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from ..decoding.sequence import Emission
-from ..engine.results import STUCK, Part
 from ..errors import DecodingError, SpecdecError
-from .answers import EVENTS, NOTHING, Choice, Payload, Writer
+from ..interfaces.records import STUCK, Step
+from .answers import EVENTS, Choice, Payload, Writer
 from .bodies import Body, Fields, parse
 from .engine import STOPPING, Engine
 from .events import Event
@@ -250,8 +249,8 @@ def _handled(endpoint: Endpoint, parser: RequestParser, body: Body) -> Answer:
         raise invalid(str(error), name if name in body else None) from None
 
 
-Step = tuple[Choice, Emission | None, list[Event]]
-"""A choice, its new emission (None at the end of the choice), and the events of the emission."""
+Output = tuple[Choice, Step | None, list[Event]]
+"""A choice, its newest step (None at the end of the choice), and the events in the step's text."""
 
 
 class ResponseStream:
@@ -268,14 +267,14 @@ class ResponseStream:
         self.writer = writer
         self._loop = asyncio.get_running_loop()
         self._deadline = self._loop.time() + seconds
-        self._parts: asyncio.Queue[Part] = asyncio.Queue()
+        self._arrived: asyncio.Queue[Step] = asyncio.Queue()
         with _refused():
             numbers = engine.submit(parsed.requests, self._receive)
         self._open = dict(zip(numbers, self.choices, strict=True))
 
     async def complete(self, request: Request) -> Payload | list[Payload]:
         """Return the complete answer. Raises Problem, and ClientDisconnect if the client leaves."""
-        async for _ in self._steps(POLL_SECONDS):
+        async for _ in self._outputs(POLL_SECONDS):
             if await request.is_disconnected():
                 raise ClientDisconnect
         return self.writer.answer(self.choices)
@@ -289,13 +288,13 @@ class ResponseStream:
 
         try:
             yield sent([payload for choice in self.choices for payload in writer.start(choice)])
-            async for step in self._steps(HEARTBEAT_SECONDS):
-                if step is None:
+            async for output in self._outputs(HEARTBEAT_SECONDS):
+                if output is None:
                     yield sent(writer.silence()) or writer.heartbeat
                     continue
-                choice, emission, events = step
-                payloads = writer.piece(choice, emission or NOTHING, events)
-                if emission is None:
+                choice, step, events = output
+                payloads = writer.piece(choice, step or Step(), events)
+                if step is None:
                     payloads += writer.end(choice)
                 yield sent(payloads)
             yield sent(writer.rest(self.choices)) + writer.done
@@ -316,7 +315,7 @@ class ResponseStream:
         self._engine.cancel(list(self._open))
         self._open = {}
 
-    async def _steps(self, every: float) -> AsyncIterator[Step | None]:
+    async def _outputs(self, every: float) -> AsyncIterator[Output | None]:
         """Yield the steps of all choices, and None after each `every` seconds without a step. When
         the time of the request is over, open choices are cut. Raises Problem if the engine fails or
         has generated no token in this time."""
@@ -327,26 +326,26 @@ class ResponseStream:
             try:
                 # wait_for of Python 3.11 may swallow a cancellation.
                 async with asyncio.timeout(min(left, every)):
-                    part = await self._parts.get()
+                    step = await self._arrived.get()
             except TimeoutError:
                 if left > every:
                     yield None
                 continue
-            if part.number not in self._open:
+            if step.number not in self._open:
                 continue  # cancelled meanwhile
-            if part.error is not None:
-                del self._open[part.number]
-                if part.error == STOPPING:
+            if step.error is not None:
+                del self._open[step.number]
+                if step.error == STOPPING:
                     raise busy(STOPPING)
                 # The client can change a constraint that no text of the model satisfies.
-                raise (invalid if part.error == STUCK else failed)(part.error)
-            choice = self._open[part.number]
-            choice.take(part)
+                raise (invalid if step.error == STUCK else failed)(step.error)
+            choice = self._open[step.number]
+            choice.take(step)
             by_drafted = self.writer.include_drafted
-            for emission in _by_drafted(part.emission) if by_drafted else [part.emission]:
-                yield choice, emission, await _read(choice, emission.text)
-            if part.last:
-                del self._open[part.number]
+            for piece in _by_drafted(step) if by_drafted else [step]:
+                yield choice, piece, await _read(choice, piece.text)
+            if step.last:
+                del self._open[step.number]
                 yield choice, None, await _read(choice, None)
         cut = list(self._open.values())
         self.close()
@@ -357,11 +356,11 @@ class ResponseStream:
             choice.finish_reason = "length"
             yield choice, None, await _read(choice, None)
 
-    def _receive(self, part: Part) -> None:
-        """Put a part into the queue. Called by the engine's thread."""
+    def _receive(self, step: Step) -> None:
+        """Put a step into the queue. Called by the engine's thread."""
         # The event loop may have ended.
         with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._parts.put_nowait, part)
+            self._loop.call_soon_threadsafe(self._arrived.put_nowait, step)
 
 
 async def _read(choice: Choice, text: str | None) -> list[Event]:
@@ -370,13 +369,24 @@ async def _read(choice: Choice, text: str | None) -> list[Event]:
     return await run_in_threadpool(choice.read, text) if calling else choice.read(text)
 
 
-def _by_drafted(emission: Emission) -> list[Emission]:
-    """Split an emission into accepted draft tokens and the target's own tokens."""
-    count, parts = emission.drafted, []
-    for at, drafted in ((slice(count), True), (slice(count, None), False)):
-        pieces = tuple(piece for piece in emission.pieces if piece.drafted == drafted)
-        tokens, logprobs = emission.tokens[at], emission.logprobs[at]
-        if tokens or pieces:
-            parts.append(Emission(tokens, pieces, None, logprobs, count * drafted))
-    last = [replace(part, finish_reason=emission.finish_reason) for part in parts[-1:]]
-    return parts[:-1] + last
+def _by_drafted(step: Step) -> list[Step]:
+    """Split a step into accepted draft tokens and the target's own tokens."""
+    count, chars = step.accepted, step.accepted_chars
+    if count == len(step.tokens):
+        return [step]
+    of_drafts = replace(
+        step,
+        tokens=step.tokens[:count],
+        text=step.text[:chars],
+        logprobs=step.logprobs[:count],
+        finish_reason=None,
+    )
+    own = replace(
+        step,
+        tokens=step.tokens[count:],
+        accepted=0,
+        text=step.text[chars:],
+        accepted_chars=0,
+        logprobs=step.logprobs[count:],
+    )
+    return [of_drafts, own] if count else [step]

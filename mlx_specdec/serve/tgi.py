@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from starlette.requests import Request
 
-from ..decoding.sequence import Emission, TokenLogprob
+from ..interfaces.records import Step, TokenLogprob
 from ..version import __version__
 from . import answer_models
 from .answers import LEAST_LOGPROB, Choice, Payload, Writer, token_pieces
@@ -137,16 +137,16 @@ class TgiWriter(Writer):
             answer["details"] = {**self._end(choice), "prefill": [], "tokens": tokens}
         return [answer] if self._listed else answer
 
-    def piece(self, choice: Choice, emission: Emission, events: Iterable[Event]) -> list[Payload]:
+    def piece(self, choice: Choice, step: Step, events: Iterable[Event]) -> list[Payload]:
         """Return a payload for each token. The last one also has the complete text."""
-        tokens = [self._token(token) for token in emission.logprobs]
-        if "".join(token["text"] for token in tokens) != emission.text and tokens:
+        tokens = [self._token(token) for token in step.logprobs]
+        if "".join(token["text"] for token in tokens) != step.text and tokens:
             # Tokens may be parts of characters, and text may have been held back. The last token
             # that is not special gets the text, since clients skip special tokens.
             for token in tokens:
                 token["text"] = ""
             last = next((token for token in reversed(tokens) if not token["special"]), tokens[-1])
-            last |= {"text": emission.text, "special": False}
+            last |= {"text": step.text, "special": False}
         payloads = [self._payload(token) for token in tokens]
         if payloads and choice.finish_reason is not None:
             payloads[-1] |= self._last(choice)

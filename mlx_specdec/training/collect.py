@@ -13,8 +13,9 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from .. import Pair, PromptError
+from .. import PromptError
 from ..checkpoints import disk
+from ..engine.pair import Pair
 from ..interfaces import FINAL, Progress
 from ..models.number_format import on_cpu
 from .completions import Ids, complete, states

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 import mlx.core as mx
 import numpy as np
 
-from .. import DecodingError, Pair
+from .. import DecodingError
+from ..engine.pair import Pair
 from ..interfaces import Context, feed
 
 Ids = tuple[int, ...]

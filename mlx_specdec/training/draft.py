@@ -16,7 +16,7 @@ import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_flatten, tree_unflatten
 
-from .. import OptionError, Pair, VocabularyError
+from .. import OptionError, VocabularyError
 from ..checkpoints import files
 from ..checkpoints.disk import default_shard_bytes
 from ..checkpoints.files import Weights
@@ -24,6 +24,7 @@ from ..checkpoints.source import as_directory, resolve
 from ..checkpoints.tensors import Tensor
 from ..checkpoints.writer import TensorChange, write_config, write_weights
 from ..conversion.report import PROVENANCE, combined, digests_of, maker
+from ..engine.pair import Pair
 from ..models import families
 from ..models.base import Base
 from ..models.encoder_decoder.family import EncoderDecoderFamily

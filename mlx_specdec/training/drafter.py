@@ -13,9 +13,9 @@ import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_flatten
 
-from .. import Pair
 from ..checkpoints import files
 from ..checkpoints.source import as_directory, resolve
+from ..engine.pair import Pair
 from ..interfaces import after
 from ..models.base import Base
 from ..models.drafters.dflash import CONFIDENCE, CONFIDENCE_BIAS, DFlash

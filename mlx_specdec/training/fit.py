@@ -21,9 +21,10 @@ import numpy as np
 from mlx import optimizers
 from mlx.utils import tree_flatten, tree_map_with_path, tree_unflatten
 
-from .. import OptionError, OutputError, Pair
+from .. import OptionError, OutputError
 from ..checkpoints import destination
 from ..checkpoints.formats import safetensors as safetensors_file
+from ..engine.pair import Pair
 from ..interfaces import Progress
 from ..models.base import fingerprint
 from .collect import SampleFiles, collect, read_samples

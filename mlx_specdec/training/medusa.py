@@ -11,9 +11,9 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from .. import Pair
 from ..checkpoints import destination
 from ..checkpoints.shards import HEADS
+from ..engine.pair import Pair
 from ..models.base import Base
 from ..models.drafters.medusa import BASE, COUNT, LAYERS, MedusaHeads
 from .collect import SampleFiles

@@ -14,7 +14,7 @@ import pytest
 from mlx_specdec.cli import generate as prompt
 from mlx_specdec.cli import render
 from mlx_specdec.cli.generate import read_prompt
-from mlx_specdec.decoding.sequence import Emission, Piece
+from mlx_specdec.interfaces.records import Step
 
 from ..support.commands import Run, Terminal
 
@@ -117,7 +117,7 @@ def test_a_silent_pipe_that_stays_open_holds_nobody_up(
 
 def shown(stream: io.StringIO, **settings: bool) -> str:
     printer = render.TextPrinter(stream, **settings)
-    printer.show(Emission((1, 2), (Piece(HOSTILE, False), Piece(HOSTILE, True))))
+    printer.show(Step(tokens=(1, 2), accepted=1, text=2 * HOSTILE, accepted_chars=len(HOSTILE)))
     printer.finish()
     return stream.getvalue()
 

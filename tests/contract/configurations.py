@@ -10,7 +10,7 @@ import mlx.core as mx
 import numpy as np
 from tokenizers import Tokenizer, models
 
-from mlx_specdec import Options, Pair, Request, stream_many
+from mlx_specdec import Options, Request, stream_many
 
 CASES = Path(__file__).parents[1] / "fixtures" / "configurations"
 PROMPTS = ([5, 9, 40, 41, 42, 7], [11 + (7 * i * i + 3 * i) % 80 for i in range(26)])
@@ -46,14 +46,14 @@ def prompts_of(case: dict[str, Any]) -> Iterator[tuple[list[int], dict[str, Any]
     yield from zip(PROMPTS, case["outputs"], strict=False)
 
 
-def compare(pair: Pair, prompt: list[int], expected: dict[str, Any], **options: Any) -> float:
+def compare(pair: Any, prompt: list[int], expected: dict[str, Any], **options: Any) -> float:
     """Return the largest difference of log-probabilities; check that the tokens are equal."""
     settings = Options(max_tokens=LENGTH, cost_cache=False, **{"regular": True, **options})
     request = Request(prompt, settings, top_logprobs=0, ignore_eos=True)
     scores, tokens = list[float](), tuple[int, ...]()
     for part in stream_many(pair, [request]):
         assert part.error is None, part.error
-        scores += [token.logprob for token in part.emission.logprobs]
+        scores += [token.logprob for token in part.logprobs]
         tokens = tokens if part.result is None else part.result.tokens
     assert list(tokens) == expected["tokens"]
     return max(abs(a - b) for a, b in zip(scores, expected["logprobs"], strict=True))

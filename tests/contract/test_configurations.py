@@ -10,7 +10,6 @@ import pytest
 from mlx_specdec import (
     CheckpointError,
     Options,
-    Pair,
     PromptCache,
     PromptError,
     Request,
@@ -88,7 +87,7 @@ def test_short_and_long_sequences_share_no_cached_prefix(tmp_path: Path) -> None
     assert alone[4] != alone[40][:4]
 
 
-def tokens_of(pair: Pair, prompt: list[int], limit: int, **settings: Any) -> list[int]:
+def tokens_of(pair: Any, prompt: list[int], limit: int, **settings: Any) -> list[int]:
     run = stream_generate(pair, prompt, Options(max_tokens=limit, cost_cache=False), **settings)
     return [token for emission in run for token in emission.tokens]
 

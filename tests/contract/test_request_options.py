@@ -10,7 +10,6 @@ from mlx_specdec import (
     DecodingError,
     OptionError,
     Options,
-    Pair,
     Request,
     Result,
     generate,
@@ -61,7 +60,7 @@ TEMPLATE = "{{ greeting }}{% for m in messages %}{{ m.content }}\n{% endfor %}"
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Any:
     home = tmp_path_factory.mktemp("options")
     target = checkpoint(home / "target", template=TEMPLATE, max_position_embeddings=512)
     return load(target, moved(target, home / "draft", 0.02))
@@ -75,12 +74,12 @@ def shown(result: Result) -> Any:
     return text, tokens, result.finish_reason, result.labels
 
 
-def alone(pair: Pair, request: Request) -> Any:
+def alone(pair: Any, request: Request) -> Any:
     return shown(generate(pair, request.prompt, request.options))
 
 
 @pytest.mark.parametrize("name", OWN)
-def test_an_option_of_a_request_holds(pair: Pair, name: str) -> None:
+def test_an_option_of_a_request_holds(pair: Any, name: str) -> None:
     """Two requests have the option and one has the shared options."""
     own = replace(BASE, **OWN[name])
     requests = [Request(prompt, own) for prompt in PROMPTS[:2]] + [Request(PROMPTS[2], BASE)]
@@ -95,7 +94,7 @@ def test_an_option_of_a_request_holds(pair: Pair, name: str) -> None:
 
 
 @pytest.mark.parametrize("shared", [{"regular": True}, {"proposer": "ngram"}, {"exact": True}])
-def test_the_shared_options_decide_on_no_request(pair: Pair, shared: dict[str, Any]) -> None:
+def test_the_shared_options_decide_on_no_request(pair: Any, shared: dict[str, Any]) -> None:
     names = ("draft model", "no drafts", "token rule", "exact")
     options = [replace(BASE, **OWN[name]) for name in names]
     requests = [Request(PROMPTS[0], one) for one in options]
@@ -103,7 +102,7 @@ def test_the_shared_options_decide_on_no_request(pair: Pair, shared: dict[str, A
     assert [shown(result) for result in results] == [alone(pair, one) for one in requests]
 
 
-def test_all_options_together_are_decoded_side_by_side(pair: Pair) -> None:
+def test_all_options_together_are_decoded_side_by_side(pair: Any) -> None:
     requests = [Request(PROMPTS[0], replace(BASE, **settings)) for settings in OWN.values()]
     results = generate_many(pair, requests, batch_size=8)
     assert [shown(result) for result in results] == [alone(pair, one) for one in requests]
@@ -115,7 +114,7 @@ def test_all_options_together_are_decoded_side_by_side(pair: Pair) -> None:
     assert [lengths[name] for name in ("shorter drafts", "exact", "longer drafts")] == [1, 3, 6]
 
 
-def test_a_length_of_auto_holds(pair: Pair) -> None:
+def test_a_length_of_auto_holds(pair: Any) -> None:
     """Automatic lengths follow the clock, so that only the completion is compared."""
     own = replace(BASE, num_draft="auto", proposer="draft")
     requests = [Request(PROMPTS[0], own), Request(PROMPTS[1], BASE)]
@@ -132,7 +131,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_hold_is_refused_in_one_sentence(pair: Pair, name: str) -> None:
+def test_what_cannot_hold_is_refused_in_one_sentence(pair: Any, name: str) -> None:
     settings, sentence = REFUSED[name]
     own = replace(BASE, **settings)
     requests = [Request(PROMPTS[0], own), Request(PROMPTS[1], BASE)]

@@ -6,9 +6,9 @@ import math
 import mlx.core as mx
 import pytest
 
-from mlx_specdec import Pair
 from mlx_specdec.draft_length.length import FixedLength
 from mlx_specdec.engine.generate import generate
+from mlx_specdec.engine.pair import Pair
 from mlx_specdec.errors import DecodingError
 from mlx_specdec.interfaces import Rule
 from mlx_specdec.options import Options

@@ -12,9 +12,9 @@ import pytest
 
 from mlx_specdec.engine.generate import generate, stream_generate
 from mlx_specdec.engine.pair import Pair
-from mlx_specdec.engine.results import Result
 from mlx_specdec.errors import RewindError
 from mlx_specdec.interfaces import Model, Noise, Proposal, Proposer, Scores
+from mlx_specdec.interfaces.records import Result
 from mlx_specdec.models.cache_settings import CacheSettings
 from mlx_specdec.models.encoder_decoder.context import EncoderDecoderContext
 from mlx_specdec.models.mlx_lm.context import DecoderOnlyContext

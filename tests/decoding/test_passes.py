@@ -6,7 +6,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from mlx_specdec import Options, Pair, generate
+from mlx_specdec import Options, generate
 from mlx_specdec.interfaces import Scores
 from mlx_specdec.models.distributed.leader import Leader, led
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
@@ -34,7 +34,7 @@ class Counted:
         monkeypatch.setattr(model, "run", counted)
 
 
-def fresh(family: str) -> Pair:
+def fresh(family: str) -> Any:
     draft = DecoderOnlyModel(perturbed(tiny.build(family), 0.3))
     return pair_of(DecoderOnlyModel(tiny.build(family)), draft)
 

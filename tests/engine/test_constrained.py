@@ -11,8 +11,8 @@ from mlx_specdec import load
 from mlx_specdec.engine.generate import generate, generate_many, stream_many
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.engine.request import Request
-from mlx_specdec.engine.results import STUCK
 from mlx_specdec.errors import DecodingError, OptionError
+from mlx_specdec.interfaces.records import STUCK
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.options import Options
 from mlx_specdec.sampling.constraint import Constraint

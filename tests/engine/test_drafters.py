@@ -7,7 +7,6 @@ from typing import cast
 import pytest
 
 from mlx_specdec.draft_length import saved
-from mlx_specdec.draft_length.auto import AutoLength
 from mlx_specdec.engine import loading
 from mlx_specdec.engine.generate import generate, stream_generate
 from mlx_specdec.engine.opening import (
@@ -142,7 +141,7 @@ def test_a_draft_that_is_parked_is_never_run(alone: Pair, proposer: str) -> None
 
 
 @pytest.mark.parametrize("proposer", ["draft", "auto"])
-def test_proposers_and_lengths_that_a_caller_passes_teach_nothing_of_the_pair(
+def test_a_proposer_that_a_caller_passes_teaches_nothing_of_the_pair(
     pair: Pair, proposer: str
 ) -> None:
     options = Options(max_tokens=12, proposer=proposer)
@@ -151,8 +150,7 @@ def test_proposers_and_lengths_that_a_caller_passes_teach_nothing_of_the_pair(
     before = json.dumps(memory.entries)
     [*_, draft] = drafters(pair, options)
     made = draft.make(Setup(options))
-    for passed in ({"proposer": made}, {"draft_length": AutoLength()}):
-        assert stream_generate(pair, "hello", options, **passed).result().tokens == text
+    assert stream_generate(pair, "hello", options, proposer=made).result().tokens == text
     assert json.dumps(memory.entries) == before
 
 

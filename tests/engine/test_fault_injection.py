@@ -30,9 +30,9 @@ from mlx_specdec.engine.opening import Opener
 from mlx_specdec.engine.pair import Pair, Trial
 from mlx_specdec.engine.prompt_cache import PromptCache
 from mlx_specdec.engine.request import Job, Request
-from mlx_specdec.engine.results import Part
 from mlx_specdec.engine.scheduler import Scheduler
 from mlx_specdec.errors import DAMAGED, DecodingError
+from mlx_specdec.interfaces.records import Step
 from mlx_specdec.models.distributed.leader import Channel, Follower, Leader, Op, Order, led
 from mlx_specdec.models.mlx_lm.context import DecoderOnlyContext
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
@@ -106,7 +106,7 @@ BOUNDARIES = [
     Boundary("leave", Batch, "filter", at=1),
     Boundary("leave contexts", DecoderOnlyContext, "filter", at=1),
     Boundary("leave drafts", DraftModel, "filter", at=1),
-    Boundary("finish", Job, "part", single=True, at=3),
+    Boundary("finish", Job, "report", single=True, at=3),
 ]
 FAULTS = {"before": RuntimeError, "after": MemoryError}
 
@@ -120,10 +120,10 @@ class Ended:
     error: str | None = None
     last: bool = False
 
-    def take(self, part: Part) -> None:
+    def take(self, part: Step) -> None:
         assert not self.last, "nothing follows the end"
-        self.tokens += part.emission.tokens
-        self.text += part.emission.text
+        self.tokens += part.tokens
+        self.text += part.text
         self.error, self.last = part.error, part.last
         assert part.error is not None or part.result is None or part.result.text == self.text
 
@@ -188,7 +188,7 @@ class Served(World):
         while not all(request.last for request in ended):
             part = heard.get(timeout=SECONDS)
             ended[part.number - numbers[0]].take(part)
-            if len(numbers) < len(REQUESTS) and (part.emission.tokens or part.last):
+            if len(numbers) < len(REQUESTS) and (part.tokens or part.last):
                 try:
                     numbers += self.engine.submit(REQUESTS[2:], heard.put)
                 except RuntimeError:

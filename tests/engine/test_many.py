@@ -9,7 +9,6 @@ import mlx.core as mx
 import pytest
 
 from mlx_specdec.decoding.loop import Decoding
-from mlx_specdec.decoding.sequence import Emission
 from mlx_specdec.draft_length import saved
 from mlx_specdec.engine.generate import generate, generate_many, stream_many
 from mlx_specdec.engine.memory import AutoBatchSize, BatchSize
@@ -18,6 +17,7 @@ from mlx_specdec.engine.pair import Pair
 from mlx_specdec.engine.request import Request
 from mlx_specdec.engine.scheduler import Scheduler
 from mlx_specdec.errors import DecodingError, OptionError
+from mlx_specdec.interfaces.records import Step
 from mlx_specdec.options import Options
 
 from ..support.pairs import SIZE, decoder_only, encoder_decoder, with_heads
@@ -127,7 +127,7 @@ def test_no_more_go_through_a_pass_than_were_requested(
 ) -> None:
     seen, step = [], Decoding.step
 
-    def counted(self: Decoding) -> tuple[Emission, ...]:
+    def counted(self: Decoding) -> tuple[Step, ...]:
         emissions = step(self)
         seen.append(len(self.sequences))
         return emissions

@@ -65,7 +65,7 @@ def first_steps(run: Scheduler) -> dict[int, int]:
     while not run.idle:
         for part in run.step():
             assert part.error is None
-            if part.emission.tokens:
+            if part.tokens:
                 first.setdefault(part.number, step)
         step += 1
     return first

@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 from mlx_specdec import (
     CacheSettings,
     Options,
-    Pair,
     Request,
     Result,
     generate,
@@ -29,10 +28,11 @@ from mlx_specdec import (
     stream_generate,
 )
 from mlx_specdec.engine.memory import BatchSize
+from mlx_specdec.engine.pair import Pair
 from mlx_specdec.engine.prompt_cache import PromptCache
-from mlx_specdec.engine.results import Part
 from mlx_specdec.engine.scheduler import Scheduler
 from mlx_specdec.errors import DecodingError
+from mlx_specdec.interfaces.records import Step
 from mlx_specdec.models.encoder_decoder.context import EncoderDecoderModel
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.models.number_format import twin_of
@@ -314,7 +314,10 @@ def alone(pair: Pair, request: Request, cache: PromptCache | None = None, **how:
     """The result of one request, or what went wrong."""
     lengths = how.pop("draft_length", None)
     options = replace(request.options, **how)
-    run = stream_generate(pair, request.prompt, options, cache=cache, draft_length=lengths)
+    with pytest.MonkeyPatch.context() as patch:
+        if lengths is not None:
+            patch.setattr("mlx_specdec.engine.opening.make_draft_length", lambda *_: lengths)
+        run = stream_generate(pair, request.prompt, options, cache=cache)
     try:
         return run.result()
     except DecodingError as problem:
@@ -326,7 +329,7 @@ def together(
 ) -> list[Any]:
     """Requests that come one by one, some of them while others are decoded."""
     many = Scheduler(pair, None, requests[0].options, BatchSize(5), cache)
-    parts: list[Part] = []
+    parts: list[Step] = []
     for number, request in enumerate(requests):
         many.add(number, request)
         for _ in range(dice.choice([0, 0, 1, 4])):

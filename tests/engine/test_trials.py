@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from mlx_specdec.draft_length.length import FixedLength
 from mlx_specdec.engine.generate import generate, generate_many, stream_generate
 from mlx_specdec.engine.memory import BatchSize
 from mlx_specdec.engine.pair import Pair
@@ -98,5 +97,5 @@ def test_of_requests_that_come_one_by_one_it_is_named_once(wrong: Pair) -> None:
 def test_a_proposer_of_the_callers_own_is_not_judged(wrong: Pair) -> None:
     assert wrong.drafter_network is not None
     proposer = HiddenStateDrafter(wrong.drafter_network, OPTIONS, SIZE)
-    run = stream_generate(wrong, PROMPT, OPTIONS, proposer=proposer, draft_length=FixedLength(4))
+    run = stream_generate(wrong, PROMPT, replace(OPTIONS, num_draft=4), proposer=proposer)
     assert warnings_of(run.result) == []

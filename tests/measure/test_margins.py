@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from benchmarks.margins import Parting, compare, cut_distance, lead, score
-from mlx_specdec import Pair
 from mlx_specdec.engine.generate import generate
+from mlx_specdec.engine.pair import Pair
 from mlx_specdec.options import Options
 from mlx_specdec.sampling.distribution import Distribution
 from mlx_specdec.sampling.noise import CoupledNoise

@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 
-from mlx_specdec import Options, Pair, generate, generate_many, load
+from mlx_specdec import Options, generate, generate_many, load
 from mlx_specdec.checkpoints import files
 from mlx_specdec.conversion.convert import convert
+from mlx_specdec.engine.pair import Pair
 from mlx_specdec.engine.request import beginning, encode, prepared
 from mlx_specdec.errors import CheckpointError, OptionError, PromptError
 from mlx_specdec.interfaces import feed

@@ -8,7 +8,8 @@ import mlx.core as mx
 import pytest
 
 from benchmarks.margins import find_parting, score
-from mlx_specdec import Options, Pair, Request, Result, generate, generate_many
+from mlx_specdec import Options, Request, Result, generate, generate_many
+from mlx_specdec.engine.pair import Pair
 from mlx_specdec.models.base import Base
 from mlx_specdec.models.loading import load_model
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel

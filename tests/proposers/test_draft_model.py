@@ -167,7 +167,8 @@ def test_a_draft_reads_a_long_prompt_after_the_first_token(tokens: int, late: bo
         patch.setattr(
             pair.draft, "open_batch", lambda *prompts: (read.append(1), real(*prompts))[1]
         )
-        run = stream_generate(pair, prompt, OPTIONS, draft_length=lengths)
+        patch.setattr("mlx_specdec.engine.opening.make_draft_length", lambda *_: lengths)
+        run = stream_generate(pair, prompt, OPTIONS)
         run.read_prompt()
         assert bool(read) is not late
         result = run.result()
@@ -184,7 +185,10 @@ def test_a_drafter_reads_hidden_states_of_a_long_prompt_when_it_drafts(
     pair = drafter_pairs.made(kind, "llama", tmp_path)
     prompt = [1 + number % 40 for number in range(150)]
     options = replace(OPTIONS, max_tokens=12, temperature=1, seed=3, prefill_step_size=35)
-    run = stream_generate(pair, prompt, options, draft_length=worth(pair.drafter_network.kind))
+    lengths = worth(pair.drafter_network.kind)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("mlx_specdec.engine.opening.make_draft_length", lambda *_: lengths)
+        run = stream_generate(pair, prompt, options)
     late = run.result()
     early = generate(pair, prompt, replace(options, num_draft=4))
     plain = generate(pair, prompt, replace(options, regular=True))

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from mlx_specdec import Options, Request, generate, generate_many, load, with_history
-from mlx_specdec.engine.pair import Pair
+from mlx_specdec import Options, Request, generate, generate_many, load
+from mlx_specdec.engine.pair import Pair, with_history
 from mlx_specdec.interfaces import Prices
 from mlx_specdec.proposers.lookup import Expected, MatchAcceptance
 from mlx_specdec.proposers.text_index import History

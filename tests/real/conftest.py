@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mlx_specdec import Pair, load, process
+from mlx_specdec import load, process
 
 FILES = {
     "smollm2": "SmolLM2-135M-Instruct.Q4_1.gguf",
@@ -28,7 +28,7 @@ def file_of(name: str) -> Path:
 
 
 @cache
-def pair_of(name: str) -> Pair:
+def pair_of(name: str) -> Any:
     """Load a model once, in float32."""
     return load(file_of(name), dtype="float32", expand_weights=True)
 
@@ -44,7 +44,7 @@ def model(name: str) -> Path:
 
 
 @pytest.fixture(scope="session")
-def pair(name: str) -> Pair:
+def pair(name: str) -> Any:
     return pair_of(name)
 
 

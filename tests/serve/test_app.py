@@ -90,7 +90,7 @@ def test_a_full_queue_asks_to_come_again(llama: tuple[Path, Path]) -> None:
 def test_a_request_whose_time_is_over_keeps_what_it_has(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    steps = ResponseStream._steps
+    steps = ResponseStream._outputs
 
     async def until_eight_tokens(self: ResponseStream, every: float) -> AsyncIterator[Any]:
         async for each in steps(self, every):
@@ -101,7 +101,7 @@ def test_a_request_whose_time_is_over_keeps_what_it_has(
     client = client_of(engine)
     body = {"prompt": TEXT, "max_tokens": 4000, "seed": 1, "temperature": 1.0}
     with monkeypatch.context() as patch:
-        patch.setattr(ResponseStream, "_steps", until_eight_tokens)
+        patch.setattr(ResponseStream, "_outputs", until_eight_tokens)
         [choice] = ok(client, COMPLETIONS, **body)["choices"]
         assert choice["finish_reason"] == "length" and choice["text"]
         *_, last = streamed(client, COMPLETIONS, **body)

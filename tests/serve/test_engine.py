@@ -10,9 +10,9 @@ from typing import NoReturn
 import pytest
 
 from mlx_specdec.engine.request import Request
-from mlx_specdec.engine.results import Part
 from mlx_specdec.engine.scheduler import Scheduler
 from mlx_specdec.errors import OptionError
+from mlx_specdec.interfaces.records import Step
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.serve import engine as engine_module
 from mlx_specdec.serve.engine import STOPPING, Engine
@@ -39,7 +39,7 @@ def test_closing_ends_requests_during_a_long_step(
 ) -> None:
     began, goes_on = threading.Event(), threading.Event()
 
-    def waits(self: Scheduler) -> list[Part]:
+    def waits(self: Scheduler) -> list[Step]:
         began.set()
         assert goes_on.wait(60)
         return []
@@ -60,7 +60,7 @@ def test_a_step_that_never_ends_is_reported_and_so_is_an_engine_that_is_no_more(
 ) -> None:
     goes_on = threading.Event()
 
-    def waits(self: Scheduler) -> list[Part]:
+    def waits(self: Scheduler) -> list[Step]:
         assert goes_on.wait(60)
         return []
 
@@ -85,7 +85,7 @@ def test_an_engine_whose_ranks_have_lost_step_ends(
 ) -> None:
     """Only a new start of all of them helps."""
 
-    def lost(self: Scheduler) -> list[Part]:
+    def lost(self: Scheduler) -> list[Step]:
         type(engine.pair.target).lost = True
         raise ValueError("half a pass")
 

@@ -26,8 +26,8 @@ from starlette.routing import Route
 from mlx_specdec.engine.loading import load
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.engine.prompt_cache_files import Store
-from mlx_specdec.engine.results import Part
 from mlx_specdec.engine.scheduler import Scheduler
+from mlx_specdec.interfaces.records import Step
 from mlx_specdec.serve import server as server_module
 from mlx_specdec.serve.app import Access
 from mlx_specdec.serve.engine import Engine
@@ -299,7 +299,7 @@ def test_the_prompt_cache_is_written_though_the_last_step_takes_long(
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
 
-    def slow(self: Scheduler) -> list[Part]:
+    def slow(self: Scheduler) -> list[Step]:
         parts = step(self)
         time.sleep(0.3)
         return parts

@@ -12,9 +12,9 @@ import pytest
 from huggingface_hub import TextGenerationOutput, TextGenerationStreamOutput
 from starlette.testclient import TestClient
 
-from mlx_specdec.decoding.sequence import Emission, Piece, TokenLogprob
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.engine.request import Request
+from mlx_specdec.interfaces.records import Step, TokenLogprob
 from mlx_specdec.serve import tgi
 from mlx_specdec.serve.answers import Choice
 from mlx_specdec.serve.requests import ParsedRequest
@@ -99,7 +99,7 @@ def test_those_who_pass_over_special_tokens_read_the_whole_text(
     )
     writer = TgiWriter(parser, {"inputs": "x"}, True)
     logprobs = tuple(TokenLogprob(id, -1.0, ()) for id in ids)
-    emission = Emission(ids, (Piece("ab", drafted=True),), "eos", logprobs)
+    emission = Step(tokens=ids, text="ab", finish_reason="eos", logprobs=logprobs)
     tokens = [each["token"] for each in writer.piece(Choice(), emission, [])]
     assert [each["id"] for each in tokens] == [*ids]
     assert "".join(each["text"] for each in tokens if not each["special"]) == "ab"

@@ -5,12 +5,13 @@ from collections.abc import Callable, Sequence
 import mlx.core as mx
 
 from mlx_specdec.decoding.loop import Decoding, PromptReader
-from mlx_specdec.decoding.sequence import Batch, Emission, StopCriteria
+from mlx_specdec.decoding.sequence import Batch, StopCriteria
 from mlx_specdec.decoding.sequence import Sequence as Decoded
-from mlx_specdec.decoding.statistics import Recorder, Statistics, Stopwatch
+from mlx_specdec.decoding.statistics import Recorder, Stopwatch
 from mlx_specdec.draft_length.length import DraftLength, FixedLength
 from mlx_specdec.errors import DAMAGED, DecodingError, RewindError
 from mlx_specdec.interfaces import Noise, NoiseSource, Proposal, Proposer, Rule, Scores
+from mlx_specdec.interfaces.records import Statistics, Step
 from mlx_specdec.sampling.distribution import Distribution
 from mlx_specdec.sampling.noise import SilentNoise
 from mlx_specdec.sampling.settings import Sampling
@@ -145,7 +146,7 @@ def decoding(
     )
 
 
-def first_round(loop: Decoding) -> Emission:
+def first_round(loop: Decoding) -> Step:
     """Read the prompt, and make one round."""
     while not loop.reader.done:
         loop.step()
@@ -156,7 +157,7 @@ def run(loop: Decoding) -> tuple[list[int], str, str | None]:
     """Step to the end: tokens, text, finish reason."""
     tokens: list[int] = []
     text = ""
-    emission = Emission((), ())
+    emission = Step()
     while emission.finish_reason is None:
         [emission] = loop.step()
         if emission.finish_reason == "damaged":

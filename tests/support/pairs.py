@@ -14,8 +14,8 @@ from mlx_specdec.draft_length.length import DraftLength
 from mlx_specdec.engine.generate import stream_generate
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.engine.prompt_cache import PromptCache
-from mlx_specdec.engine.results import Result
 from mlx_specdec.interfaces import Context, Model
+from mlx_specdec.interfaces.records import Result
 from mlx_specdec.interfaces.results import RoundReport
 from mlx_specdec.models.base import Base
 from mlx_specdec.models.drafters.medusa import MedusaHeads

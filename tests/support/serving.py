@@ -22,8 +22,8 @@ from mlx_specdec.engine.loading import load
 from mlx_specdec.engine.pair import with_history
 from mlx_specdec.engine.prompt_cache_files import Store
 from mlx_specdec.engine.request import Request
-from mlx_specdec.engine.results import Part
 from mlx_specdec.engine.scheduler import Scheduler
+from mlx_specdec.interfaces.records import Step
 from mlx_specdec.options import Options
 from mlx_specdec.serve.app import Access, make_app
 from mlx_specdec.serve.engine import Engine
@@ -77,12 +77,12 @@ class Heard:
     """A listener that collects parts."""
 
     def __init__(self) -> None:
-        self.parts: queue.Queue[Part] = queue.Queue()
+        self.parts: queue.Queue[Step] = queue.Queue()
 
-    def __call__(self, part: Part) -> None:
+    def __call__(self, part: Step) -> None:
         self.parts.put(part)
 
-    def last(self) -> Part:
+    def last(self) -> Step:
         while not (part := self.parts.get(timeout=60)).last:
             pass
         return part

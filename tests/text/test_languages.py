@@ -4,11 +4,12 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import pytest
 
-from mlx_specdec import Options, Pair, generate, generate_many, load
+from mlx_specdec import Options, generate, generate_many, load
 from mlx_specdec.conversion.convert import convert
 from mlx_specdec.engine.request import Job, Request, encode
 from mlx_specdec.errors import OptionError
@@ -33,11 +34,11 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def pair(directory: Path) -> Pair:
+def pair(directory: Path) -> Any:
     return load(directory, dtype="float32")
 
 
-def test_the_tokens_are_those_of_transformers_with_a_file_that_lacks_shared(pair: Pair) -> None:
+def test_the_tokens_are_those_of_transformers_with_a_file_that_lacks_shared(pair: Any) -> None:
     network = pair.target.network
     assert network.start == (0,) and not network.config.scales_output
     assert pair.eos_token_ids == {2}
@@ -48,7 +49,7 @@ def test_the_tokens_are_those_of_transformers_with_a_file_that_lacks_shared(pair
         assert mx.argmax(logits, axis=-1).tolist() == line["text"]
 
 
-def test_white_space_survives_and_no_sentinels_are_added(pair: Pair, tmp_path: Path) -> None:
+def test_white_space_survives_and_no_sentinels_are_added(pair: Any, tmp_path: Path) -> None:
     ids = pair.tokenizer.encode(SPACES)
     assert ids[-1] == 2 and pair.tokenizer.decode(ids) == SPACES
     full = shutil.copytree(Path(pair.name), tmp_path / "full")
@@ -60,7 +61,7 @@ def test_white_space_survives_and_no_sentinels_are_added(pair: Pair, tmp_path: P
     assert load_tokenizer(full, kind="encoder-decoder").size == pieces
 
 
-def test_a_language_becomes_the_tag_before_the_text(pair: Pair) -> None:
+def test_a_language_becomes_the_tag_before_the_text(pair: Any) -> None:
     plain = Options(max_tokens=6)
     assert encode(pair, "<2fr> read", plain) == encode(
         pair, "read", replace(plain, target_lang="fr")
@@ -77,7 +78,7 @@ def test_a_language_becomes_the_tag_before_the_text(pair: Pair) -> None:
     )
 
 
-def test_an_unknown_language_is_refused_with_the_known_ones(pair: Pair) -> None:
+def test_an_unknown_language_is_refused_with_the_known_ones(pair: Any) -> None:
     with pytest.raises(OptionError, match=r"target-lang .*'klingon': de, fr, pt_BR$"):
         generate(pair, "read", Options(target_lang="klingon"))
     nameless = replace(pair, languages=None)
@@ -85,7 +86,7 @@ def test_an_unknown_language_is_refused_with_the_known_ones(pair: Pair) -> None:
         generate(nameless, "read", Options(target_lang="fr"))
 
 
-def test_a_language_may_be_the_beginning_of_the_text(pair: Pair) -> None:
+def test_a_language_may_be_the_beginning_of_the_text(pair: Any) -> None:
     class Forced(Languages):
         required = True
 
@@ -99,7 +100,7 @@ def test_a_language_may_be_the_beginning_of_the_text(pair: Pair) -> None:
         Job.of(forced, 0, Request("read", Options()), ())
 
 
-def test_a_body_names_the_languages_of_its_prompts(pair: Pair) -> None:
+def test_a_body_names_the_languages_of_its_prompts(pair: Any) -> None:
     parser = RequestParser(pair, Options(), ServiceSettings(), "madlad")
     parsed = parser.completions({"prompt": ["read", "lines"], "target_lang": "fr"})
     assert [each.prompt for each in parsed.requests] == [
@@ -110,7 +111,7 @@ def test_a_body_names_the_languages_of_its_prompts(pair: Pair) -> None:
     assert chat.requests[0].prompt == pair.tokenizer.encode("<2de> read")
 
 
-def test_a_conversion_has_a_table_and_a_head_of_its_own(pair: Pair, tmp_path: Path) -> None:
+def test_a_conversion_has_a_table_and_a_head_of_its_own(pair: Any, tmp_path: Path) -> None:
     report = convert(pair.name, tmp_path / "out")
     assert report.tensor_report.renamed == {"decoder.embed_tokens.weight": "shared.weight"}
     made = json.loads((tmp_path / "out" / "config.json").read_text())

@@ -8,7 +8,8 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from mlx_specdec import Pair, load
+from mlx_specdec import load
+from mlx_specdec.engine.pair import Pair
 from mlx_specdec.errors import OptionError, OutputError, PromptError
 from mlx_specdec.training import fit
 from mlx_specdec.training.config import (
