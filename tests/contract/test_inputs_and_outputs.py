@@ -1,14 +1,11 @@
 """Files that a command reads are never replaced by what it writes, and nothing is half-written."""
 
 import os
-import resource
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from .interruption import full_disk
 from .support import Outcome, checkpoint, command
 
 PROMPTS = "def f(x):\nimport os\n"
@@ -96,19 +93,6 @@ def test_standard_output_is_no_file_that_is_read(words: tuple[str, ...], tmp_pat
         os.close(before)
         os.close(file)
     unchanged(done, "prompts.txt", "standard output")
-
-
-@contextmanager
-def full_disk() -> Iterator[None]:
-    """Let every write to a file fail."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        signal.signal(signal.SIGXFSZ, before)
 
 
 def test_a_conversation_that_cannot_be_saved_leaves_the_old_file(model: Path) -> None:

@@ -1,0 +1,48 @@
+"""What ends a command early, at a chosen point instead of a chosen time: Ctrl-C and a full disk."""
+
+import resource
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+
+@contextmanager
+def interrupted(when: Callable[[int], bool]) -> Iterator[None]:
+    """Raise KeyboardInterrupt once, as soon as MLX is asked to compute and `when` returns True for
+    the number of times that MLX was asked."""
+    asked = 0
+    waits = True
+
+    def interrupting(compute: Any) -> Any:
+        def call(*arrays: Any) -> Any:
+            nonlocal asked, waits
+            asked += 1
+            if waits and when(asked):
+                waits = False
+                raise KeyboardInterrupt
+            return compute(*arrays)
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("eval", "async_eval"):
+            patch.setattr(mx, name, interrupting(getattr(mx, name)))
+        yield
+    assert not waits, f"MLX was asked {asked} times, and the moment to interrupt never came"
+
+
+@contextmanager
+def full_disk(size: int = 0) -> Iterator[None]:
+    """Let every write fail that would make a file larger than this many bytes."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, before)
