@@ -1,5 +1,6 @@
 """What ends a command early, at a chosen point instead of a chosen time: Ctrl-C and a full disk."""
 
+import itertools
 import resource
 import signal
 from collections.abc import Callable, Iterator
@@ -14,25 +15,35 @@ import pytest
 def interrupted(when: Callable[[int], bool]) -> Iterator[None]:
     """Raise KeyboardInterrupt once, as soon as MLX is asked to compute and `when` returns True for
     the number of times that MLX was asked."""
-    asked = 0
     waits = True
 
-    def interrupting(compute: Any) -> Any:
-        def call(*arrays: Any) -> Any:
-            nonlocal asked, waits
-            asked += 1
-            if waits and when(asked):
-                waits = False
-                raise KeyboardInterrupt
+    def ask(asked: int) -> None:
+        nonlocal waits
+        if waits and when(asked):
+            waits = False
+            raise KeyboardInterrupt
+
+    with each_computation(ask):
+        yield
+    assert not waits, "the moment to interrupt never came"
+
+
+@contextmanager
+def each_computation(call: Callable[[int], object]) -> Iterator[None]:
+    """Call a function each time that MLX is asked to compute, with the number of times so far."""
+    count = itertools.count(1)
+
+    def calling(compute: Any) -> Any:
+        def called(*arrays: Any) -> Any:
+            call(next(count))
             return compute(*arrays)
 
-        return call
+        return called
 
     with pytest.MonkeyPatch.context() as patch:
         for name in ("eval", "async_eval"):
-            patch.setattr(mx, name, interrupting(getattr(mx, name)))
+            patch.setattr(mx, name, calling(getattr(mx, name)))
         yield
-    assert not waits, f"MLX was asked {asked} times, and the moment to interrupt never came"
 
 
 @contextmanager

@@ -1,66 +1,265 @@
-"""`bench` prints a table and an object for programs, and draws a plot if matplotlib is there."""
+"""`bench` measures what it is asked for, compares the completions, and prints a table and JSON."""
 
+import contextlib
+import io
 import json
+import re
+import runpy
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from .support import checkpoint, command, moved
+from mlx_specdec import Options, generate, load
+
+from ..support.speculators import dflash, eagle3
+from .interruption import each_computation, interrupted
+from .support import Outcome, checkpoint, command, moved
+from .translators import translator
+
+TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{{ end }}"
 
 
 @pytest.fixture(scope="module")
-def words(tmp_path_factory: pytest.TempPathFactory) -> tuple[object, ...]:
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a target, drafts and drafters for it, a translator with a draft, and two
+    prompts."""
     place = tmp_path_factory.mktemp("bench")
     target = checkpoint(place / "target")
-    draft = moved(target, place / "draft")
-    prompts = place / "prompts.txt"
-    prompts.write_text("one\ntwo\n", encoding="utf-8")
-    models = ("--model", target, "--draft-model", draft, "--num-draft", "1,2", "--no-cache")
-    return ("bench", prompts, *models, "--repeats", 2, "-m", 6)
+    checkpoint(place / "chat", template=TEMPLATE)
+    size = json.loads((target / "config.json").read_text())["vocab_size"]
+    for name, draft in (("one", 0.02), ("two", 0.3)):
+        moved(target, place / name, draft)
+    eagle3(place / "eagle", vocabulary=size)
+    dflash(place / "block", vocabulary=size, markov="gated")
+    moved(translator(place / "t5"), place / "t5-draft")
+    checkpoint(place / "turns", "recurrent_gemma")
+    rows = [{"category": name, "prompt": f"{name} words"} for name in ("short", "longer")]
+    (place / "prompts.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return place
 
 
-def test_a_table_has_the_spread_of_the_repeats(words: tuple[object, ...]) -> None:
-    done = command(*words, "--json")
-    assert done.code == 0
-    plain, *drafted = json.loads(done.out)["methods"]
+def words(place: Path, *models: str, file: str = "prompts.jsonl") -> tuple[object, ...]:
+    """Return the arguments that measure a target with these drafts."""
+    target, *drafts = (place / name for name in models)
+    pairs = (word for draft in drafts for word in ("--draft-model", draft))
+    return ("bench", place / file, "--model", target, *pairs, "-m", 6, "--no-cache")
+
+
+def measured(*arguments: object) -> tuple[dict[str, Any], Outcome]:
+    done = command(*arguments, "--json")
+    assert done.code == 0, done.err
+
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is no JSON")
+
+    return json.loads(done.out, parse_constant=refuse), done
+
+
+def test_every_method_is_measured_and_its_completions_are_compared(place: Path) -> None:
+    pair = words(place, "t5", "t5-draft")
+    found, done = measured(*pair, "--num-draft", "2,auto", "--repeats", 2)
+    plain, *drafted = found["methods"]
+    names = [method["name"] for method in found["methods"]]
+    assert names == ["plain", "draft 2", "draft auto", "auto"]
     assert plain["speed_up"] == pytest.approx(1.0)
     for method in drafted:
         low, high = method["spread"]
-        assert 0 < low <= high and method["differences"] == []
+        assert 0 < low <= high and method["speed_up"] > 0 and method["tokens_per_second"] > 0
+        assert method["texts"] == 2 and method["compared"] == 4 and method["differences"] == []
+        assert set(method["by_category"]) == {"short", "longer"}
+    assert 0 <= drafted[0]["acceptance_rate"] <= 1 <= drafted[0]["tokens_per_round"] <= 3
     assert "spread" in done.err and "draft 2" in done.err
 
 
-def test_a_plot_without_matplotlib_names_the_extra(
-    words: tuple[object, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_what_the_chat_template_gets_counts_for_every_method(place: Path) -> None:
+    said = ("--system-prompt", "be brief", "--chat-template-config", '{"end": "!"}')
+    pair = words(place, "chat")
+    found, _ = measured(*pair, "--num-draft", 3, "--repeats", 1, *said)
+    assert found["methods"][1]["differences"] == []
+
+
+@pytest.mark.parametrize(
+    ("drafts", "proposers", "names"),
+    [
+        (("eagle",), (), ["eagle3 3"]),
+        (("eagle", "block", "one"), (), ["eagle3 3", "dspark 3", "draft 3"]),
+        (
+            ("eagle", "block", "one"),
+            ("draft", "dspark", "ngram"),
+            ["draft 3", "dspark 3", "ngram 3"],
+        ),
+        (("one", "two"), ("draft",), ["draft 3, {}/one", "draft 3, {}/two"]),
+        (("eagle", "one"), ("auto",), ["auto 3, {}/eagle", "auto 3, {}/one"]),
+    ],
+)
+def test_every_draft_is_measured_and_lookup_once(
+    place: Path, drafts: tuple[str, ...], proposers: tuple[str, ...], names: list[str]
 ) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    file = tmp_path / "speed.svg"
-    command(*words, "--plot", file).refuses("--plot needs matplotlib", "mlx-specdec[plot]")
-    assert not file.exists()
+    chosen = (word for name in proposers for word in ("--proposer", name))
+    pairs = words(place, "target", *drafts)
+    found, _ = measured(*pairs, *chosen, "--num-draft", 3, "--repeats", 1, "--limit", 1)
+    expected = ["plain", *(name.format(place) for name in names)]
+    assert [method["name"] for method in found["methods"]] == expected
+    assert all(method["differences"] == [] for method in found["methods"])
+
+
+@pytest.mark.parametrize(
+    ("models", "sizes", "temperature"),
+    [
+        (("t5", "t5-draft"), "4, 2,4", 0),
+        (("target", "one"), "4,2", 1),
+        (("turns",), "2,4", 0),
+    ],
+)
+def test_throughput_is_measured_at_every_batch_size(
+    place: Path, models: tuple[str, ...], sizes: str, temperature: int
+) -> None:
+    kind = "draft" if len(models) > 1 else "ngram"
+    how = ("--num-draft", 2, "--proposer", kind, "--temp", temperature)
+    pair = words(place, *models)
+    found, done = measured(*pair, "--batch-size", sizes, "--repeats", 1, *how)
+    assert [method["name"] for method in found["methods"]] == [
+        "plain, batch 1",
+        "plain, batch 2",
+        f"{kind} 2, batch 2",
+        "plain, batch 4",
+        f"{kind} 2, batch 4",
+    ]
+    assert found["texts"] == 2 and f"{kind} 2, batch 4" in done.err
+    for method in found["methods"]:
+        assert (method["compared"], method["differences"]) == (2, [])
+        assert method["tokens_per_second"] > 0 and method["peak_memory_bytes"] > 0
+    in_turns = f"texts were made in turns: {place / models[0]} cannot take several sequences"
+    assert (in_turns in " ".join(found["setting"]["notes"])) == (models == ("turns",))
+
+
+@pytest.mark.parametrize("sizes", [(), ("--batch-size", 2, "--proposer", "ngram")])
+def test_a_prompt_that_the_model_cannot_take_is_skipped_with_its_reason(
+    place: Path, sizes: tuple[object, ...]
+) -> None:
+    file = place / "long.txt"
+    file.write_text(f"some words\n{'x' * 5000}\n")
+    pair = words(place, "target", file="long.txt")
+    found, done = measured(*pair, "--repeats", 1, "--num-draft", 2, *sizes)
+    [(number, reason)] = found["skipped"].items()
+    assert number == "1" and re.search(
+        r"the prompt has \d+ tokens and the model takes 4096", reason
+    )
+    assert found["texts"] == 1 and "; 1 skipped" in done.err
+    file.write_text("x" * 5000)
+    command(*pair, *sizes, "--num-draft", 2).refuses("no prompt can be measured")
+
+
+def test_later_turns_carry_the_earlier_ones_and_the_answers_of_plain_decoding(
+    place: Path,
+) -> None:
+    """The number of tokens of a turn that is too long tells what was in it."""
+    long = "x" * 5000
+    (place / "talk.jsonl").write_text(json.dumps({"turns": ["one", "two", long]}))
+    pair = words(place, "target", file="talk.jsonl")
+    found, _ = measured(*pair, "--num-draft", 2, "--repeats", 1)
+    model, options = load(place / "target"), Options(max_tokens=6, regular=True)
+    first = generate(model, "one", options).text
+    second = generate(model, f"one\n\n{first}\n\ntwo", options).text
+    said = "\n\n".join(["one", first, "two", second, long])
+    done = command("generate", said, "--model", place / "target", "-m", 6)
+    counts = [re.findall(r"has (\d+) tokens", text) for text in (found["skipped"]["2"], done.err)]
+    assert counts[0] == counts[1] != [] and found["texts"] == 2
+
+
+def test_ctrl_c_keeps_what_was_measured(place: Path) -> None:
+    pair = (*words(place, "target", "one"), "--num-draft", 2, "--repeats", 4, "--json")
+    asked: list[int] = []
+    with each_computation(asked.append):
+        assert command(*pair).code == 0
+    with interrupted(lambda count: count == round(0.6 * len(asked))):
+        done = command(*pair)
+    found = json.loads(done.out)
+    assert done.code == 130 and found["interrupted"] and "; interrupted" in done.err
+    assert 0 < found["methods"][1]["compared"] < 8 and found["methods"][1]["speed_up"] > 0
+    with interrupted(lambda count: count == round(0.1 * len(asked))):
+        done = command(*pair)
+    assert (done.code, done.out) == (130, "")
 
 
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
+        (("--num-draft", "1,many"), "many"),
+        (("--repeats", 0), "'--repeats': it must be greater than or equal to 1"),
+        (("--max-tokens", 0), "max-tokens must be 1 or more"),
+        (("--proposer", "draft"), "draft-model"),
+        (("--batch-size", "0"), "batch-size must look like 1,4,16; '0' is no number"),
+        (("--batch-size", "1,many"), "'many' is no number"),
+        (("--batch-size", "1,,4"), "'' is no number"),
+        (("--batch-size", "4", "--num-draft", "1,2"), "name one length in --num-draft"),
+        (("--batch-size", "4", "--proposer", "ngram", "--proposer", "draft"), "one --proposer"),
+        (("--batch-size", "4", "--proposer", "draft"), "draft-model"),
         (("--plot", "speed.html"), "ends with .png or .svg"),
         (("--plot", "/nowhere/speed.png"), "there is no directory /nowhere"),
-        (
-            ("--plot", "speed.png", "--batch-size", 2, "--num-draft", 2),
-            "leave it out, or --batch-size",
-        ),
+        (("--plot", "x.png", "--batch-size", 2, "--num-draft", 2), "leave it out, or --batch-size"),
     ],
 )
-def test_a_plot_that_cannot_be_drawn_is_refused_at_once(
-    words: tuple[object, ...], flags: tuple[object, ...], says: str
+def test_what_cannot_be_measured_is_refused(
+    place: Path, flags: tuple[object, ...], says: str
 ) -> None:
-    command(*words, *flags).refuses(says)
+    command(*words(place, "target"), *flags).refuses(says)
+
+
+def test_prompts_are_needed_unless_the_target_is_shipped(place: Path) -> None:
+    command("bench", place / "none.txt", "--model", place / "target").refuses("none.txt")
+    command("bench", "--model", place / "target").refuses("prompts")
+    for name in ("t5-enfr", "t5-enfr-medusa", "py-llama", "py-llama-medusa"):
+        # The prompts are read before the draft.
+        done = command("bench", "--model", f"weights/{name}", "--draft-model", "/nowhere")
+        done.refuses("there is no directory /nowhere")
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("columns", [45, 80, 120])
+def test_no_name_and_no_figure_is_cut_however_narrow_the_terminal(
+    place: Path, columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("TERM", "xterm")
+    pair = (*words(place, "t5", "t5-draft"), "--num-draft", "16,auto", "--repeats", 1)
+    monkeypatch.setattr(sys, "argv", ["mlx-specdec", *map(str, pair)])
+    terminal = Terminal()
+    with contextlib.redirect_stdout(terminal), contextlib.suppress(SystemExit):
+        runpy.run_module("mlx_specdec", run_name="__main__")
+    shown = re.sub(r"\x1b\[[0-9;]*m", "", terminal.getvalue())
+    lines = shown.splitlines()
+    rule = next(at for at, line in enumerate(lines) if "──" in line)
+    [top] = [at for at, line in enumerate(lines[:rule]) if not line.strip()]
+    assert "…" not in shown and rule - top - 1 <= 2, "the header has more than two rows"
+    assert max(map(len, lines[top : rule + 5])) <= columns
+    rows = lines[rule + 1 : rule + 5]
+    for row, name in zip(rows, ("plain", "draft 16", "draft auto", "auto"), strict=True):
+        assert row.strip().startswith(f"{name} ") and re.search(r"\d\.\d", row)
+    verdict = r"is fastest: \d+\.\d\d times plain decoding|Nothing is faster than plain decoding"
+    assert re.search(verdict, " ".join(shown.split()))
+
+
+def test_a_plot_without_matplotlib_names_the_extra(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    file = tmp_path / "speed.svg"
+    done = command(*words(place, "target"), "--plot", file)
+    done.refuses("--plot needs matplotlib", "mlx-specdec[plot]")
+    assert not file.exists()
 
 
 @pytest.mark.parametrize("suffix", ["png", "svg"])
-def test_a_plot_is_drawn(words: tuple[object, ...], tmp_path: Path, suffix: str) -> None:
+def test_a_plot_is_drawn(place: Path, tmp_path: Path, suffix: str) -> None:
     pytest.importorskip("matplotlib")
     file = tmp_path / f"speed.{suffix}"
-    done = command(*words, "--plot", file)
+    done = command(*words(place, "target"), "--num-draft", "1,2", "--plot", file)
     assert done.code == 0 and f"plot: {file}" in done.err
     assert file.read_bytes()[:4] in (b"\x89PNG", b"<?xm")

@@ -13,21 +13,18 @@ from benchmarks.compare import (
     mlx_lm_file_methods,
 )
 from mlx_specdec.engine.pair import Pair
-from mlx_specdec.errors import PromptError
 from mlx_specdec.measure.methods import Sample
 from mlx_specdec.measure.throughput import (
     FileMethod,
     Prompts,
     Texts,
     Throughput,
-    encoded,
     file_methods,
     measure_files,
 )
 from mlx_specdec.options import Options
-from mlx_specdec.text.prompts import Prompt
 
-from ..support.pairs import SIZE, decoder_only, encoder_decoder
+from ..support.pairs import SIZE, decoder_only
 
 GREEDY = Options(max_tokens=8, cost_cache=False)
 
@@ -132,48 +129,6 @@ def prompts_of(count: int) -> list[list[int]]:
 def texts_of(method: FileMethod, prompts: Prompts) -> list[tuple[int, ...]]:
     made = dict(method.run(prompts))
     return [made[number].tokens for number in range(len(prompts))]
-
-
-@pytest.mark.parametrize(
-    ("family", "temperature"),
-    [
-        ("llama", 0.0),
-        ("own-head-scaled", 1.0),
-        pytest.param("llama4", 0.0, marks=pytest.mark.slow),
-    ],
-)
-def test_every_batch_size_makes_the_texts_of_plain_decoding_alone(
-    family: str, temperature: float
-) -> None:
-    pair = encoder_decoder(family, 0.1) if "-" in family else decoder_only(family)
-    options = Options(max_tokens=8, temperature=temperature, cost_cache=False)
-    methods, notes = file_methods(pair, options, "draft", 2, [3, 5])
-    assert [(one.name, one.batch_size) for one in methods] == [
-        ("plain", 1),
-        ("plain", 3),
-        ("draft 2", 3),
-        ("plain", 5),
-        ("draft 2", 5),
-    ]
-    assert all(one.same_text for one in methods)
-    prompts = prompts_of(6)
-    alone, *batched = (texts_of(method, prompts) for method in methods)
-    assert all(texts == alone for texts in batched)
-    turns = (
-        "texts were made in turns: target cannot take several sequences in one pass: its caches of "
-        "type ChunkedKVCache hold one sequence"
-    )
-    assert notes == ([turns] if family == "llama4" else [])
-
-
-def test_what_the_model_cannot_take_is_skipped_with_its_reason() -> None:
-    pair = decoder_only("llama")
-    texts = ["5 6", "", str(SIZE + 1), "8"]
-    taken, skipped = encoded(pair, [Prompt((text, "9")) for text in texts], GREEDY)
-    assert taken == {0: [5, 6], 3: [8]}
-    assert "empty" in skipped[1] and "not among" in skipped[2]
-    with pytest.raises(PromptError, match=r"no prompt can be measured; .*not among"):
-        encoded(pair, [Prompt((texts[2],))], GREEDY)
 
 
 def baselines(pair: Pair, sizes: Sequence[int]) -> tuple[list[FileMethod], list[str]]:
