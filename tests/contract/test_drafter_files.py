@@ -1,0 +1,178 @@
+"""Drafters on hidden states: named as drafts, refused if they do not fit, and shown by `inspect`."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from ..support import mtp, speculators
+from ..support.speculators import dflash, eagle3, speculators_eagle3
+from ..support.tokenizers import byte_level
+from .support import Outcome, checkpoint, command
+
+Make = Callable[..., Path]
+TEXT = "some words"
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return checkpoint(tmp_path_factory.mktemp("llama"))
+
+
+@pytest.fixture(scope="module")
+def vocabulary(target: Path) -> int:
+    return int(json.loads((target / "config.json").read_text())["vocab_size"])
+
+
+def generate(*arguments: object) -> Outcome:
+    return command("generate", TEXT, *arguments, "--no-cache")
+
+
+def answer(*arguments: object) -> Any:
+    done = generate(*arguments, "--json")
+    assert done.code == 0, done.err
+    return json.loads(done.out)
+
+
+@pytest.mark.parametrize(
+    ("kind", "make"),
+    [
+        ("eagle3", eagle3),
+        ("eagle3", speculators_eagle3),
+        ("dflash", dflash),
+        ("dflash2", lambda directory, **settings: dflash(directory, second=True, **settings)),
+        ("dspark", lambda directory, **settings: dflash(directory, markov="vanilla", **settings)),
+        ("mtp", speculators.mtp),
+    ],
+)
+def test_a_drafter_is_named_as_a_draft_and_the_completion_stays(
+    kind: str, make: Make, target: Path, vocabulary: int, tmp_path: Path
+) -> None:
+    drafter = make(tmp_path / "drafter", vocabulary=vocabulary)
+    model = ("--model", target, "-m", 12, "--temp", 1)
+    plain = answer(*model, "--regular-decode")
+    for flags in (("--num-draft", 3), ("--proposer", kind)):
+        result = answer(*model, "--draft-model", drafter, *flags)
+        assert result["tokens"] == plain["tokens"] and result["text"] == plain["text"]
+        assert (result["proposer"], result["draft_model"]) == (kind, str(drafter))
+
+
+def test_a_target_drafts_with_the_layers_of_its_own_checkpoint(tmp_path: Path) -> None:
+    targets = [tmp_path / name for name in ("with", "without")]
+    for layer, directory in zip((True, False), targets, strict=True):
+        byte_level(mtp.write("glm4_moe", directory, vocabulary=400, layer=layer))
+    drafting = ("-m", 6, "--num-draft", 3, "--proposer", "mtp")
+    result = answer("--model", targets[0], *drafting)
+    assert (result["proposer"], result["draft_model"]) == ("mtp", None)
+    assert result["text"] == answer("--model", targets[0], "-m", 6, "--regular-decode")["text"]
+    generate("--model", targets[1], *drafting).refuses(
+        "the checkpoint carries no layers for multi-token prediction, which mlx-lm's"
+    )
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_drafter_that_is_hardly_ever_right_is_named_in_one_line(
+    target: Path, vocabulary: int, tmp_path: Path
+) -> None:
+    drafter = eagle3(tmp_path / "drafter", vocabulary=vocabulary)
+    pair = ("--model", target, "--draft-model", drafter, "--num-draft", 4, "--no-cache", "-m", 40)
+    file = tmp_path / "in.txt"
+    file.write_text(f"{TEXT}\nother words\n")
+    for words in (("generate", TEXT, "--quiet"), ("batch", file, "--output", tmp_path / "out")):
+        done = command(*words, *pair)
+        assert done.code == 0
+        [line] = [line for line in done.err.splitlines() if "hardly any" in line]
+        assert line.startswith("warning: hardly any draft tokens are accepted (")
+        assert f"{drafter} was probably made for another target" in line
+        assert line.endswith("which benchmarks/probe.py in the repository tells")
+        assert words[0] == "batch" or done.err == line + "\n"
+
+
+@pytest.mark.parametrize(
+    ("make", "settings", "part"),
+    [
+        (eagle3, {"width": 48}, "hidden states of width 48, and this one has 32"),
+        (dflash, {"width": 48}, "hidden states of width 48, and this one has 32"),
+        (eagle3, {"vocabulary": 50, "drafted": 20}, "a vocabulary of 50, and this one has"),
+        (eagle3, {"eagle_aux_hidden_state_layer_ids": [1, 2, 9]}, "reads what layer 8"),
+        (dflash, {"nested": {"target_layer_ids": [0, 7]}}, "reads what layer 7"),
+        (eagle3, {"tensors": {"d2t": mx.full((32,), 10**6, mx.int64)}}, "a d2t that leads to"),
+        (dflash, {"extra": {"more.weight": (2, 2)}}, "more.weight is not part"),
+    ],
+)
+def test_what_cannot_fit_is_refused_before_the_weights_of_the_target_are_read(
+    make: Make, settings: dict[str, Any], part: str, target: Path, vocabulary: int, tmp_path: Path
+) -> None:
+    broken = Path(shutil.copytree(target, tmp_path / "target"))
+    (broken / "model.safetensors").write_bytes(b"no weights at all")
+    drafter = make(tmp_path / "drafter", **{"vocabulary": vocabulary, **settings})
+    generate("--model", broken, "--draft-model", drafter).refuses(part)
+
+
+def test_a_drafter_is_no_target_and_no_draft_to_train(
+    target: Path, vocabulary: int, tmp_path: Path
+) -> None:
+    drafter = eagle3(tmp_path / "drafter", vocabulary=vocabulary)
+    generate("--model", drafter).refuses("a drafter of the kind eagle3 and no whole")
+    data = tmp_path / "data.txt"
+    data.write_text("a few words\n" * 30)
+    pair = ("--model", target, "--draft-model", drafter, "--data", data)
+    command("train-draft", *pair, "--output", tmp_path / "out").refuses("is no draft model")
+    assert not (tmp_path / "out").exists()
+
+
+def shown(path: Path) -> Any:
+    done = command("inspect", path, "--json")
+    assert (done.code, done.err) == (0, "")
+    return json.loads(done.out)
+
+
+def test_inspect_knows_drafters(tmp_path: Path) -> None:
+    for kind, make in (("eagle3", speculators_eagle3), ("dflash", dflash)):
+        found = shown(make(tmp_path / kind))
+        assert found["model_type"] == kind and found["sizes"]["hidden_size"] == 32
+        drafter = found["drafter"]
+        assert (drafter["kind"], drafter["target_hidden_size"]) == (kind, 32)
+        assert drafter["target_layers"] == ([0, 1, 1] if kind == "eagle3" else [0, 1])
+        assert found["bytes"] > 0 and found["problem"] is None
+    words = " ".join(command("inspect", eagle3(tmp_path / "encoder", encoder=32)).out.split())
+    assert "a target of width 32, 32 of 64 tokens; reads the outputs of its layers 0, 1, 1" in words
+    assert "and its encoder's, of width 32" in words
+    words = " ".join(command("inspect", speculators.eagle(tmp_path / "eagle")).out.split())
+    assert "tokens; reads the input of its head" in words
+    other = {"hydra_num_heads": 4, "model_type": "hydra"}
+    speculators.write(tmp_path / "other", other, {"some.weight": mx.zeros((2, 2))})
+    assert "some.weight" in command("inspect", tmp_path / "other").out
+
+
+def test_inspect_shows_format_family_bits_and_new_names() -> None:
+    done = command("inspect", FIXTURES / "gguf" / "llama-q4_0.gguf")
+    assert (done.code, done.err) == (0, "")
+    for part in ("GGUF", "Q4_0", "bits each", "norm.weight", "-> model.norm.weight"):
+        assert part in done.out
+    assert done.out.count("blk.*.attn_q.weight") == 1
+
+
+def test_inspect_lists_every_tensor_once(target: Path, tmp_path: Path) -> None:
+    found = shown(target)
+    names = [tensor["name"] for tensor in found["tensors"]]
+    weights = mx.load(str(target / "model.safetensors"))
+    assert sorted(names) == sorted(weights)
+    assert found["model_type"] == "llama" and found["bits_per_weight"] == 32
+    assert found["problem"] is None and found["dropped"] == {}
+    command("inspect", tmp_path / "nothing").refuses("nothing")
+
+
+def test_inspect_knows_heads(tmp_path: Path) -> None:
+    config = {"medusa_num_heads": 1, "base_model_name_or_path": "some/base", "medusa_num_layers": 1}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    arrays = {"0.0.linear.weight": mx.zeros((8, 8)), "0.0.linear.bias": mx.zeros((8,))}
+    mx.save_safetensors(str(tmp_path / "medusa_lm_head.safetensors"), arrays)
+    done = command("inspect", tmp_path)
+    assert done.code == 0 and "Medusa heads" in done.out and "some/base" in done.out
+    assert "0.0.linear.weight" in done.out and "unknown" not in done.out.split("sizes")[0]
