@@ -1,4 +1,4 @@
-"""Drafters on hidden states: named as drafts, refused if they do not fit, and shown by `inspect`."""
+"""Drafters on hidden states: named as drafts, refused if they do not fit, shown by `inspect`."""
 
 import json
 import shutil

@@ -1,7 +1,5 @@
-"""From texts to the directory of a drafter on hidden states."""
+"""Drafts in training equal drafts in decoding."""
 
-import functools
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,81 +9,16 @@ import pytest
 from mlx.utils import tree_map
 
 from mlx_specdec.engine import loading
-from mlx_specdec.engine.generate import generate
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.interfaces import after
-from mlx_specdec.models.drafters import kinds as speculators
-from mlx_specdec.options import Options
 from mlx_specdec.training import drafter as drafter_files
 from mlx_specdec.training.anchors import Anchored, DSparkTask
 from mlx_specdec.training.collect import SampleFiles, TrainingSample, collect
 from mlx_specdec.training.config import DataConfig, DrafterConfig
 
-from ..support import trainings
 from ..support.models import make_llama, make_t5
-from ..support.trainings import Watcher, weights
 
-trained = functools.partial(trainings.trained, "dspark")
 MAKE = {"llama": make_llama, "t5": make_t5}
-
-
-@pytest.fixture(scope="module", params=MAKE)
-def model(request, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return MAKE[request.param](tmp_path_factory.mktemp(request.param))
-
-
-@pytest.fixture(scope="module")
-def pair(model: Path) -> Pair:
-    return loading.load(model)
-
-
-def test_a_drafter_is_trained_and_drafts(pair: Pair, model: Path, tmp_path: Path) -> None:
-    watcher = Watcher()
-    done = trained(pair, tmp_path, watcher)
-    assert done.outcome.best > 0
-    assert done.outcome.figures.loss < done.start.loss
-    assert sum(done.outcome.figures.tokens) > sum(done.start.tokens) + 0.1
-    assert watcher.epochs[0] == (0, done.start)
-    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
-    loaded = loading.load(model, done.output)
-    assert loaded.drafter_network is not None and loaded.drafter_network.kind == "dspark"
-    accepted = 0
-    for temperature in (0.0, 1.0):
-        settings = {"max_tokens": 20, "temperature": temperature, "seed": 3}
-        plain = generate(pair, "some words", Options(regular=True, **settings))
-        result = generate(loaded, "some words", Options(num_draft=3, **settings))
-        assert result.tokens == plain.tokens
-        assert result.stats.drafted > 0
-        accepted += result.stats.accepted
-    assert accepted > 0
-    report = json.loads((done.output / "provenance.json").read_text())
-    assert report["held_out"]["result"]["greedy"] == list(done.outcome.figures.greedy)
-    assert report["best_epoch"] == done.outcome.best
-    assert report["files"].keys() >= {"model.safetensors", "config.json"}
-    assert str(model.parent) not in json.dumps(report)
-
-
-def test_a_dspark_is_written_as_the_package_speculators_has_it(pair: Pair, tmp_path: Path) -> None:
-    done = trained(pair, tmp_path, epochs=1, layers=2)
-    config = json.loads((done.output / "config.json").read_text())
-    fixture = Path(__file__).parents[1] / "fixtures" / "drafters" / "dspark-rnn"
-    reference = json.loads((fixture / "config.json").read_text())
-    extra = {"auto_map", "target_hidden_size", "transformers_version", "sliding_window_non_causal"}
-    assert reference.keys() - config.keys() <= extra
-    stored = mx.load(str(fixture / "model.safetensors"))
-    # Attending to an encoder is this package's own.
-    names = {name for name in weights(done.output) if "encoder_" not in name}
-    one_layer = {name for name in names if not name.startswith("layers.1.")}
-    assert one_layer == stored.keys() - {"d2t", "t2d", "lm_head.weight", "embed_tokens.weight"}
-    assert config["aux_hidden_state_layer_ids"] == [1], "layers by their inputs"
-    assert {array.dtype for array in weights(done.output).values()} == {mx.bfloat16}
-    files = speculators.read(done.output)
-    assert files is not None and files.tapped == (0,)
-
-
-# Drafts in training equal drafts in decoding
-
-
 SAMPLES = [
     TrainingSample(" ".join(["some words and more"] * count)) for count in (3, 1, 2, 1, 4, 2, 1)
 ]
