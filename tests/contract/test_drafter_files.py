@@ -39,6 +39,14 @@ def answer(*arguments: object) -> Any:
     return json.loads(done.out)
 
 
+SAMPLED = ("-m", 12, "--temp", 1)
+
+
+@pytest.fixture(scope="module")
+def plain(target: Path) -> Any:
+    return answer("--model", target, *SAMPLED, "--regular-decode")
+
+
 @pytest.mark.parametrize(
     ("kind", "make"),
     [
@@ -51,13 +59,11 @@ def answer(*arguments: object) -> Any:
     ],
 )
 def test_a_drafter_is_named_as_a_draft_and_the_completion_stays(
-    kind: str, make: Make, target: Path, vocabulary: int, tmp_path: Path
+    kind: str, make: Make, target: Path, vocabulary: int, plain: Any, tmp_path: Path
 ) -> None:
     drafter = make(tmp_path / "drafter", vocabulary=vocabulary)
-    model = ("--model", target, "-m", 12, "--temp", 1)
-    plain = answer(*model, "--regular-decode")
     for flags in (("--num-draft", 3), ("--proposer", kind)):
-        result = answer(*model, "--draft-model", drafter, *flags)
+        result = answer("--model", target, *SAMPLED, "--draft-model", drafter, *flags)
         assert result["tokens"] == plain["tokens"] and result["text"] == plain["text"]
         assert (result["proposer"], result["draft_model"]) == (kind, str(drafter))
 
@@ -161,7 +167,7 @@ def test_inspect_shows_format_family_bits_and_new_names() -> None:
 def test_inspect_lists_every_tensor_once(target: Path, tmp_path: Path) -> None:
     found = shown(target)
     names = [tensor["name"] for tensor in found["tensors"]]
-    weights = mx.load(str(target / "model.safetensors"))
+    weights: Any = mx.load(str(target / "model.safetensors"))
     assert sorted(names) == sorted(weights)
     assert found["model_type"] == "llama" and found["bits_per_weight"] == 32
     assert found["problem"] is None and found["dropped"] == {}

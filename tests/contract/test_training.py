@@ -78,7 +78,6 @@ TRAININGS: dict[str, tuple[object, ...]] = {
         ("dspark", "llama", 0.6),
         ("dspark", "t5", 0.8),
         ("medusa", "llama", 0.7),
-        ("medusa", "t5", 0.4),
     ],
 )
 def test_a_training_learns_goes_on_after_an_interruption_and_its_result_drafts(
