@@ -75,7 +75,7 @@ TRAININGS: dict[str, tuple[object, ...]] = {
     [
         ("draft", "t5", 0.8),
         ("layers", "llama", 0.9),
-        ("dspark", "llama", 0.6),
+        ("dspark", "llama", 0.9),
         ("dspark", "t5", 0.8),
         ("medusa", "llama", 0.7),
     ],
