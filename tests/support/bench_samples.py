@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from mlx_specdec.decoding.statistics import Recorder
 from mlx_specdec.interfaces.results import RoundReport, RoundTimes, SequenceRound
 from mlx_specdec.measure.methods import Case, Length, Measurements, Method, Sample
-from mlx_specdec.measure.setting import Setting
 
 
 def sample(
@@ -52,25 +51,3 @@ def measured(
             for name, made in samples.items()
         },
     )
-
-
-def setting(**changes: object) -> Setting:
-    facts: dict[str, object] = {
-        "model": "models/big",
-        "draft_model": "models/small",
-        "dtype": "float32",
-        "prompts": "prompts.jsonl",
-        "max_tokens": 100,
-        "temperature": 0.0,
-        "rule": "coupled",
-        "lossy": False,
-        "seed": 0,
-        "device": "cpu",
-        "machine": "A processor",
-        "system": "Linux",
-        "blas": "none",
-        "python": "3.11",
-        "versions": {"mlx": "0.32"},
-        "date": "2026-11-21 08:00 UTC",
-    }
-    return Setting(**{**facts, **changes})  # type: ignore[arg-type]
