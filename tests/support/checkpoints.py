@@ -8,10 +8,6 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from mlx.utils import tree_flatten
-
-from mlx_specdec.models.t5 import T5 as Network
-from mlx_specdec.models.t5 import T5Config
 
 T5: dict[str, Any] = {
     "model_type": "t5",
@@ -32,10 +28,36 @@ T5: dict[str, Any] = {
 }
 
 
+def t5_shapes(config: Mapping[str, Any], *, own_head: bool = False) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the tensors of a T5, by their names."""
+    width, inner = config["d_model"], config["d_kv"] * config["num_heads"]
+    shapes = {"shared.weight": (config["vocab_size"], width)}
+    if own_head:
+        shapes["lm_head.weight"] = shapes["shared.weight"]
+    gated = config["feed_forward_proj"].startswith("gated")
+    attentions = {"encoder": ["SelfAttention"], "decoder": ["SelfAttention", "EncDecAttention"]}
+    for stack, kinds in attentions.items():
+        shapes[f"{stack}.final_layer_norm.weight"] = (width,)
+        layers = config["num_layers" if stack == "encoder" else "num_decoder_layers"]
+        for block in range(layers or 0):
+            at = f"{stack}.block.{block}.layer"
+            for number, kind in enumerate([*kinds, "DenseReluDense"]):
+                shapes[f"{at}.{number}.layer_norm.weight"] = (width,)
+            for number, kind in enumerate(kinds):
+                parts = {name: (inner, width) for name in "qkv"} | {"o": (width, inner)}
+                shapes |= {f"{at}.{number}.{kind}.{name}.weight": s for name, s in parts.items()}
+            if not block or config["model_type"] == "umt5":
+                bias = config["relative_attention_num_buckets"], config["num_heads"]
+                shapes[f"{at}.0.SelfAttention.relative_attention_bias.weight"] = bias
+            for name in ["wi_0", "wi_1"] if gated else ["wi"]:
+                shapes[f"{at}.{len(kinds)}.DenseReluDense.{name}.weight"] = (config["d_ff"], width)
+            shapes[f"{at}.{len(kinds)}.DenseReluDense.wo.weight"] = (width, config["d_ff"])
+    return shapes
+
+
 def t5_weights(config: Mapping[str, Any], *, own_head: bool = False) -> dict[str, mx.array]:
     """Random float32 tensors of a T5."""
-    network = Network(T5Config.from_dict(config, own_head=own_head))
-    shapes = {name: array.shape for name, array in tree_flatten(network.parameters())}
+    shapes = t5_shapes(config, own_head=own_head)
     parts = mx.random.split(mx.random.key(7), len(shapes))
     return {
         name: mx.random.normal(shape, key=part)
@@ -49,13 +71,15 @@ def write_t5(
     *,
     weights: dict[str, mx.array] | None = None,
     own_head: bool = False,
+    tokenizer: bool = True,
 ) -> Path:
-    """A T5 directory with one safetensors file and two tokenizer files."""
+    """A T5 directory with one safetensors file and two files that stand for a tokenizer's."""
     config = {**T5, **(changes or {})}
-    directory.mkdir(parents=True)
+    directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    (directory / "spiece.model").write_bytes(b"pieces")
-    (directory / "tokenizer_config.json").write_text("{}", encoding="utf-8")
+    if tokenizer:
+        (directory / "spiece.model").write_bytes(b"pieces")
+        (directory / "tokenizer_config.json").write_text("{}", encoding="utf-8")
     save(directory / "model.safetensors", weights or t5_weights(config, own_head=own_head))
     return directory
 

@@ -11,8 +11,8 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from mlx_specdec.checkpoints.formats.torch import OLD_MAGIC
-
+OLD_MAGIC = 0x1950A86A20F9469CFC6C
+"""The number with which the older streams of torch begin."""
 CLASSES = {
     mx.float32: "FloatStorage",
     mx.float16: "HalfStorage",

@@ -1,0 +1,370 @@
+"""Conversion of T5 checkpoints: what arrives, what is refused, and what is uploaded."""
+
+import hashlib
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub as hub
+import mlx.core as mx
+import pytest
+
+from mlx_specdec import CheckpointError, OptionError, OutputError, convert, load
+
+from ..support import tiny
+from ..support.checkpoints import T5, save, t5_weights, write_sharded_t5, write_t5
+from ..support.tokenizers import sentence_piece
+from .converted import SMALL, change_config, config_of, dequantized, provenance, refused, tensors
+from .support import command
+
+INDEX = "model.safetensors.index.json"
+LINEAR = "encoder.block.1.layer.0.SelfAttention.q"
+COPIES = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
+NO_BIAS = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return write_t5(tmp_path / "t5")
+
+
+@pytest.mark.parametrize("dtype", [None, "float32", "float16", "bfloat16"])
+def test_every_tensor_arrives_in_the_type_requested(source: Path, dtype: str | None) -> None:
+    out = source.parent / "out"
+    convert(str(source), out, dtype=dtype)
+    wanted = getattr(mx, dtype or "float32")
+    before, after, report = tensors(source), tensors(out), provenance(out)["result"]
+    assert before.keys() == after.keys()
+    for name, array in after.items():
+        assert array.dtype == wanted and mx.array_equal(array, before[name].astype(wanted))
+    assert config_of(out)["torch_dtype"] == (dtype or "float32")
+    exact = max(mx.abs(array.astype(mx.float32) - before[n]).max() for n, array in after.items())
+    assert report["largest_difference"] == exact.item()
+    assert (exact.item() > 0) is (dtype in ("float16", "bfloat16"))
+    assert report["tensors"] == len(before)
+    assert report["parameters"] == sum(array.size for array in before.values())
+    assert report["bytes"] == sum(array.nbytes for array in after.values())
+    assert (out / "spiece.model").read_bytes() == b"pieces"
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])
+@pytest.mark.parametrize("dtype", [None, "float16", "bfloat16"])
+def test_quantized_weights_lie_within_a_step_of_their_source(
+    source: Path, bits: int, dtype: str | None
+) -> None:
+    out = source.parent / "out"
+    convert(str(source), out, dtype=dtype, q_bits=bits, **SMALL)
+    before, after, config = tensors(source), tensors(out), config_of(out)
+    entry, report = config["quantization"], provenance(out)["result"]
+    assert entry == config["quantization_config"]
+    assert (entry["bits"], entry["group_size"]) == (bits, 32)
+    packed = {name.removesuffix(".scales") for name in after if name.endswith(".scales")}
+    assert packed == {
+        name.removesuffix(".weight")
+        for name, array in before.items()
+        if array.ndim == 2 and "relative_attention_bias" not in name
+    }
+    whole, largest = dequantized(after, config), 0.0
+    for path in packed:
+        off = mx.abs(whole[f"{path}.weight"] - before[f"{path}.weight"])
+        step = mx.repeat(mx.abs(after[f"{path}.scales"].astype(mx.float32)), 32, axis=-1)
+        assert mx.all(off <= 1.05 * step + 0.05).item()
+        largest = max(largest, mx.max(off).item())
+    assert report["largest_difference_of_quantized"] == pytest.approx(largest)
+    assert report["parameters"] == sum(array.size for array in before.values())
+    bits_each = 8 * sum(array.nbytes for array in after.values()) / report["parameters"]
+    assert report["bits_per_weight"] == pytest.approx(bits_each, abs=1e-3)
+    assert f"{bits}-bit" in report["dtype"]
+
+
+def test_shards_in_and_shards_out_have_the_same_tensors_and_digests(tmp_path: Path) -> None:
+    source, out, limit = write_sharded_t5(tmp_path / "t5"), tmp_path / "out", 20_000
+    convert(str(source), out, shard_bytes=limit)
+    shards = sorted(file.name for file in out.glob("*.safetensors"))
+    count = len(shards)
+    assert count > 2
+    assert shards == [f"model-{i + 1:05d}-of-{count:05d}.safetensors" for i in range(count)]
+    index = json.loads((out / INDEX).read_text())
+    before, after = tensors(source), tensors(out)
+    assert index["weight_map"].keys() == before.keys() == after.keys()
+    assert index["metadata"]["total_size"] == sum(array.nbytes for array in after.values())
+    assert all(mx.array_equal(before[name], after[name]) for name in before)
+    for name in shards:
+        arrays = mx.load(str(out / name))
+        assert {index["weight_map"][key] for key in arrays} == {name}
+        assert len(arrays) == 1 or sum(array.nbytes for array in arrays.values()) <= limit
+    found = provenance(out)
+    for directory, side in ((source, "source"), (out, "result")):
+        files = found[side]["files"]
+        weights = {file.name for file in directory.glob("*.safetensors")}
+        assert weights | {"config.json"} <= files.keys()
+        for name, entry in files.items():
+            content = (directory / name).read_bytes()
+            digest = hashlib.sha256(content).hexdigest()
+            assert entry == {"bytes": len(content), "sha256": digest}
+        lines = "".join(f"{files[name]['sha256']}  {name}\n" for name in sorted(files))
+        assert found[side]["digest"] == hashlib.sha256(lines.encode()).hexdigest()
+    assert (found["source"]["name"], found["source"]["format"]) == ("t5", "safetensors")
+    assert str(tmp_path) not in json.dumps(found)
+
+
+def test_tensors_that_repeat_the_embedding_or_mean_nothing_are_left_out(tmp_path: Path) -> None:
+    weights = t5_weights(T5)
+    copies = ("lm_head.weight", *COPIES)
+    weights |= dict.fromkeys(copies, weights["shared.weight"] + 0)
+    weights[NO_BIAS] = mx.zeros((8, 4))
+    source = write_t5(tmp_path / "t5", {"tie_word_embeddings": False}, weights=weights)
+    out = tmp_path / "out"
+    convert(str(source), out)
+    assert tensors(out).keys() == t5_weights(T5).keys()
+    written = config_of(out)
+    assert written["tie_word_embeddings"] is True and written["scale_decoder_outputs"] is False
+    report = provenance(out)["tensors"]
+    assert report["tied"] == dict.fromkeys(sorted(copies), "shared.weight")
+    assert [*report["dropped"]] == [NO_BIAS]
+    shown = command("inspect", source)
+    assert shown.code == 0 and f"dropped: {report['dropped'][NO_BIAS]}" in " ".join(
+        shown.out.split()
+    )
+
+
+def test_a_head_of_its_own_is_kept(tmp_path: Path) -> None:
+    convert(str(write_t5(tmp_path / "t5", own_head=True)), tmp_path / "out", **SMALL)
+    assert "lm_head.scales" in tensors(tmp_path / "out")
+    written = config_of(tmp_path / "out")
+    assert written["tie_word_embeddings"] is False and written["scale_decoder_outputs"] is True
+    assert written["quantization"]["lm_head"] == {"bits": 8, "group_size": 32}
+
+
+@pytest.mark.parametrize(
+    ("config", "scales"),
+    [
+        ({"model_type": "t5"}, True),
+        ({"model_type": "t5", "tie_word_embeddings": False}, False),
+        ({"model_type": "umt5"}, True),
+        ({"model_type": "mt5"}, False),
+        ({"model_type": "t5", "tie_word_embeddings": True, "scale_decoder_outputs": False}, False),
+        ({"model_type": "t5", "tie_word_embeddings": False, "scale_decoder_outputs": True}, True),
+    ],
+)
+def test_whether_outputs_are_scaled_is_a_fact_of_its_own(
+    tmp_path: Path, config: dict[str, Any], scales: bool
+) -> None:
+    source = write_t5(tmp_path / "t5", {"tie_word_embeddings": None, **config})
+    convert(str(change_config(source)), tmp_path / "out")
+    assert config_of(tmp_path / "out")["scale_decoder_outputs"] is scales
+
+
+@pytest.mark.parametrize("remaining", [(), ("tokenizer_config.json", "generation_config.json")])
+def test_a_source_without_vocabulary_is_converted_and_the_user_is_told(
+    source: Path, remaining: tuple[str, ...]
+) -> None:
+    for name in {"spiece.model", "tokenizer_config.json"} - {*remaining}:
+        (source / name).unlink()
+    done = command("convert", "--model", source, "--mlx-path", source.parent / "out")
+    assert done.code == 0 and "tokenizer" in done.err
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_the_size_of_a_tensor(tmp_path: Path) -> None:
+    vocabulary = 500_000
+    config = {**T5, "vocab_size": vocabulary}
+    weights = {**t5_weights(T5), "shared.weight": mx.ones((vocabulary, 32), dtype=mx.float32)}
+    source = write_t5(tmp_path / "t5", config, weights=weights)
+    del weights
+    for how in ({}, {"dtype": "bfloat16"}, SMALL):
+        mx.clear_cache()
+        before = mx.get_active_memory()
+        mx.reset_peak_memory()
+        convert(str(source), tmp_path / "out", overwrite=True, **how)
+        assert mx.get_peak_memory() - before < 4 * 32 * vocabulary
+
+
+# What is refused
+
+
+def break_weights(change: Callable[[dict[str, mx.array]], Any]) -> Callable[[Path], None]:
+    def apply(directory: Path) -> None:
+        weights = t5_weights(T5)
+        change(weights)
+        save(directory / "model.safetensors", weights)
+
+    return apply
+
+
+def replace(name: str, array: mx.array) -> Callable[[Path], None]:
+    return break_weights(lambda weights: weights.update({name: array}))
+
+
+def cut(directory: Path) -> None:
+    file = directory / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1000])
+
+
+@pytest.mark.parametrize(
+    ("harm", "says"),
+    [
+        (lambda directory: (directory / "config.json").unlink(), "config.json"),
+        (lambda directory: (directory / "model.safetensors").unlink(), "no .safetensors files"),
+        (cut, "truncated"),
+        (lambda directory: change_config(directory, model_type="warp_drive"), "warp_drive"),
+        (lambda directory: change_config(directory, d_ff=65), "config.json asks for"),
+        (break_weights(lambda weights: weights.pop(f"{LINEAR}.weight")), f"{LINEAR}.weight"),
+        (replace(f"{LINEAR}.weight", mx.zeros((8, 8))), "(8, 8)"),
+        (replace("extra.weight", mx.zeros((8, 8))), "extra.weight"),
+        (replace(f"{LINEAR}.weight", mx.zeros((32, 32), dtype=mx.int32)), "I32 instead of weights"),
+        (replace(f"{LINEAR}.weight", mx.full((32, 32), mx.inf)), LINEAR),
+    ],
+)
+def test_a_bad_source_is_one_sentence_and_leaves_nothing(
+    source: Path, harm: Callable[[Path], Any], says: str
+) -> None:
+    harm(source)
+    assert says in refused(CheckpointError, source)
+
+
+def test_a_value_too_large_for_float16_names_the_tensor_and_bfloat16(tmp_path: Path) -> None:
+    weights = {**t5_weights(T5), f"{LINEAR}.weight": mx.full((32, 32), 1e5)}
+    source = write_t5(tmp_path / "t5", weights=weights)
+    for options in ({}, SMALL):
+        text = refused(CheckpointError, source, dtype="float16", **options)
+        assert LINEAR in text and "bfloat16" in text
+    convert(str(source), tmp_path / "out", dtype="bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"quantize": True, "dequantize": True}, "not both"),
+        ({"dequantize": True}, "not quantized"),
+        ({"q_mode": "mxfp4"}, "--quantize"),
+        ({"quantize": True, "q_mode": "fp3"}, "q-mode"),
+        ({"quantize": True, "q_mode": "mxfp4", "q_bits": 8}, "leave --q-bits"),
+        ({"quantize": True, "quant_predicate": "mixed_3_6", "q_bits": 4}, "q-bits"),
+        ({"quantize": True, "q_group_size": 128}, "smaller --q-group-size"),
+        ({"dtype": "float64"}, "dtype must be one of"),
+        ({"shard_bytes": 0}, "at least one byte"),
+        ({"upload_repo": "../../etc"}, "USER/NAME"),
+    ],
+)
+def test_options_that_contradict_each_other_are_one_sentence_before_anything_is_written(
+    source: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], says: str
+) -> None:
+    monkeypatch.chdir(source.parent)
+    with pytest.raises(OptionError, match=says):
+        convert(str(source), **options)
+    assert not Path("weights").exists()
+    assert convert(str(source)).path == Path("weights/t5")
+
+
+def without_decoder(kind: str, *, copies: bool) -> tuple[dict[str, Any], dict[str, mx.array]]:
+    weights = t5_weights({**T5, "model_type": kind})
+    weights = {name: array for name, array in weights.items() if not name.startswith("decoder.")}
+    if copies:
+        weights |= dict.fromkeys(COPIES, weights["shared.weight"])
+    architectures = [f"{kind.upper()}EncoderModel"]
+    return {
+        "model_type": kind,
+        "architectures": architectures,
+        "num_decoder_layers": None,
+    }, weights
+
+
+def classifier() -> tuple[dict[str, Any], dict[str, mx.array]]:
+    weights = {f"transformer.{name}": array for name, array in t5_weights(T5).items()}
+    weights["classification_head.dense.weight"] = weights["transformer.shared.weight"]
+    return {"architectures": ["T5ForSequenceClassification"]}, weights
+
+
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [
+        (without_decoder("t5", copies=False), "holds an encoder alone (T5EncoderModel): take"),
+        (without_decoder("umt5", copies=True), "holds an encoder alone (UMT5EncoderModel): take"),
+        (classifier(), "gives labels (T5ForSequenceClassification), not text"),
+        *(
+            (({"model_type": kind}, t5_weights(T5)), f"'{kind}' is not supported")
+            for kind in ("longt5", "prophetnet", "t5gemma", "whisper", "nllb-moe")
+        ),
+    ],
+    ids=lambda value: value[:30] if isinstance(value, str) else "",
+)
+def test_models_that_write_no_text_are_refused_by_name(
+    tmp_path: Path, model: tuple[dict[str, Any], dict[str, mx.array]], says: str
+) -> None:
+    source = write_t5(tmp_path / "t5", model[0], weights=model[1])
+    assert says in refused(CheckpointError, source)
+    with pytest.raises(CheckpointError) as caught:
+        load(source)
+    assert says in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_t5_is_converted_and_used_without_mlx_lm_transformers_or_torch(tmp_path: Path) -> None:
+    sentence_piece(tmp_path / "t5")
+    size = 512
+    source = write_t5(tmp_path / "t5", {"vocab_size": size}, tokenizer=False)
+    script = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from mlx_specdec import Options, convert, generate, load\n"
+        f"convert({str(source)!r}, Path({str(tmp_path / 'out')!r}), quantize=True, "
+        "q_group_size=32)\n"
+        f"generate(load({str(tmp_path / 'out')!r}), 'Les', Options(max_tokens=3))\n"
+        "assert not {'mlx_lm', 'transformers', 'torch'} & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+# Upload
+
+
+class Hub:
+    """Records the calls. problem: What every call raises."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, problem: Exception | None = None) -> None:
+        self.made: list[str] = []
+        self.uploaded: list[tuple[Path, str]] = []
+        self.problem = problem
+        monkeypatch.setattr(hub.HfApi, "create_repo", self.create)
+        monkeypatch.setattr(hub.HfApi, "upload_folder", self.upload)
+
+    def create(self, *, repo_id: str, exist_ok: bool) -> None:
+        if self.problem is not None:
+            raise self.problem
+        self.made.append(repo_id)
+
+    def upload(self, *, folder_path: str, repo_id: str, repo_type: str) -> None:
+        self.uploaded.append((Path(folder_path), repo_id))
+
+
+@pytest.mark.parametrize("write", [write_t5, partial(tiny.write, "llama")])
+def test_a_model_is_uploaded_whole_with_a_card_that_names_this_tool(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Callable[[Path], Path]
+) -> None:
+    api, out = Hub(monkeypatch), tmp_path / "out"
+    convert(str(write(tmp_path / "source")), out, upload_repo="me/model")
+    assert api.made == ["me/model"] and api.uploaded == [(out, "me/model")]
+    card = hub.ModelCard.load(out / "README.md")
+    assert card.data.library_name == "mlx" and card.data.base_model is None
+    assert "mlx-specdec generate --model me/model" in card.text
+
+
+@pytest.mark.parametrize(
+    ("problem", "advice"),
+    [
+        (RuntimeError("401 Client Error\nmore"), "run `hf auth login`"),
+        (ConnectionError("401 is the line\nmore"), "check the network"),
+    ],
+)
+def test_an_upload_that_fails_is_one_sentence_and_the_model_stays(
+    source: Path, monkeypatch: pytest.MonkeyPatch, problem: Exception, advice: str
+) -> None:
+    Hub(monkeypatch, problem)
+    out = source.parent / "out"
+    with pytest.raises(OutputError, match=f"is converted.* 401 .*: {advice}, then") as caught:
+        convert(str(source), out, upload_repo="me/my-t5")
+    assert "\n" not in str(caught.value) and (out / "model.safetensors").is_file()
