@@ -41,10 +41,10 @@ def t5_shapes(config: Mapping[str, Any], *, own_head: bool = False) -> dict[str,
         layers = config["num_layers" if stack == "encoder" else "num_decoder_layers"]
         for block in range(layers or 0):
             at = f"{stack}.block.{block}.layer"
-            for number, kind in enumerate([*kinds, "DenseReluDense"]):
+            for number in range(len(kinds) + 1):
                 shapes[f"{at}.{number}.layer_norm.weight"] = (width,)
             for number, kind in enumerate(kinds):
-                parts = {name: (inner, width) for name in "qkv"} | {"o": (width, inner)}
+                parts = dict.fromkeys("qkv", (inner, width)) | {"o": (width, inner)}
                 shapes |= {f"{at}.{number}.{kind}.{name}.weight": s for name, s in parts.items()}
             if not block or config["model_type"] == "umt5":
                 bias = config["relative_attention_num_buckets"], config["num_heads"]

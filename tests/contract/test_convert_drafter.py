@@ -1,0 +1,170 @@
+"""Conversion of drafters on hidden states: what is written drafts as its source did."""
+
+from pathlib import Path
+
+import huggingface_hub
+import mlx.core as mx
+import mlx_lm.utils
+import pytest
+
+from mlx_specdec import CheckpointError, OptionError, Options, Request, convert, generate_many, load
+
+from ..support import mtp, tiny
+from ..support.checkpoints import write_t5
+from ..support.speculators import VOCABULARY, WIDTH, dflash, eagle3, speculators_eagle3
+from .converted import SMALL, change_config, config_of, dequantized, provenance, same, tensors
+from .scores import letters
+from .support import ROOT, command
+
+MAKERS = {
+    "eagle3": eagle3,
+    "speculators": speculators_eagle3,
+    "dflash": dflash,
+    "dflash2": lambda directory, **options: dflash(directory, second=True, **options),
+    "dspark": lambda directory, **options: dflash(directory, markov="rnn", **options),
+    "encoder": lambda directory, **options: dflash(directory, encoder=WIDTH, **options),
+}
+NARROW = {"hidden_size": 16, "num_attention_heads": 2, "head_dim": 8, "vocab_size": 40}
+"""The target of the drafter in tests/fixtures."""
+MTP_FILE = "mtp.safetensors"
+
+
+@pytest.fixture(scope="module")
+def targets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("targets")
+    llama = tiny.write("llama", root / "llama", num_hidden_layers=3)
+    t5 = write_t5(root / "t5", {"num_decoder_layers": 3}, tokenizer=False)
+    narrow = tiny.write("llama", root / "narrow", num_hidden_layers=6, **NARROW)
+    made = {"decoder": llama, "encoder": t5, "narrow": narrow}
+    sizes = {"narrow": NARROW["vocab_size"]}
+    return {name: letters(made[name], sizes.get(name, VOCABULARY)) for name in made}
+
+
+def drafts(target: Path, drafter: Path) -> tuple[int, ...]:
+    """Return tokens that are mostly the drafter's own: every draft token is accepted."""
+    options = Options(max_tokens=12, num_draft=3, delta=1.0)
+    request = Request([3, 14, 15, 9, 1], options, ignore_eos=True)
+    [result] = generate_many(load(target, drafter, dtype="float32"), [request])
+    assert result.stats.accepted == result.stats.drafted >= 8
+    return result.tokens
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_every_kind_is_converted_and_quantized_but_for_fc_and_norms(
+    name: str, targets: dict[str, Path], tmp_path: Path
+) -> None:
+    source, result, whole = MAKERS[name](tmp_path / "s"), tmp_path / "r", tmp_path / "whole"
+    target = targets["encoder" if name == "encoder" else "decoder"]
+    expected = drafts(target, source)
+    assert drafts(target, convert(str(source), tmp_path / "same").path) == expected
+    flags = ("--quantize", "--q-bits", 8, "--q-group-size", 32)
+    done = command("convert", "--model", source, "--mlx-path", result, *flags)
+    assert done.code == 0 and "norms and fc" in done.err
+    stored = tensors(result)
+    assert stored["fc.weight"].dtype == stored["norm.weight"].dtype == mx.float32
+    assert stored["layers.0.self_attn.q_proj.weight"].dtype == mx.uint32
+    quantized = drafts(target, result)
+    convert(str(result), whole, dequantize=True, dtype="float32")
+    assert "quantization" not in config_of(whole)
+    assert drafts(target, whole) == quantized
+    assert same(tensors(whole), dequantized(stored, config_of(result)))
+    with pytest.raises(OptionError, match="quantized already"):
+        load(target, result, draft_q_bits=4)
+
+
+def test_a_torch_archive_becomes_safetensors(targets: dict[str, Path], tmp_path: Path) -> None:
+    source = ROOT / "tests" / "fixtures" / "drafters" / "eagle3-authors"
+    convert(str(source), tmp_path / "result")
+    report = provenance(tmp_path / "result")["tensors"]
+    assert report["renamed"]["midlayer.hidden_norm.weight"] == "layers.0.hidden_norm.weight"
+    assert set(report["dropped"]) <= {"t2d", "embed_tokens.weight"}
+    assert not list((tmp_path / "result").glob("*.bin"))
+    assert drafts(targets["narrow"], tmp_path / "result") == drafts(targets["narrow"], source)
+
+
+def test_biases_of_quantized_matrices_stay(tmp_path: Path) -> None:
+    bias = "layers.0.self_attn.q_proj.bias"
+    source = dflash(tmp_path / "source", extra={bias: (WIDTH,)})
+    convert(str(source), tmp_path / "small", q_bits=8, **SMALL)
+    assert mx.array_equal(tensors(tmp_path / "small")[bias], tensors(source)[bias])
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"quantize": True}, "divide into groups of 64"),
+        ({**SMALL, "quant_predicate": "mixed_4_6"}, "whole models"),
+        ({"dequantize": True}, "not quantized"),
+    ],
+)
+def test_what_does_not_suit_a_drafter_is_refused(
+    options: dict[str, object], says: str, tmp_path: Path
+) -> None:
+    source = dflash(tmp_path / "source")
+    with pytest.raises(OptionError, match=says):
+        convert(str(source), tmp_path / "result", **options)  # type: ignore[arg-type]
+    assert not (tmp_path / "result").exists()
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        ({"bits": 8, "group_size": 64}, "has shape"),
+        ({"bits": 8.5, "group_size": 32}, "MLX has no 8.5 bits"),
+        ("8 bits", "quantization entry that is no object"),
+    ],
+)
+def test_a_quantization_that_config_json_does_not_describe_is_refused(
+    damage: object, says: str, targets: dict[str, Path], tmp_path: Path
+) -> None:
+    convert(str(eagle3(tmp_path / "source")), tmp_path / "result", q_bits=8, **SMALL)
+    change_config(tmp_path / "result", quantization=damage)
+    with pytest.raises(CheckpointError, match=says):
+        load(targets["decoder"], tmp_path / "result")
+
+
+def test_a_drafter_is_uploaded_with_a_card_that_says_how_it_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uploaded = []
+    monkeypatch.setattr(huggingface_hub.HfApi, "create_repo", lambda *_, **__: None)
+    monkeypatch.setattr(
+        huggingface_hub.HfApi, "upload_folder", lambda _, **how: uploaded.append(how["repo_id"])
+    )
+    convert(str(eagle3(tmp_path / "a")), tmp_path / "out", upload_repo="me/drafter")
+    assert uploaded == ["me/drafter"]
+    card = huggingface_hub.ModelCard.load(tmp_path / "out" / "README.md").text
+    assert "generate --model TARGET --draft-model me/drafter" in card
+
+
+# Layers for multi-token prediction
+
+
+@pytest.mark.parametrize("family", ["glm4_moe", pytest.param("qwen3_next", marks=pytest.mark.slow)])
+def test_mlx_lm_reads_a_conversion_as_one_without_the_layers(family: str, tmp_path: Path) -> None:
+    source = mtp.write(family, tmp_path / "source")
+    bare = mtp.write(family, tmp_path / "bare", layer=False)
+    flags = ("--quantize", "--q-group-size", 32)
+    done = command("convert", "--model", source, "--mlx-path", tmp_path / "with", *flags)
+    convert(str(bare), tmp_path / "plain", **SMALL)
+    copied = mx.load(str(tmp_path / "with" / MTP_FILE))
+    assert (
+        f"the layers for multi-token prediction ({len(copied)} tensors) are kept as they are, in "
+        f"{MTP_FILE}" in done.err
+    )
+    stored = tensors(source)
+    assert all(mx.array_equal(array, stored[name]) for name, array in copied.items())
+    assert not {*copied} & {*provenance(tmp_path / "with")["tensors"]["dropped"]}
+    assert same(tensors(tmp_path / "with"), tensors(tmp_path / "plain"))
+    tokens = mx.array([[3, 14, 15, 9]])
+    one, two = (mlx_lm.utils.load_model(tmp_path / name)[0](tokens) for name in ("with", "plain"))
+    assert mx.array_equal(one, two)
+
+
+def test_layers_that_an_mlx_program_laid_out_are_left_to_it(tmp_path: Path) -> None:
+    """Their norms are not what the file would say they are."""
+    source = mtp.write("qwen3_next", tmp_path / "source", original=False)
+    convert(str(source), tmp_path / "result")
+    assert not (tmp_path / "result" / MTP_FILE).exists()
+    dropped = provenance(tmp_path / "result")["tensors"]["dropped"]
+    assert {name.split(".")[0] for name in dropped} == {"mtp"}
