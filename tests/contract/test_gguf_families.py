@@ -1,9 +1,11 @@
-"""Every decoder-only family gives of a GGUF file the logits of the same weights in mlx-lm.
+"""Every decoder-only family gives of a GGUF file the log-probabilities of the same weights in
+mlx-lm's layout.
 
 The files have the layout of llama.cpp's converter. The gguf package gives names and keys. This
 module makes the converter's changes of tensors: the order of rotary rows, and 1 + w in norms.
 """
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,13 +16,14 @@ import numpy as np
 import pytest
 from gguf.tensor_mapping import get_tensor_name_map
 from mlx.utils import tree_flatten, tree_map
-from mlx_lm.utils import _get_classes
 
-from mlx_specdec.checkpoints import files
-from mlx_specdec.checkpoints.formats.gguf_families import FAMILIES
-from mlx_specdec.conversion.convert import convert
-from mlx_specdec.models.loading import load_model
-from mlx_specdec.models.mlx_lm.mends import mend
+from mlx_specdec import convert, load
+
+from ..support.gguf_files import Gguf
+from ..support.tiny import from_config
+from .converted import same, tensors
+from .scores import letters, scores
+from .support import command
 
 SIZES = {
     "hidden_size": 32,
@@ -129,10 +132,9 @@ STATED: dict[str, Callable[[gguf.GGUFWriter, Any], None]] = {
 }
 
 
-def tiny(config: dict[str, Any]) -> Any:
-    """mlx-lm's model with random weights, under which every vector matters."""
-    kind, arguments = _get_classes(config)
-    model = kind(arguments.from_dict(config))
+def random(config: dict[str, Any]) -> Any:
+    """Return mlx-lm's model with random weights, under which every vector matters."""
+    model = from_config(config)
     mx.random.seed(7)
     model.update(
         tree_map(lambda array: mx.random.normal(array.shape) * 0.3 + 0.1, model.parameters())
@@ -140,6 +142,15 @@ def tiny(config: dict[str, Any]) -> Any:
     if hasattr(model, "sanitize"):
         model.sanitize({})
     return model
+
+
+def save(directory: Path, config: dict[str, Any], model: Any) -> Path:
+    """Write the model in mlx-lm's layout."""
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    weights = dict(tree_flatten(model.parameters()))
+    mx.save_safetensors(str(directory / "model.safetensors"), weights, {"format": "mlx"})
+    return directory
 
 
 def write(file: Path, architecture: str, config: dict[str, Any], model: Any) -> None:
@@ -180,37 +191,38 @@ def write(file: Path, architecture: str, config: dict[str, Any], model: Any) -> 
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_logits_are_those_of_the_same_weights_in_mlx_lm(case: str, tmp_path: Path) -> None:
+def test_log_probabilities_are_those_of_the_same_weights(case: str, tmp_path: Path) -> None:
     architecture, model_type, changes = CASES[case]
-    epsilon = (
-        {} if any(key.endswith(("norm_eps", "epsilon")) for key in changes) else "rms_norm_eps"
-    )
-    config = {**SIZES, **({epsilon: 1e-4} if epsilon else {}), **changes, "model_type": model_type}
-    model = tiny(config)
-    write(tmp_path / "m.gguf", architecture, config, model)
-    convert(str(tmp_path / "m.gguf"), tmp_path / "out")
+    stated = any(key.endswith(("norm_eps", "epsilon")) for key in changes)
+    epsilon = {} if stated else {"rms_norm_eps": 1e-4}
+    config = {**SIZES, **epsilon, **changes, "model_type": model_type}
+    plain, made = tmp_path / "plain", letters(tmp_path / "gguf", 96)
+    model = random(config)
+    save(plain, config, model)
+    write(made / "m.gguf", architecture, config, model)
     tokens = [number * 7 % SIZES["vocab_size"] for number in range(14)]
-    mend(model, config)
-    expected = np.array(model(mx.array([tokens]))[0])
-    context = load_model(tmp_path / "out", dtype="float32").model.open(tokens[:1])
-    logits = np.array(context.advance(mx.array([tokens])).logits[0])
+    expected, found = (
+        scores(load(directory, dtype="float32"), tokens, None, 96)
+        for directory in (letters(plain, 96), made)
+    )
     assert expected.std() > 0.01
-    assert np.abs(logits - expected).max() < 1e-4 * max(1, np.abs(expected).max())
+    assert np.abs(found - expected).max() < 1e-4 * max(1, np.abs(expected).max())
 
 
 def test_norms_that_were_shifted_get_their_half_type_back(tmp_path: Path) -> None:
     config = {**SIZES, **WIDE, "model_type": "gemma", "rms_norm_eps": 1e-4}
-    model = tiny(config)
+    model = random(config)
     model.set_dtype(mx.bfloat16)
     model.set_dtype(mx.float16)
     write(tmp_path / "m.gguf", "gemma", config, model)
     convert(str(tmp_path / "m.gguf"), tmp_path / "out")
-    expected, found = dict(tree_flatten(model.parameters())), dict(files.tensors(tmp_path / "out"))
-    assert found.keys() == expected.keys()
-    for name, array in expected.items():
-        assert found[name].dtype == mx.float16
-        assert mx.array_equal(found[name], array), name
+    assert same(tensors(tmp_path / "out"), dict(tree_flatten(model.parameters())))
 
 
-def test_every_family_is_tried() -> None:
-    assert {architecture for architecture, _, _ in CASES.values()} == {*FAMILIES}
+def test_every_family_is_tried(tmp_path: Path) -> None:
+    """The error about an unknown family lists those that are read."""
+    Gguf("mamba").write(tmp_path / "m.gguf")
+    done = command("convert", "--model", tmp_path / "m.gguf", "--mlx-path", tmp_path / "out")
+    done.refuses("architecture 'mamba'")
+    listed = done.err.split("of GGUF files ")[1].removesuffix(" are read\n").split(", ")
+    assert {*listed} == {"t5", *(architecture for architecture, _, _ in CASES.values())}
