@@ -45,7 +45,7 @@ def scores(pair: Any, tokens: Sequence[int], source: Sequence[int] | None, size:
         options = Options(max_tokens=len(tokens), regular=True, regex=pattern)
         request = Request(list(source), options, top_logprobs=size)
     rows = []
-    for step in stream_many(pair, [request]):
+    for step in stream_many(pair, [request], batch_size=1):
         assert step.error is None, step.error
         emission: Any = getattr(step, "emission", step)
         for position in (*step.prompt_logprobs, *emission.logprobs):

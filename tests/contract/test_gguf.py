@@ -26,6 +26,8 @@ from .support import ROOT
 
 FIXTURES = ROOT / "tests" / "fixtures" / "gguf"
 MODELS = sorted(file.stem for file in FIXTURES.glob("*.gguf"))
+CONVERTED = ("llama-bf16", "llama-many", "mixtral-old", "t5-copied-head", "t5-f16", "umt5-f32")
+"""Files that are converted, too. test_gguf_blocks.py converts those whose blocks MLX has."""
 TEXTS = json.loads((FIXTURES / "texts.json").read_text(encoding="utf-8"))
 
 
@@ -36,11 +38,12 @@ def test_log_probabilities_are_those_of_torch_before_and_after_a_conversion(
     expected, place = FIXTURES / f"{name}.npz", tmp_path / "loaded"
     with np.load(expected) as arrays:
         size = arrays["log_p"].shape[1]
-    convert(str(FIXTURES / f"{name}.gguf"), tmp_path / "out")
-    assert provenance(tmp_path / "out")["result"]["largest_difference"] == 0
     shutil.copy(FIXTURES / f"{name}.gguf", letters(place, size))
-    for directory in (place, letters(tmp_path / "out", size)):
-        assert distance(directory, expected) < 1e-4
+    assert distance(place, expected) < 1e-4
+    if name in CONVERTED:
+        convert(str(FIXTURES / f"{name}.gguf"), tmp_path / "out")
+        assert provenance(tmp_path / "out")["result"]["largest_difference"] == 0
+        assert distance(letters(tmp_path / "out", size), expected) < 1e-4
 
 
 @pytest.mark.parametrize("name", sorted(TEXTS))
