@@ -1,4 +1,4 @@
-"""GGUF: rules of vocabularies, and the note about a file that takes more memory than it has bytes."""
+"""GGUF: rules of vocabularies, and a note about files that take more memory than bytes."""
 
 from pathlib import Path
 

@@ -5,7 +5,6 @@ The files have the layout of llama.cpp's converter. The gguf package gives names
 module makes the converter's changes of tensors: the order of rotary rows, and 1 + w in norms.
 """
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -142,15 +141,6 @@ def random(config: dict[str, Any]) -> Any:
     if hasattr(model, "sanitize"):
         model.sanitize({})
     return model
-
-
-def save(directory: Path, config: dict[str, Any], model: Any) -> Path:
-    """Write the model in mlx-lm's layout."""
-    directory.mkdir()
-    (directory / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    weights = dict(tree_flatten(model.parameters()))
-    mx.save_safetensors(str(directory / "model.safetensors"), weights, {"format": "mlx"})
-    return directory
 
 
 def write(file: Path, architecture: str, config: dict[str, Any], model: Any) -> None:

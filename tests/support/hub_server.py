@@ -7,13 +7,22 @@ GET       /cdn/FILE                                   a large file, on another h
 
 import hashlib
 import json
+import os
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import unquote, urlsplit
+
+import huggingface_hub
+import pytest
+from huggingface_hub import constants, file_download
+from huggingface_hub.utils import _http
 
 NAME = "some/model"
 LARGE = (".safetensors", ".bin", ".gguf")
@@ -70,6 +79,32 @@ def serve(hub: Hub) -> Iterator[str]:
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+@contextmanager
+def asked(hub: Hub, directory: Path) -> Iterator[Hub]:
+    """While the block runs, huggingface_hub asks `hub`, keeps its files in a directory, and does
+    not pause."""
+    with pytest.MonkeyPatch.context() as patch, serve(hub) as address:
+        for name in os.environ:
+            if name.startswith("HF_") or "proxy" in name.lower():
+                patch.delenv(name)
+        for setting, value in {
+            "ENDPOINT": address,
+            "HUGGINGFACE_CO_URL_TEMPLATE": address + "/{repo_id}/resolve/{revision}/{filename}",
+            "HF_HUB_CACHE": str(directory / "cache"),
+            "HF_TOKEN_PATH": str(directory / "token"),
+            "HF_STORED_TOKENS_PATH": str(directory / "tokens"),
+            "HF_HUB_OFFLINE": False,
+            "DOWNLOAD_CHUNK_SIZE": 1000,
+        }.items():
+            patch.setattr(constants, setting, value)
+        hasty = SimpleNamespace(**{**vars(time), "sleep": lambda seconds: None})
+        for module in (file_download, _http):
+            patch.setattr(module, "time", hasty)
+        huggingface_hub.close_session()
+        yield hub
+        huggingface_hub.close_session()
 
 
 class _Handler(BaseHTTPRequestHandler):
