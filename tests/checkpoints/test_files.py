@@ -1,6 +1,5 @@
 """Choice and reading of files, names of models, and sizes."""
 
-import json
 import os
 import subprocess
 import sys
@@ -10,116 +9,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
-import numpy as np
 import pytest
 
 from mlx_specdec.checkpoints import disk as sizes
-from mlx_specdec.checkpoints import files, shards
 from mlx_specdec.checkpoints.formats.safetensors import SafetensorsFile, read_header
-from mlx_specdec.checkpoints.hub import choose
-from mlx_specdec.checkpoints.shards import format_of
-from mlx_specdec.checkpoints.source import as_directory, names_of, resolve
+from mlx_specdec.checkpoints.source import names_of, resolve
 from mlx_specdec.engine import loading
-from mlx_specdec.errors import CheckpointError, SourceError
+from mlx_specdec.errors import CheckpointError
 
-from ..support.checkpoints import raw_file, refusal, save, write_index, write_sharded_t5, write_t5
-from ..support.gguf_files import halves, llama
+from ..support.checkpoints import raw_file, refusal, save
 
 INDEX = "model.safetensors.index.json"
-
-
-def sentence(directory: Path, what: Any = files.Weights) -> str:
-    return refusal(CheckpointError, what, directory)
-
-
-@pytest.mark.parametrize("missing", [1, 2, 3])
-@pytest.mark.parametrize("with_index", [True, False])
-def test_a_missing_shard_is_named(tmp_path: Path, missing: int, with_index: bool) -> None:
-    directory = write_sharded_t5(tmp_path / "many")
-    name = f"model-{missing:05d}-of-00003.safetensors"
-    (directory / name).unlink()
-    if not with_index:
-        (directory / INDEX).unlink()
-    assert name in sentence(directory)
-
-
-def test_a_key_that_is_not_in_the_shard_the_index_says_is_named(tmp_path: Path) -> None:
-    directory = write_sharded_t5(tmp_path / "many")
-    places = json.loads((directory / INDEX).read_text())["weight_map"]
-    write_index(directory, {**places, "ghost.weight": "model-00001-of-00003.safetensors"})
-    assert "ghost.weight" in sentence(directory)
-    moved = dict(places)
-    moved["shared.weight"] = next(
-        file for file in places.values() if file != places["shared.weight"]
-    )
-    write_index(directory, moved)
-    assert "shared.weight" in sentence(directory)
-
-
-def test_a_key_in_two_shards_is_named_with_the_file(tmp_path: Path) -> None:
-    directory = write_sharded_t5(tmp_path / "many")
-    file = directory / "model-00002-of-00003.safetensors"
-    arrays = dict(mx.load(str(file)))
-    name = next(iter(mx.load(str(directory / "model-00001-of-00003.safetensors"))))
-    save(file, {**{key: mx.array(value) for key, value in arrays.items()}, name: mx.zeros((1,))})
-    text = sentence(directory)
-    assert name in text and file.name in text
-
-
-@pytest.mark.parametrize("with_index", [True, False])
-def test_weights_may_be_links_to_another_place(tmp_path: Path, with_index: bool) -> None:
-    directory = write_sharded_t5(tmp_path / "many")
-    expected = {name: np.array(array) for name, array in files.tensors(directory)}
-    for shard in directory.glob("*.safetensors"):
-        shard.rename(tmp_path / f"drive-{shard.name}")
-        shard.symlink_to(tmp_path / f"drive-{shard.name}")
-    if not with_index:
-        (directory / INDEX).unlink()
-    found = dict(files.tensors(directory))
-    assert found.keys() == expected.keys()
-    assert all(np.array_equal(np.array(found[name]), expected[name]) for name in expected)
-
-
-def test_parts_of_a_gguf_model_may_be_links_to_another_place(tmp_path: Path) -> None:
-    directory = tmp_path / "model"
-    directory.mkdir()
-    for number, part in enumerate(halves(llama()), 1):
-        name = f"m-{number:05d}-of-00002.gguf"
-        (directory / name).symlink_to(part.write(tmp_path / f"drive-{name}"))
-    with as_directory(directory) as made:
-        assert "model.norm.weight" in files.Weights(made).infos
-
-
-def test_a_tokenizer_file_may_be_a_link_to_one_of_its_name(tmp_path: Path) -> None:
-    directory = write_t5(tmp_path / "t5")
-    (tmp_path / "vocab.txt").write_text("a")
-    (directory / "vocab.txt").symlink_to("../vocab.txt")
-    assert directory / "vocab.txt" in files.tokenizer_files(directory)
-
-
-def test_a_tokenizer_file_that_leads_to_the_users_own_files_is_not_carried(tmp_path: Path) -> None:
-    directory = write_t5(tmp_path / "t5")
-    (tmp_path / "secret").write_bytes(b"key")
-    (directory / "vocab.txt").symlink_to("../secret")
-    assert "vocab.txt is a link out of its directory" in sentence(directory, files.tokenizer_files)
-
-
-@pytest.mark.parametrize(
-    ("names", "format", "wanted"),
-    [
-        ("pytorch_model.bin model.fp16.safetensors", "torch", "pytorch_model.bin"),
-        ("pytorch_model.bin model.safetensors a.gguf", "safetensors", "model.safetensors"),
-    ],
-)
-def test_what_is_fetched_is_what_is_read(
-    names: str, format: str, wanted: str, tmp_path: Path
-) -> None:
-    for name in names.split():
-        (tmp_path / name).write_bytes(b"")
-    here = shards.find(tmp_path)
-    assert (here.format, [file.name for file in here.files]) == (format, [wanted])
-    assert choose("some/model", names.split())[2] == [wanted]
-    assert format_of(tmp_path) == format
 
 
 def test_a_control_groups_limit_counts_where_it_is_smaller(
@@ -202,19 +102,6 @@ def test_a_damaged_header_is_refused_in_one_line_with_the_files_name(
 # Names of models
 
 
-def test_a_broken_link_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "link").symlink_to(tmp_path / "nothing")
-    assert "broken link" in refusal(SourceError, resolve, str(tmp_path / "link"))
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["", "a/b/c", "/none/here", "./none", "~nobody/none", "weights/none", "x\ny", "long " * 1000],
-)
-def test_what_can_be_no_hub_name_is_named(name: str) -> None:
-    assert "there is no directory" in refusal(SourceError, resolve, name)
-
-
 def test_what_came_with_the_program_is_meant_from_everywhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -224,31 +111,6 @@ def test_what_came_with_the_program_is_meant_from_everywhere(
     local = Path("weights/py-llama")
     local.mkdir(parents=True)
     assert resolve("weights/py-llama") == local
-
-
-def resolve_in_a_process(name: str, home: Path, **settings: str) -> str:
-    """The real huggingface_hub, with settings that it reads only once."""
-    script = (
-        "import sys\n"
-        "from mlx_specdec.checkpoints.source import resolve\n"
-        "from mlx_specdec.errors import SourceError\n"
-        f"try:\n    resolve({name!r})\n"
-        "except SourceError as problem:\n    print(problem)\n"
-    )
-    cleared = {k: v for k, v in os.environ.items() if not k.startswith("HF_") and "roxy" not in k}
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        env={**cleared, "HF_HOME": str(home), **settings},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return done.stdout
-
-
-def test_offline_and_not_in_the_cache_says_so(tmp_path: Path) -> None:
-    printed = resolve_in_a_process("some/model", tmp_path, HF_HUB_OFFLINE="1")
-    assert "HF_HUB_OFFLINE" in printed and printed.count("\n") == 1
 
 
 def test_a_directory_needs_no_hub_library(tmp_path: Path) -> None:

@@ -1,8 +1,9 @@
 """Layers for multi-token prediction that are fetched alone, from a Hub on loopback."""
 
 import json
+import os
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,23 +13,29 @@ import pytest
 from huggingface_hub import constants
 from safetensors.numpy import save_file
 
-from mlx_specdec import process
-from mlx_specdec.checkpoints import mtp_fetch
-from mlx_specdec.checkpoints.mtp_layers import FILE
-from mlx_specdec.engine import loading
-from mlx_specdec.engine.generate import generate
-from mlx_specdec.errors import SourceError
-from mlx_specdec.options import Options
+from mlx_specdec import Options, SourceError, generate, load
 
 from ..support import mtp
-from ..support.checkpoints import refusal, write_index
-from ..support.commands import fails, run  # noqa: F401 - a fixture
-from ..support.hub_server import NAME, Hub
+from ..support.checkpoints import write_index
+from ..support.hub_server import NAME, Hub, asked
 from ..support.tokenizers import byte_level
+from .support import command
 
+FILE = "mtp.safetensors"
 SIZE = 400
 CARD = f"---\nlibrary_name: mlx\nbase_model: {NAME}\n---\n# A conversion\n"
 COPY = "model.layers.2.shared_head.head.weight"
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[Hub]:
+    with asked(Hub(), tmp_path) as hub:
+        yield hub
+
+
+def kept() -> list[Path]:
+    """Return the files of layers that were fetched."""
+    return [*Path(os.environ["MLX_SPECDEC_CACHE"]).rglob(FILE)]
 
 
 def original(directory: Path, family: str = "qwen3_5", **settings: Any) -> Path:
@@ -86,9 +93,13 @@ def test_headers_and_the_layers_are_all_that_is_fetched(
     source = original(tmp_path / "source", family, extra=extra)
     publish(hub, source)
     target = converted(tmp_path / "target", family)
-    lines, reports = [], []
-    loader = loading.Loader(announce=lines.append, progress=lambda *done: reports.append(done))
-    found = loader.find_draft("mtp", str(target), None)
+    lines, reports = list[str](), list[tuple[int, int]]()
+
+    def fetch(name: str) -> Any:
+        report = lambda *done: reports.append(done)  # noqa: E731
+        return load(target, name, announce=lines.append, progress=report)
+
+    pair = fetch("mtp")
     expected = headers_and_layers(source, prefix, COPY)
     assert hub.sent == expected
     size = expected - headers_and_layers(source, "-")
@@ -97,8 +108,8 @@ def test_headers_and_the_layers_are_all_that_is_fetched(
     assert NAME in line and f"{size / 1000:.1f} kB" in line
     # Two requests for each header. Tensors that lie side by side share one.
     assert sum(path.startswith("/cdn/") for path, *_ in hub.requests) == 4 + runs
-    assert found.directory is not None and found.drafter is not None
-    written = dict(mx.load(str(found.directory / FILE)))  # type: ignore[arg-type]
+    [file] = kept()
+    written = dict(mx.load(str(file)))  # type: ignore[arg-type]
     wanted = {
         name: array
         for file in source.glob("*.safetensors")
@@ -107,44 +118,39 @@ def test_headers_and_the_layers_are_all_that_is_fetched(
     }
     assert written.keys() == wanted.keys()
     assert all(mx.array_equal(written[name], array) for name, array in wanted.items())
-    # The second time needs no network, also under the name of the repository.
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    for name in ("mtp", f"mtp:{NAME}"):
-        assert loader.find_draft(name, str(target), None).directory == found.directory
-    assert hub.sent == expected
-
-
-def test_fetched_layers_draft_and_the_text_is_that_of_plain_decoding(
-    hub: Hub, tmp_path: Path
-) -> None:
-    publish(hub, original(tmp_path / "source"))
-    pair = loading.load(converted(tmp_path / "target"), "mtp")
     plain = generate(pair, "some text", Options(max_tokens=8, regular=True))
     drafted = generate(pair, "some text", Options(max_tokens=8, num_draft=2, proposer="mtp"))
     assert drafted.tokens == plain.tokens and drafted.stats.drafted
+    # The second time needs no network, also under the name of the repository.
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    for name in ("mtp", f"mtp:{NAME}"):
+        fetch(name)
+    assert hub.sent == expected and kept() == [file]
 
 
 def test_a_target_that_has_the_layers_fetches_nothing(hub: Hub, tmp_path: Path) -> None:
     target = byte_level(mtp.write("qwen3_5", tmp_path / "target", vocabulary=SIZE))
-    pair = loading.load(target, "mtp")
-    assert pair.draft_name == "mtp" and pair.drafter_network is not None
+    options = Options(max_tokens=4, num_draft=2, proposer="mtp")
+    assert generate(load(target, "mtp"), "some text", options).stats.drafted
     assert not hub.requests
 
 
 def test_a_broken_connection_is_resumed_and_a_dead_one_leaves_nothing(
     hub: Hub, tmp_path: Path
 ) -> None:
-    source = original(tmp_path / "source")
+    source, target = original(tmp_path / "source"), converted(tmp_path / "target")
     publish(hub, source)
     complete = [10**9] * 4
     hub.cuts = [*complete, 5, 0, 3, 0, 0, 0]
-    assert "was cut" in refusal(SourceError, mtp_fetch.fetch, NAME)
-    assert not list(process.directory("mtp").iterdir())
+    with pytest.raises(SourceError, match="was cut") as caught:
+        load(target, "mtp")
+    assert "\n" not in str(caught.value) and not kept()
     hub.cuts = [*complete, 5, 0, 1000]
-    written = dict(mx.load(str(mtp_fetch.fetch(NAME) / FILE)))  # type: ignore[arg-type]
+    load(target, "mtp")
     name = "mtp.fc.weight"
     [file] = [file for file in source.glob("*.safetensors") if name in mx.load(str(file))]
-    assert mx.array_equal(written[name], mx.load(str(file))[name])  # type: ignore[index]
+    [written] = kept()
+    assert mx.array_equal(mx.load(str(written))[name], mx.load(str(file))[name])  # type: ignore[index]
 
 
 @pytest.mark.parametrize(
@@ -159,24 +165,18 @@ def test_a_broken_connection_is_resumed_and_a_dead_one_leaves_nothing(
     ],
 )
 def test_the_original_is_what_the_card_or_config_json_names(
-    config: dict[str, str], card: str, expected: str | None, tmp_path: Path
+    config: dict[str, str], card: str, expected: str | None, hub: Hub, tmp_path: Path
 ) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    (tmp_path / "README.md").write_text(card)
-    if expected is not None:
-        assert mtp_fetch.original_of(str(tmp_path), tmp_path) == expected
-        return
-    text = refusal(SourceError, mtp_fetch.original_of, str(tmp_path), tmp_path)
-    assert "--draft-model mtp:OWNER/NAME" in text
-
-
-def test_the_card_of_a_target_on_the_hub_is_read_there(
-    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hub.files = {"README.md": b"---\nbase_model: other/model\n---\n"}
-    assert mtp_fetch.original_of(NAME, tmp_path) == "other/model"
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert mtp_fetch.original_of(NAME, tmp_path) == "other/model"
+    target = converted(tmp_path / "target", card=card)
+    stated = json.loads((target / "config.json").read_text())
+    (target / "config.json").write_text(json.dumps({**stated, **config}))
+    hub.files = {"README.md": b""}
+    with pytest.raises(SourceError) as caught:
+        load(target, "mtp")
+    if expected is None:
+        assert "--draft-model mtp:OWNER/NAME" in str(caught.value) and not hub.requests
+    else:
+        assert f"{NAME} has no config.json" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,6 @@ def test_what_cannot_be_fetched_is_said_in_one_line_with_exit_code_2(
     prepare: Callable[[Hub, Path], object],
     part: str,
     hub: Hub,
-    run: Callable[..., Any],  # noqa: F811
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -205,4 +204,4 @@ def test_what_cannot_be_fetched_is_said_in_one_line_with_exit_code_2(
     hub.files = dict(hub.files)
     prepare(hub, tmp_path / "source")
     target = converted(tmp_path / "target")
-    fails(run("generate", "--model", target, "--draft-model", "mtp", "some text"), part)
+    command("generate", "--model", target, "--draft-model", "mtp", "some text").refuses(part)
