@@ -47,8 +47,7 @@ def scores(pair: Any, tokens: Sequence[int], source: Sequence[int] | None, size:
     rows = []
     for step in stream_many(pair, [request], batch_size=1):
         assert step.error is None, step.error
-        emission: Any = getattr(step, "emission", step)
-        for position in (*step.prompt_logprobs, *emission.logprobs):
+        for position in (*step.prompt_logprobs, *step.logprobs):
             row = np.full(size, np.nan)
             for token, logprob in position.top:
                 row[token] = logprob
