@@ -60,7 +60,8 @@ def continuation(pair: Any, prompt: list[int], tokens: Sequence[int]) -> str:
     """Return what tokens add to the text of a prompt, which may end within a character."""
     ended = tokens[:-1] if tokens and tokens[-1] in pair.eos_token_ids else tokens
     before, whole = (pair.tokenizer.decode(ids) for ids in (prompt, [*prompt, *ended]))
-    return whole[sum(1 for _ in takewhile(lambda two: two[0] == two[1], zip(before, whole))) :]
+    pairs = zip(before, whole, strict=False)
+    return whole[sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)) :]
 
 
 @pytest.mark.parametrize("name", ["bytes", "unigram", "pieces", "byt5"])
