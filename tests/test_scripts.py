@@ -15,7 +15,6 @@ import mlx.core as mx
 import pytest
 
 from .support.shipped import ROOT
-from .support.thread_ranks import adding_up, on_every, ranks
 
 sys.path.insert(0, str(ROOT / "scripts"))
 
@@ -39,16 +38,6 @@ def test_what_programs_import_is_there(program: Path) -> None:
 
 
 # ------------------------------------------------------------------ sums over machines
-
-
-def test_machines_add_up_as_often_as_is_said_and_keep_their_states(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    group = ranks(3)
-    with adding_up(monkeypatch):
-        sums = on_every(group, lambda r: measure_all_sum.sums(mx.ones((2, 4)), 5, r).tolist())
-    assert [rank.sums for rank in group] == [5, 5, 5]
-    assert all(mx.allclose(mx.array(states), mx.ones((2, 4))) for states in sums)
 
 
 def test_figures_are_of_one_sum() -> None:

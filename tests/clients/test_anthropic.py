@@ -6,7 +6,7 @@ pytest.importorskip("anthropic", reason="the extra clients is not installed")
 
 import anthropic
 
-from ..support.tooled import ANTHROPIC, KEY, MODEL
+from ..support.tools import ANTHROPIC, KEY, MODEL
 
 GREEDY = {"temperature": 0}
 """Newer models of theirs take no temperature, and neither does their client."""

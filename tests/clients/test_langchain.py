@@ -11,7 +11,7 @@ pytest.importorskip("langchain_openai", reason="the extra clients is not install
 from langchain_openai import ChatOpenAI
 from langchain_tests.integration_tests import ChatModelIntegrationTests
 
-from ..support.tooled import KEY, MODEL
+from ..support.tools import KEY, MODEL
 
 MAGIC = {"name": "magic_function", "arguments": {"input": 3}}
 CALLS = {

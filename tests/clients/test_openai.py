@@ -12,7 +12,7 @@ import openai
 from openai import AsyncOpenAI, OpenAI
 from pydantic import BaseModel, Field
 
-from ..support.tooled import KEY, MODEL, NAMED, TOOLS
+from ..support.tools import KEY, MODEL, NAMED, TOOLS
 
 MESSAGES = [{"role": "user", "content": "Who?"}]
 BODY = {"model": MODEL, "messages": MESSAGES, "max_tokens": 30, "temperature": 1.0, "seed": 4}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ..support.tooled import KEY, MODEL
+from ..support.tools import KEY, MODEL
 
 
 def needs(name: str) -> pytest.MarkDecorator:

@@ -16,10 +16,11 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn.layers.distributed as layers
 
-from mlx_specdec import Options, generate_many, load, stream_generate
-from mlx_specdec.engine.pair import Pair
+from mlx_specdec import load
 from mlx_specdec.models.distributed import group
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
+
+from ..support.loopback import result_of
 
 
 class Sums:
@@ -54,21 +55,6 @@ def disturb(rank: int, noise: float = 0.0, sleep: float = 0.0) -> None:
             return plain_run(self, *args, **kwargs)
 
         DecoderOnlyModel.run = slow
-
-
-def result_of(pair: Pair, prompt: str, case: dict[str, Any]) -> dict[str, Any]:
-    """Return the generated texts and the counts of passes and accepted tokens."""
-    settings = {k: v for k, v in case.items() if k != "prompts"}
-    options = Options(cost_cache=False, **settings)
-    if "prompts" in case:
-        results = generate_many(pair, case["prompts"], options, batch_size=4)
-        return {"texts": [result.text for result in results]}
-    result = stream_generate(pair, prompt, options).result()
-    return {
-        "texts": [result.text],
-        "passes": result.stats.target_passes,
-        "accepted": result.stats.accepted,
-    }
 
 
 def meet(rank: int, place: Path) -> None:

@@ -1,6 +1,7 @@
 """Orders arrive as they were sent, in sums whose sizes no rank can have otherwise."""
 
 import gc
+import importlib
 import threading
 from collections.abc import Sequence
 
@@ -13,7 +14,8 @@ from mlx_specdec.models.distributed.leader import SIZE, Follower, Leader, Op, Or
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 
 from ..support import tiny
-from ..support.thread_ranks import ends
+from ..support.shipped import ROOT
+from ..support.thread_ranks import adding_up, ends, on_every, ranks
 
 
 @pytest.mark.parametrize("count", [0, 1, 7, SIZE, 3 * SIZE])
@@ -100,3 +102,15 @@ def test_an_interrupt_waits_until_all_ranks_have_done_the_same() -> None:
     assert done == [FINAL]
     with leader.whole():
         done.append("goes on")
+
+
+def test_machines_add_up_as_often_as_is_said_and_keep_their_states(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    sums_of_script = importlib.import_module("measure_all_sum").sums
+    group = ranks(3)
+    with adding_up(monkeypatch):
+        sums = on_every(group, lambda r: sums_of_script(mx.ones((2, 4)), 5, r).tolist())
+    assert [rank.sums for rank in group] == [5, 5, 5]
+    assert all(mx.allclose(mx.array(states), mx.ones((2, 4))) for states in sums)

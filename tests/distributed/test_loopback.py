@@ -15,8 +15,7 @@ import pytest
 from mlx_specdec import Options, generate, load
 
 from ..support import loopback, mtp, speculators, tiny
-from ..support.loopback import Ranks
-from .cases import result_of
+from ..support.loopback import Ranks, result_of
 
 pytestmark = pytest.mark.slow
 LENGTH = 8

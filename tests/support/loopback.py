@@ -10,9 +10,12 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 from tokenizers import Tokenizer, models, pre_tokenizers
+
+from mlx_specdec import Options, generate_many, stream_generate
 
 from . import tiny
 from .shipped import ROOT, python_path
@@ -137,3 +140,18 @@ def add_words(directory: Path) -> Path:
     words.save(str(directory / "tokenizer.json"))
     (directory / "tokenizer_config.json").write_text("{}")
     return directory
+
+
+def result_of(pair: Any, prompt: str, case: dict[str, Any]) -> dict[str, Any]:
+    """Return the generated texts and the counts of passes and accepted tokens."""
+    settings = {k: v for k, v in case.items() if k != "prompts"}
+    options = Options(cost_cache=False, **settings)
+    if "prompts" in case:
+        results = generate_many(pair, case["prompts"], options, batch_size=4)
+        return {"texts": [result.text for result in results]}
+    result = stream_generate(pair, prompt, options).result()
+    return {
+        "texts": [result.text],
+        "passes": result.stats.target_passes,
+        "accepted": result.stats.accepted,
+    }

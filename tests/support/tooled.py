@@ -2,17 +2,21 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 
 from mlx_specdec.text.markers import CallFormat, Marker
-from mlx_specdec.text.tokenizer import load_tokenizer
 from mlx_specdec.text.tool_formats import FORMATS
 
 from . import tiny
-from .serving import SCHEMA
 from .tokenizers import byte_level
+from .tools import ANTHROPIC as ANTHROPIC
+from .tools import GET_TOOLS as GET_TOOLS
+from .tools import KEY as KEY
+from .tools import MODEL as MODEL
+from .tools import NAMED as NAMED
+from .tools import TOOLS as TOOLS
+from .tools import function as function
 
 CALLS = ("<tool_call>", "</tool_call>")
 MARKS = ("<think>", "</think>", *CALLS)
@@ -41,24 +45,8 @@ def make_tooled(
     added = [AddedToken(mark, special=special, normalized=False) for mark in marks]
     (tokenizer.add_special_tokens if special else tokenizer.add_tokens)(added)
     tokenizer.save(file)
-    size = load_tokenizer(directory, kind="decoder-only").size
-    tiny.write("llama", directory, 0, vocab_size=size)
+    tiny.write("llama", directory, 0, vocab_size=tokenizer.get_vocab_size())
     return directory
-
-
-MODEL = "tiny"
-KEY = "no key is asked for"
-
-
-def function(name: str, parameters: Any = SCHEMA) -> dict[str, Any]:
-    return {"type": "function", "function": {"name": name, "parameters": parameters}}
-
-
-TOOLS = [function("keep"), function("drop", None)]
-NAMED = {"type": "function", "function": {"name": "keep"}}
-ANTHROPIC = [{"name": "keep", "description": "Keeps.", "input_schema": SCHEMA}]
-CITY = {"type": "object", "properties": {"city": {"type": "string"}}}
-GET_TOOLS = [function("get", CITY)]
 
 
 def of_parser(name: str) -> CallFormat:
