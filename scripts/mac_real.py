@@ -25,7 +25,7 @@ from mlx_specdec import process
 
 process.load()
 
-from mlx_specdec import Options, Pair, generate, generate_many, load  # noqa: E402
+from mlx_specdec import Options, generate, generate_many, load  # noqa: E402
 from mlx_specdec.checkpoints.files import read_config  # noqa: E402
 from mlx_specdec.checkpoints.source import as_directory  # noqa: E402
 from mlx_specdec.training.draft import shaped  # noqa: E402
@@ -48,7 +48,7 @@ MOST_DRAFTED = 3
 Tokens = Sequence[int]
 
 
-def loaded(model: str, flags: list[str]) -> Pair:
+def loaded(model: str, flags: list[str]) -> Any:
     return load(model, dtype=flags[1], expand_weights="--expand-weights" in flags)
 
 
@@ -77,13 +77,13 @@ def served(model: str, flags: list[str], questions: list[str], most: int) -> lis
 
 
 def outputs(
-    model: str, pair: Pair, flags: list[str], completions: list[dict[str, Any]], options: Options
+    model: str, pair: Any, flags: list[str], completions: list[dict[str, Any]], options: Options
 ) -> Iterator[tuple[str, list[Tokens]]]:
     """Yield each way to decode, and the token ids that it writes. Plain decoding comes first."""
     prompts = [one["prompt"] for one in completions]
     lookup = replace(options, regular=False, proposer="ngram", num_draft=MOST_DRAFTED)
 
-    def each(pair: Pair, options: Options) -> list[Tokens]:
+    def each(pair: Any, options: Options) -> list[Tokens]:
         return [generate(pair, prompt, options).tokens for prompt in prompts]
 
     def batch() -> list[Tokens]:
@@ -110,7 +110,7 @@ def outputs(
         yield way, made()
 
 
-def parting(pair: Pair, options: Options, prompt: Tokens, one: Tokens, other: Tokens) -> dict:
+def parting(pair: Any, options: Options, prompt: Tokens, one: Tokens, other: Tokens) -> dict:
     """Return where two outputs differ first, and the margin there in this machine's numbers."""
     found = compare(pair, options, prompt, one, other)
     return {"position": found.position, "margin": found.margin, "tie": found.tie}

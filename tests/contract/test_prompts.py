@@ -28,7 +28,7 @@ FILES = ROOT / "tests" / "fixtures" / "t5-text"
 MESSAGES = [{"role": "user", "content": "hello"}]
 TEMPLATE = "{% for m in messages %}[{{ m['role'] }} {{ m['content'] }}]{% endfor %}"
 TEMPLATE += "{% if enable_thinking is defined %}{{ enable_thinking }}{% endif %}"
-ONE = {"max_tokens": 1, "regular": True}
+ONE: dict[str, Any] = {"max_tokens": 1, "regular": True}
 
 
 @pytest.fixture(scope="module")
@@ -192,8 +192,8 @@ def test_damage_of_an_encoder_decoder_tokenizer_is_one_line(
 def test_code_that_comes_with_a_tokenizer_is_not_run_and_no_question_is_put(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ran, questions = tmp_path / "ran", []
-    monkeypatch.setattr(builtins, "input", lambda *words: questions.append(words) or "y")
+    ran, questions = tmp_path / "ran", list[Any]()
+    monkeypatch.setattr(builtins, "input", questions.append)
     model = checkpoint(tmp_path)
     (model / "tokenizer.json").unlink()
     settings = {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", None]}}
