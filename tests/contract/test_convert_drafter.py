@@ -1,6 +1,7 @@
 """Conversion of drafters on hidden states: what is written drafts as its source did."""
 
 from pathlib import Path
+from typing import Any
 
 import huggingface_hub
 import mlx.core as mx
@@ -147,7 +148,7 @@ def test_mlx_lm_reads_a_conversion_as_one_without_the_layers(family: str, tmp_pa
     flags = ("--quantize", "--q-group-size", 32)
     done = command("convert", "--model", source, "--mlx-path", tmp_path / "with", *flags)
     convert(str(bare), tmp_path / "plain", **SMALL)
-    copied = mx.load(str(tmp_path / "with" / MTP_FILE))
+    copied: Any = mx.load(str(tmp_path / "with" / MTP_FILE))
     assert (
         f"the layers for multi-token prediction ({len(copied)} tensors) are kept as they are, in "
         f"{MTP_FILE}" in done.err

@@ -64,7 +64,7 @@ def mlx_lm_conversion(source: Path, target: Path, recipe: str = "", **how: Any) 
 @pytest.mark.parametrize("name", ["llama", "gemma3_wrapped", "mixtral", "phi3", "mamba2"])
 @pytest.mark.parametrize("how", [{}, {"group_size": 32, "bits": 4}])
 def test_the_result_is_what_mlx_lm_writes(
-    tmp_path: Path, name: str, how: dict[str, int], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, name: str, how: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = tiny.write(name, tmp_path / "source")
     reference = mlx_lm_conversion(source, tmp_path / "theirs", **how)
@@ -221,7 +221,7 @@ def test_of_quantized_matrices_scales_are_compared(tmp_path: Path) -> None:
 @pytest.mark.parametrize("mode", ["affine", "mxfp4"])
 def test_dequantizing_gives_the_values_that_were_quantized(tmp_path: Path, mode: str) -> None:
     source = tiny.write("llama", tmp_path / "llama")
-    size = {"q_group_size": 32} if mode == "affine" else {}
+    size: dict[str, Any] = {"q_group_size": 32} if mode == "affine" else {}
     small = convert(str(source), tmp_path / "q", quantize=True, q_mode=mode, **size).path
     out = convert(str(small), tmp_path / "out", dtype="float32", dequantize=True).path
     config = config_of(out)

@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -54,7 +55,8 @@ def test_every_block_has_the_values_that_the_library_gguf_gives_it(
     width, random, model = 256, np.random.default_rng(3), llama()
     model.metadata["llama.embedding_length"] = width
     for name, array in model.arrays.items():
-        shape = tuple({32: width, 16: width // 2}.get(extent, extent) for extent in array.shape)
+        sizes = {32: width, 16: width // 2}
+        shape = [sizes.get(extent, extent) for extent in array.shape]
         model.arrays[name] = np.ones(shape, array.dtype)
     size, nbytes = GGML_QUANT_SIZES[kind]
     raw = random.integers(0, 256, (200 * width // size, nbytes), np.uint8)
@@ -80,7 +82,7 @@ def test_every_block_has_the_values_that_the_library_gguf_gives_it(
     [("llama-q4_0", 4), ("qwen2-q8_0", 8), ("mixtral", 8), ("t5-q4_1", 4)],
 )
 def test_a_conversion_keeps_every_bit(name: str, bits: int, quantize: bool, tmp_path: Path) -> None:
-    how = {"quantize": True, "q_bits": bits} if quantize else {}
+    how: dict[str, Any] = {"quantize": True, "q_bits": bits} if quantize else {}
     out = convert(str(FIXTURES / f"{name}.gguf"), tmp_path / "out", **how).path
     entry, report = config_of(out)["quantization"], provenance(out)["result"]
     assert report["largest_difference"] == 0

@@ -150,7 +150,8 @@ def test_a_broken_connection_is_resumed_and_a_dead_one_leaves_nothing(
     name = "mtp.fc.weight"
     [file] = [file for file in source.glob("*.safetensors") if name in mx.load(str(file))]
     [written] = kept()
-    assert mx.array_equal(mx.load(str(written))[name], mx.load(str(file))[name])  # type: ignore[index]
+    one, two = (dict(mx.load(str(place))) for place in (written, file))  # type: ignore[arg-type]
+    assert mx.array_equal(one[name], two[name])
 
 
 @pytest.mark.parametrize(
@@ -177,6 +178,13 @@ def test_the_original_is_what_the_card_or_config_json_names(
         assert "--draft-model mtp:OWNER/NAME" in str(caught.value) and not hub.requests
     else:
         assert f"{NAME} has no config.json" in str(caught.value)
+
+
+def test_the_card_of_a_target_on_the_hub_is_read_there(hub: Hub, tmp_path: Path) -> None:
+    card = "---\nbase_model: other/model\n---\n"
+    publish(hub, converted(tmp_path / "target", card=card))
+    with pytest.raises(SourceError, match="^other/model is neither"):
+        load(NAME, "mtp")
 
 
 @pytest.mark.parametrize(
