@@ -43,20 +43,6 @@ def in_pushes(
     return [*pieces, stream.finish()]
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
-@given(
-    st.integers(0, 3),
-    st.lists(st.integers(0, 10_000), max_size=90),
-    st.lists(st.integers(0, 7), max_size=40),
-)
-def test_random_ids_add_up_to_the_whole_text(
-    tokenizers: list[Tokenizer], which: int, numbers: list[int], sizes: list[int]
-) -> None:
-    tokenizer = tokenizers[which]
-    ids = [number % tokenizer.size for number in numbers]
-    assert "".join(in_pushes(tokenizer, ids, sizes)) == tokenizer.decode(ids)
-
-
 @pytest.mark.parametrize("which", range(4))
 @pytest.mark.parametrize("size", [1, 2, 5])
 def test_real_text_adds_up_and_comes_early(
@@ -156,28 +142,6 @@ def test_a_stop_string_of_byte_pieces_is_seen_with_its_last_byte(
     emission = criteria.take([*words, line_end, line_end, line_end, *words], 0)
     assert emission.tokens == (*words, line_end, line_end)
     assert (emission.text, emission.finish_reason) == ("12", "stop")
-
-
-texts = st.text("ab.", max_size=30)
-stop_texts = st.lists(st.text("ab.", min_size=1, max_size=4), min_size=1, max_size=3)
-
-
-@settings(max_examples=300, deadline=None, derandomize=True)
-@given(texts, stop_texts, st.lists(st.integers(0, 4), max_size=30))
-def test_stop_strings_cut_at_the_first_hit_however_the_text_arrives(
-    text: str, stops: list[str], sizes: list[int]
-) -> None:
-    stopper, printed, start, seen = StopStrings(stops), "", 0, ""
-    for size in [*sizes, len(text)]:
-        seen += text[start : start + size]
-        printed += stopper.push(text[start : start + size])
-        start += size
-        if stopper.met:
-            break
-    printed += stopper.finish()
-    places = [seen.find(stop) for stop in stops if stop in seen]
-    assert bool(stopper.met) == bool(places)
-    assert printed == (seen[: min(places)] if places else seen)
 
 
 # Texts bound by a grammar, in the tokens of every kind of tokenizer: what is printed fits.
