@@ -166,7 +166,8 @@ class Decoding:
     Attributes:
         target: The target's context, which `reader` prefills.
         proposer: The source of draft tokens; None means plain decoding.
-        watch: Times the stages of each round."""
+        watch: Times the stages of each round.
+        delta: The lenience of the rule."""
 
     target: Context
     proposer: Proposer | None
@@ -175,6 +176,7 @@ class Decoding:
     draft_length: DraftLength
     reader: PromptReader
     watch: Stopwatch
+    delta: float = 0.0
     _in_flight: _Pass | None = field(default=None, init=False)
     _joining: list[Decoding] = field(default_factory=list, init=False)
     _cleared: int = field(default=0, init=False)
@@ -252,7 +254,7 @@ class Decoding:
         self.watch.advanced(scores)
         following = proposal.tokens if chosen is None else chosen
         log_p = self.batch.log_probabilities(scores.logits, following)
-        verdict = self.rule.verify(log_p, proposal.for_rules(), noise)
+        verdict = self.rule(log_p, proposal.for_rules(), noise, self.delta)
         mx.async_eval(verdict.next, verdict.accepted)
         # The host does this work while the pass is in flight.
         self.batch.draw_ahead()

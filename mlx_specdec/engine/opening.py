@@ -258,6 +258,7 @@ class Opener:
             draft_length=self.lengths,
             reader=reader,
             watch=watch,
+            delta=options.delta,
         )
 
     def _step_size(self, jobs: Sequence[Job]) -> int:

@@ -1,5 +1,6 @@
 """Requests, and their state while they are decoded."""
 
+import functools
 import math
 import sys
 import warnings
@@ -11,7 +12,7 @@ from ..decoding.sequence import Sequence as Decoded
 from ..decoding.sequence import StopCriteria
 from ..decoding.statistics import Recorder
 from ..errors import DAMAGED, DecodingError, OptionError
-from ..interfaces import NoiseSource, Progress, Proposer, Rule
+from ..interfaces import NoiseSource, Progress, Proposer, Rule, Verdict
 from ..interfaces.records import NO_TEXT, FinishReason, Labels, Result, Step
 from ..models.base import check_prompt
 from ..options import Options
@@ -184,8 +185,7 @@ class Job:
             closing = ThoughtBudget(request.thoughts, bound.vocabulary, constraint)
         distribution = Distribution(options, bound.vocabulary, ids, closing, len(prefix))
         noise = make_noise(bound, ids, options)
-        # At temperature 0, several rule names mean the same rule class.
-        rule = type(make_rule(options)), options.delta
+        rule = rule_name(options), options.delta
         models = pair.target, pair.draft
         alike = replace(options, seed=0, max_tokens=1, stop=())
         return cls(
@@ -268,14 +268,30 @@ def most_drafted(options: Options) -> int:
     return sys.maxsize if options.num_draft == "auto" else options.num_draft
 
 
+RULE_FUNCTIONS: Mapping[str, Callable[..., Verdict]] = {
+    "coupled": rules.coupled,
+    "lenient": rules.lenient_greedy,
+    "token": rules.token,
+    "block": rules.block,
+    "typical": rules.typical,
+}
+"""Name of a rule -> its function, which is an `interfaces.Rule` once `typical` has its thresholds."""
+
+
+def rule_name(options: Options) -> str:
+    """Return the name, in RULE_FUNCTIONS, of the rule that decides. At temperature 0, the exact rules are
+    one rule."""
+    exact = options.rule_name in ("coupled", "token", "block")
+    return "coupled" if exact and options.temperature == 0 else options.rule_name
+
+
 def make_rule(options: Options) -> Rule:
-    if options.rule_name == "lenient":
-        return rules.LenientGreedy(options.delta)
-    if options.rule_name == "typical":
-        return rules.TypicalRule(options.posterior_threshold, options.posterior_alpha)
-    if options.rule_name == "coupled" or options.temperature == 0:
-        return rules.Coupled()
-    return rules.BlockRule() if options.rule_name == "block" else rules.TokenRule(options.delta)
+    """Return the rule of the options."""
+    rule = RULE_FUNCTIONS[rule_name(options)]
+    if rule is rules.typical:
+        epsilon, alpha = options.posterior_threshold, options.posterior_alpha
+        return functools.partial(rule, epsilon=epsilon, alpha=alpha)
+    return rule
 
 
 def make_noise(pair: Pair, prompt: Sequence[int], options: Options) -> NoiseSource:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Protocol, Self
@@ -273,16 +273,16 @@ class Proposer(Protocol):
         return None
 
 
-class Rule(Protocol):
-    """Decides which drafted tokens are accepted and which token follows them."""
+Rule = Callable[[mx.array, Proposal, Noise, float], Verdict]
+"""A function `(log_p, proposal, noise, delta)` that decides which draft tokens are accepted and
+which token follows them.
 
-    def verify(self, log_p: mx.array, proposal: Proposal, noise: Noise) -> Verdict:
-        """Verify a proposal.
-
-        Args:
-            log_p: (batch, n + 1, vocabulary), the target's log-probabilities up to a constant per
-                row, after bias, penalties and filters. Row i is the distribution of the position
-                of proposal.tokens[:, i], and the last row of the bonus token. float32 if the
-                temperature is above 0.
-            proposal: The result of `Proposal.for_rules`. A rule never accepts ids outside the
-                target's vocabulary."""
+Args:
+    log_p: (batch, n + 1, vocabulary), the target's log-probabilities up to a constant per row,
+        after bias, penalties and filters. Row i is the distribution of the position of
+        proposal.tokens[:, i], and the last row of the bonus token. float32 if the temperature is
+        above 0.
+    proposal: The result of `Proposal.for_rules`. A rule never accepts ids outside the target's
+        vocabulary.
+    noise: The randomness of the round.
+    delta: The lenience, from 0 to 1. Exact rules do not use it."""

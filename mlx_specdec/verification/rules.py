@@ -1,7 +1,10 @@
-"""The acceptance rules and their arithmetic on arrays."""
+"""The acceptance rules and their arithmetic on arrays.
+
+A rule is a function `(log_p, proposal, noise, delta) -> Verdict`; see `interfaces.Rule`. Rules only
+depend on their arguments, and every row of a batch is decided as if it were alone."""
 
 import math
-from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 import mlx.core as mx
 
@@ -49,40 +52,52 @@ def draw(log_p: mx.array, gumbel: mx.array | None) -> mx.array:
     return mx.where(finite, choose(log_p, gumbel), -1)
 
 
-class Coupled:
-    """A rule that accepts the draft tokens which the target would draw with the same noise. It is
-    exact at every temperature and does not use q."""
+def coupled(log_p: mx.array, proposal: Proposal, noise: Noise, delta: float) -> Verdict:
+    """Accept the draft tokens that the target would draw with the same noise. This is exact at
+    every temperature.
 
-    def verify(self, log_p: mx.array, proposal: Proposal, noise: Noise) -> Verdict:
-        """See Rule. `noise.target` is the noise with which the proposer drew its tokens."""
-        n = proposal.size
-        choice = draw(log_p, noise.target(n + 1))
-        if n == 0:
-            # A shortcut for plain steps, in which every additional operation costs time.
-            return Verdict(mx.zeros((len(choice), 0), dtype=mx.bool_), choice.squeeze(1))
-        accepted = leading(self.passes(log_p[:, :n], choice[:, :n], proposal.tokens))
-        return Verdict(accepted, row_after(choice, accepted))
-
-    def passes(self, log_p: mx.array, choice: mx.array, tokens: mx.array) -> mx.array:
-        """Return which draft tokens are accepted if all tokens before them are, (batch, n) bool.
-        choice: (batch, n) int32, the target's own tokens."""
-        return choice == tokens
+    It uses neither q nor `delta`. `noise.target` is the noise with which the proposer drew its
+    tokens."""
+    return _own_choice(log_p, proposal, noise, lambda rows, choice: choice == proposal.tokens)
 
 
-class LenientGreedy(Coupled):
-    """The lossy rule for temperature 0 with delta > 0: it accepts x iff p(x) >= (1 - delta) max p.
+def lenient_greedy(
+    log_p: mx.array, proposal: Proposal, noise: Noise, delta: float
+) -> Verdict:
+    """Accept x iff p(x) >= (1 - delta) max p. This is the lossy rule for temperature 0.
 
     p is the softmax at temperature 1 of the penalised logits. delta = 0 is greedy matching, and
     delta = 1 accepts every token that is not banned. Acceptance never decreases with delta. Based
     on Leviathan et al., arXiv 2211.17192, appendix A.5; their l is 1 - delta."""
+    slack = math.log1p(-delta) if delta < 1 else -math.inf
 
-    def __init__(self, delta: float) -> None:
-        self._slack = math.log1p(-delta) if delta < 1 else -math.inf
+    def passes(rows: mx.array, choice: mx.array) -> mx.array:
+        drafted = entries(rows, proposal.tokens, -mx.inf).astype(mx.float32)
+        best = mx.max(rows, axis=-1).astype(mx.float32)
+        return (choice == proposal.tokens) | ((drafted >= best + slack) & (drafted > -mx.inf))
 
-    def passes(self, log_p: mx.array, choice: mx.array, tokens: mx.array) -> mx.array:
-        drafted = entries(log_p, tokens, -mx.inf).astype(mx.float32)
-        best = mx.max(log_p, axis=-1).astype(mx.float32)
-        return (choice == tokens) | ((drafted >= best + self._slack) & (drafted > -mx.inf))
+    return _own_choice(log_p, proposal, noise, passes)
+
+
+def _own_choice(
+    log_p: mx.array,
+    proposal: Proposal,
+    noise: Noise,
+    passes: Callable[[mx.array, mx.array], mx.array],
+) -> Verdict:
+    """Verify a proposal by the target's own tokens, one of which follows the accepted tokens.
+
+    Args:
+        passes: A function of log_p, (batch, n, vocabulary), and of the target's own tokens, (batch,
+            n) int32. It returns which draft tokens are accepted if all tokens before them are,
+            (batch, n) bool."""
+    n = proposal.size
+    choice = draw(log_p, noise.target(n + 1))
+    if n == 0:
+        # A shortcut for plain steps, in which every additional operation costs time.
+        return Verdict(mx.zeros((len(choice), 0), dtype=mx.bool_), choice.squeeze(1))
+    accepted = leading(passes(log_p[:, :n], choice[:, :n]))
+    return Verdict(accepted, row_after(choice, accepted))
 
 
 def accept_probabilities(
@@ -112,51 +127,16 @@ def correction(p: mx.array, q: mx.array, ratio: mx.array | None = None) -> mx.ar
     return mx.where(mass > 0, residual / mx.where(mass > 0, mass, 1.0), p)
 
 
-class SampledRule(ABC):
-    """The base class of rules that sample both acceptance and the correction token. They need the
-    distributions of the draft tokens, or one-hot proposals. At temperature 0, use Coupled."""
+def token(log_p: mx.array, proposal: Proposal, noise: Noise, delta: float) -> Verdict:
+    """Test the draft tokens one by one up to the first rejection. This is exact if delta = 0.
 
-    def verify(self, log_p: mx.array, proposal: Proposal, noise: Noise) -> Verdict:
-        """See Rule. Uses `noise.accept` and `noise.correction`."""
-        p = mx.softmax(log_p.astype(mx.float32), axis=-1)
-        n = proposal.size
-        if n == 0:
-            none = mx.zeros((len(p), 0), dtype=mx.bool_)
-            return Verdict(none, draw(mx.log(p[:, 0]), noise.correction()))
-        q = draft_probabilities(proposal, p.shape[-1])
-        uniforms = noise.accept(n)
-        assert uniforms is not None, "there is no noise at temperature 0"
-        accepted, corrections = self.judge(p, q, proposal.tokens, uniforms)
-        after = mx.concatenate([corrections, p[:, n:]], axis=1)
-        return Verdict(accepted, draw(mx.log(row_after(after, accepted)), noise.correction()))
+    See `_sampled` for what it uses."""
 
-    @abstractmethod
-    def judge(
-        self, p: mx.array, q: mx.array, tokens: mx.array, uniforms: mx.array
-    ) -> tuple[mx.array, mx.array]:
-        """Decide which draft tokens are accepted.
+    def judge(p: mx.array, q: mx.array, uniforms: mx.array) -> tuple[mx.array, mx.array]:
+        passed = uniforms < accept_probabilities(p, q, proposal.tokens, delta)
+        return leading(passed), correction(p, q)
 
-        Args:
-            p: (batch, n + 1, vocabulary) target probabilities.
-            q: (batch, n, vocabulary) draft probabilities.
-            uniforms: (batch, n) uniform numbers in [0, 1).
-        Returns:
-            The accepted tokens, (batch, n) bool, and the distributions of the correction token
-            after 0 .. n - 1 accepted tokens, (batch, n, vocabulary)."""
-
-
-class TokenRule(SampledRule):
-    """The rule that tests tokens one by one up to the first rejection. It is exact if delta = 0."""
-
-    def __init__(self, delta: float = 0.0) -> None:
-        self._delta = delta
-
-    def judge(
-        self, p: mx.array, q: mx.array, tokens: mx.array, uniforms: mx.array
-    ) -> tuple[mx.array, mx.array]:
-        before = p[:, : tokens.shape[1]]
-        accepted = leading(uniforms < accept_probabilities(before, q, tokens, self._delta))
-        return accepted, correction(before, q)
+    return _sampled(log_p, proposal, noise, judge)
 
 
 def joint_ratios(p: mx.array, q: mx.array, tokens: mx.array) -> mx.array:
@@ -188,18 +168,49 @@ def block_accept_probabilities(p: mx.array, q: mx.array, ratios: mx.array) -> mx
     return mx.concatenate([inside, ratios[:, n:]], axis=1)
 
 
-class BlockRule(SampledRule):
-    """The exact rule that accepts the longest prefix whose joint test succeeds."""
+def block(log_p: mx.array, proposal: Proposal, noise: Noise, delta: float) -> Verdict:
+    """Accept the longest prefix whose joint test succeeds. This is exact; `delta` is not used.
 
-    def judge(
-        self, p: mx.array, q: mx.array, tokens: mx.array, uniforms: mx.array
-    ) -> tuple[mx.array, mx.array]:
-        n = tokens.shape[1]
-        before, order = p[:, :n], mx.arange(1, n + 1)
-        ratios = joint_ratios(before, q, tokens)
-        passed = uniforms < block_accept_probabilities(before, q, ratios)
+    See `_sampled` for what it uses."""
+
+    def judge(p: mx.array, q: mx.array, uniforms: mx.array) -> tuple[mx.array, mx.array]:
+        n = proposal.size
+        order = mx.arange(1, n + 1)
+        ratios = joint_ratios(p, q, proposal.tokens)
+        passed = uniforms < block_accept_probabilities(p, q, ratios)
         length = mx.max(mx.where(passed, order, 0), axis=-1, keepdims=True)
-        return order <= length, correction(before, q, ratios[:, :n])
+        return order <= length, correction(p, q, ratios[:, :n])
+
+    return _sampled(log_p, proposal, noise, judge)
+
+
+def _sampled(
+    log_p: mx.array,
+    proposal: Proposal,
+    noise: Noise,
+    judge: Callable[[mx.array, mx.array, mx.array], tuple[mx.array, mx.array]],
+) -> Verdict:
+    """Verify a proposal by sampling both acceptance and the correction token.
+
+    It uses `noise.accept` and `noise.correction`, and needs the distributions of the draft tokens,
+    or one-hot proposals. At temperature 0, use `coupled`.
+
+    Args:
+        judge: A function of p and q, (batch, n, vocabulary) probabilities, and of (batch, n)
+            uniform numbers in [0, 1). It returns the accepted tokens, (batch, n) bool, and the
+            distributions of the correction token after 0 .. n - 1 accepted tokens, (batch, n,
+            vocabulary)."""
+    p = mx.softmax(log_p.astype(mx.float32), axis=-1)
+    n = proposal.size
+    if n == 0:
+        none = mx.zeros((len(p), 0), dtype=mx.bool_)
+        return Verdict(none, draw(mx.log(p[:, 0]), noise.correction()))
+    q = draft_probabilities(proposal, p.shape[-1])
+    uniforms = noise.accept(n)
+    assert uniforms is not None, "there is no noise at temperature 0"
+    accepted, corrections = judge(p[:, :n], q, uniforms)
+    after = mx.concatenate([corrections, p[:, n:]], axis=1)
+    return Verdict(accepted, draw(mx.log(row_after(after, accepted)), noise.correction()))
 
 
 def threshold(p: mx.array, epsilon: float, alpha: float) -> mx.array:
@@ -209,21 +220,23 @@ def threshold(p: mx.array, epsilon: float, alpha: float) -> mx.array:
     return mx.minimum(alpha * mx.exp(-entropy), epsilon)
 
 
-class TypicalRule:
-    """The lossy rule that accepts tokens whose target probability exceeds `threshold`.
+def typical(
+    log_p: mx.array,
+    proposal: Proposal,
+    noise: Noise,
+    delta: float,
+    *,
+    epsilon: float,
+    alpha: float,
+) -> Verdict:
+    """Accept tokens whose target probability exceeds `threshold`. This is lossy.
 
     The next token is drawn from the target, or is its argmax at temperature 0. The test uses the
     target's sampling distribution p, or at temperature 0 its softmax. If alpha < 1, the most likely
-    token always passes, since its probability is at least exp(-H)."""
-
-    def __init__(self, epsilon: float, alpha: float) -> None:
-        self._epsilon = epsilon
-        self._alpha = alpha
-
-    def verify(self, log_p: mx.array, proposal: Proposal, noise: Noise) -> Verdict:
-        """See Rule. Uses `noise.correction` and does not use q."""
-        rows = log_p.astype(mx.float32)
-        p = mx.softmax(rows[:, : proposal.size], axis=-1)
-        drafted = entries(p, proposal.tokens)
-        accepted = leading(drafted > threshold(p, self._epsilon, self._alpha))
-        return Verdict(accepted, draw(row_after(rows, accepted), noise.correction()))
+    token always passes, since its probability is at least exp(-H). The rule uses
+    `noise.correction`, and neither q nor `delta`."""
+    rows = log_p.astype(mx.float32)
+    p = mx.softmax(rows[:, : proposal.size], axis=-1)
+    drafted = entries(p, proposal.tokens)
+    accepted = leading(drafted > threshold(p, epsilon, alpha))
+    return Verdict(accepted, draw(row_after(rows, accepted), noise.correction()))

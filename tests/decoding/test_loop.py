@@ -13,7 +13,7 @@ from mlx_specdec.errors import DecodingError
 from mlx_specdec.interfaces import Proposal, Rule
 from mlx_specdec.sampling.noise import IndependentNoise
 from mlx_specdec.sampling.settings import Sampling
-from mlx_specdec.verification.rules import BlockRule, TokenRule
+from mlx_specdec.verification.rules import block, token
 
 from ..support.mocks import VOCABULARY, Guesser, TableContext, decoding, figures, first_round, run
 from ..support.shipped import ROOT
@@ -169,7 +169,7 @@ def test_a_proposer_that_abstains_stays_in_the_pipeline_of_plain_decoding() -> N
     assert passes["abstains"] == passes["plain"] == ROOM
 
 
-@pytest.mark.parametrize("rule", [TokenRule(), BlockRule()])
+@pytest.mark.parametrize("rule", [token, block])
 def test_no_key_is_used_twice_in_a_whole_text(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
     used: list[tuple[int | str, ...]] = []
     noise, key = IndependentNoise(2, VOCABULARY), IndependentNoise.key

@@ -16,7 +16,7 @@ from mlx_specdec.sampling.distribution import Distribution
 from mlx_specdec.sampling.noise import SilentNoise
 from mlx_specdec.sampling.settings import Sampling
 from mlx_specdec.text.stream import StopStrings
-from mlx_specdec.verification.rules import Coupled
+from mlx_specdec.verification.rules import coupled
 
 VOCABULARY = 23
 
@@ -138,7 +138,7 @@ def decoding(
     return Decoding(
         target=context,
         proposer=guesser,
-        rule=rule or Coupled(),
+        rule=rule or coupled,
         batch=Batch([sequence]),
         draft_length=lengths,
         reader=PromptReader(context, [prompt], [prompt], guesser),
