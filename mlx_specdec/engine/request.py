@@ -275,12 +275,12 @@ RULE_FUNCTIONS: Mapping[str, Callable[..., Verdict]] = {
     "block": rules.block,
     "typical": rules.typical,
 }
-"""Name of a rule -> its function, which is an `interfaces.Rule` once `typical` has its thresholds."""
+"""Name of a rule -> its function. `typical` becomes an `interfaces.Rule` with two thresholds."""
 
 
 def rule_name(options: Options) -> str:
-    """Return the name, in RULE_FUNCTIONS, of the rule that decides. At temperature 0, the exact rules are
-    one rule."""
+    """Return the name, in RULE_FUNCTIONS, of the rule that decides. At temperature 0, all exact
+    rules are one rule."""
     exact = options.rule_name in ("coupled", "token", "block")
     return "coupled" if exact and options.temperature == 0 else options.rule_name
 

@@ -74,7 +74,7 @@ def lenient_greedy(
     def passes(rows: mx.array, choice: mx.array) -> mx.array:
         drafted = entries(rows, proposal.tokens, -mx.inf).astype(mx.float32)
         best = mx.max(rows, axis=-1).astype(mx.float32)
-        return (choice == proposal.tokens) | ((drafted >= best + slack) & (drafted > -mx.inf))
+        return (choice == proposal.tokens) | ((drafted >= best + slack) & mx.isfinite(drafted))
 
     return _own_choice(log_p, proposal, noise, passes)
 
@@ -143,9 +143,10 @@ def joint_ratios(p: mx.array, q: mx.array, tokens: mx.array) -> mx.array:
     """Return the joint ratios r_0 = 1, r_i = min(1, r_{i-1} p(x_i) / q(x_i)).
 
     The result is (batch, n + 1) in the dtype of p, and 0 from the first token on for which p or q
-    is 0. p, q: (batch, n, vocabulary). tokens: (batch, n) int32."""
+    is 0 or p is NaN. p, q: (batch, n, vocabulary). tokens: (batch, n) int32."""
     p_x, q_x = entries(p, tokens), entries(q, tokens)
-    p_x, q_x = mx.where(q_x > 0, p_x, 0.0), mx.where(q_x > 0, q_x, 1.0)
+    possible = (p_x > 0) & (q_x > 0)
+    p_x, q_x = mx.where(possible, p_x, 0.0), mx.where(possible, q_x, 1.0)
     ratios = [mx.ones_like(p_x[:, 0])]
     for column in range(tokens.shape[1]):
         ratios.append(mx.minimum(ratios[-1] * p_x[:, column] / q_x[:, column], 1.0))
@@ -163,8 +164,9 @@ def block_accept_probabilities(p: mx.array, q: mx.array, ratios: mx.array) -> mx
     inner = ratios[:, 1:n]
     excess = mx.maximum(inner[..., None] * p[:, 1:] - q[:, 1:], 0.0).sum(axis=-1)
     total = excess + 1.0 - inner
-    # A zero total means ratio 1 and p = q, so that the next token is certainly accepted.
-    inside = mx.where(total > 0, excess / mx.where(total > 0, total, 1.0), 1.0)
+    # A zero total means ratio 1 and p = q, so that the next token is certainly accepted. A total of
+    # NaN comes from a damaged row of p, of which the next token is drawn and found to be damaged.
+    inside = mx.where(total > 0, excess / mx.where(total > 0, total, 1.0), inner > 0)
     return mx.concatenate([inside, ratios[:, n:]], axis=1)
 
 

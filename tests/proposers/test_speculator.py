@@ -15,7 +15,7 @@ from mlx_specdec.proposers.hidden_state import PRIOR, UNREAD, Confidence
 from mlx_specdec.sampling.distribution import Distribution, choose
 from mlx_specdec.sampling.noise import CoupledNoise, IndependentNoise
 from mlx_specdec.sampling.settings import Sampling
-from mlx_specdec.verification.rules import block, token
+from mlx_specdec.verification import rules
 
 from ..support.nothing import NO_DRAFT
 from ..support.scribe import SIZE, Drawn, Scribe, begun, drafted, see
@@ -165,7 +165,7 @@ def test_a_proposal_is_cut_with_its_rows(monkeypatch) -> None:
     assert drafted(proposer, [1, 2, 3], 5) == [4, 5, 6, 7, 0]
 
 
-@pytest.mark.parametrize("rule", [block, token])
+@pytest.mark.parametrize("rule", [rules.block, rules.token])
 def test_what_is_emitted_has_the_targets_law_wherever_drafts_end(rule) -> None:
     """Of two tokens the second is not drafted behind 0; two rounds emit p twice all the same."""
     p, laws = np.array([0.6, 0.3, 0.1]), [[0.3, 0.3, 0.4], [0.1, 0.2, 0.7]]

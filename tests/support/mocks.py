@@ -170,16 +170,3 @@ def run(loop: Decoding) -> tuple[list[int], str, str | None]:
 def figures(recorder: Recorder) -> Statistics:
     """Return a summary without the times of loading and prefill."""
     return recorder.summary(load=0, prompt=0, decoding=1)
-
-
-class Given:
-    """Noise with uniforms from outside; the correction is the likeliest token."""
-
-    def __init__(self, uniforms: list[float]) -> None:
-        self._uniforms = mx.array([uniforms])
-
-    def accept(self, count: int) -> mx.array:
-        return self._uniforms[:, :count]
-
-    def correction(self) -> None:
-        return None
