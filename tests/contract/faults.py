@@ -1,8 +1,13 @@
-"""Failures that are planted from outside, and models that damage themselves."""
+"""Failures that are planted from outside, and models that damage themselves.
 
+As a program, `python -m tests.contract.faults` is `mlx-specdec` with failures that lines on
+standard input plant, such as "target 3 before"."""
+
+import runpy
+import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -13,6 +18,8 @@ import mlx.nn as nn
 
 FAMILIES = {"target": "llama", "proposer": "qwen2"}
 """Type of the model whose pass fails, which is `model_type` in its config.json."""
+
+HOWS = "before", "after", "logits", "row", "states"
 
 
 @contextmanager
@@ -71,3 +78,18 @@ def poison(checkpoint: Path, token: int) -> None:
             weights[name] = mx.concatenate([1.6e17 * code[None], weight[1:]])
     mx.eval(weights)
     mx.save_safetensors(file, weights, {"format": "mlx"})
+
+
+def obey() -> None:
+    """Plant the failure of each line, in place of the one before, and print the line."""
+    with ExitStack() as planted:
+        for line in sys.stdin:
+            part, call, how = line.split()
+            planted.close()
+            planted.enter_context(fail(part, int(call), how))
+            print(line, end="", flush=True)
+
+
+if __name__ == "__main__":
+    threading.Thread(target=obey, daemon=True).start()
+    runpy.run_module("mlx_specdec", run_name="__main__")

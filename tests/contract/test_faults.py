@@ -2,6 +2,11 @@
 
 import json
 import math
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,9 +26,9 @@ from mlx_specdec import (
     stream_many,
 )
 
-from .faults import fail, poison
+from .faults import FAMILIES, HOWS, fail, poison
 from .learned import learned
-from .support import checkpoint
+from .support import ROOT, Server, checkpoint, command
 
 PROMPT = [3, 17, 40, 21, 9, 33, 12, 5]
 OPTIONS = Options(proposer="draft", num_draft=2, cost_cache=False, max_tokens=8, seed=3)
@@ -74,37 +79,38 @@ def decoded(pair: Any, alone: list[Any]) -> dict[int, str]:
     return {number: error for number, error in ended.items() if error is not None}
 
 
-@pytest.mark.parametrize(
-    ("part", "how", "error", "message"),
-    [
-        ("target", "before", RuntimeError, BROKEN),
-        ("target", "after", MemoryError, MEMORY),
-        ("target", "logits", None, DAMAGED),
-        ("target", "row", None, DAMAGED),
-        ("target", "states", None, DAMAGED),
-        ("proposer", "before", MemoryError, MEMORY),
-        ("proposer", "after", RuntimeError, BROKEN),
-        ("proposer", "logits", None, ""),
-        ("proposer", "states", None, ""),
-    ],
-)
-def test_a_failed_pass_ends_its_own_requests(
-    pair: Any, alone: list[Any], part: str, how: str, error: Any, message: str
-) -> None:
-    """Passes 2 and 3 are a prefill and rounds of one request, and 13 and 21 rounds of two. Draft
-    tokens may be wrong, but not the target's logits."""
-    for call in (2, 3, 13, 21):
+FAULTS: dict[str, tuple[type[BaseException], str]] = {
+    "target before": (RuntimeError, BROKEN),
+    "target after": (MemoryError, MEMORY),
+    "target logits": (ValueError, DAMAGED),
+    "target row": (ValueError, DAMAGED),
+    "target states": (ValueError, DAMAGED),
+    "proposer before": (MemoryError, MEMORY),
+    "proposer after": (RuntimeError, BROKEN),
+    "proposer logits": (ValueError, ""),
+    "proposer states": (ValueError, ""),
+}
+"""What is raised, if anything is, and what the error of a request says. None says anything if draft
+tokens are wrong."""
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_failed_pass_ends_its_own_requests(pair: Any, alone: list[Any], fault: str) -> None:
+    """Pass 3 is of one request, and pass 13 of two."""
+    (part, how), (error, message) = fault.split(), FAULTS[fault]
+    least, most = (1, 1 if how == "row" else 2) if message else (0, 0)
+    for call in (3, 13):
         with fail(part, call, how, error) as fired:
             errors = decoded(pair, alone)
-        assert fired
-        assert (1 if message else 0) <= len(errors) <= (0 if not message else 1 + (how != "row"))
+        assert fired and least <= len(errors) <= most
         for line in errors.values():
             assert message in line and "\n" not in line and "planted" not in line
     assert decoded(pair, alone) == {}
 
 
-@pytest.mark.parametrize(("part", "call"), [("target", 13), ("proposer", 2)])
-@pytest.mark.parametrize("how", ["before", "after"])
+@pytest.mark.parametrize(
+    ("part", "call", "how"), [("target", 13, "after"), ("proposer", 2, "before")]
+)
 def test_an_interrupt_is_raised_and_leaves_nothing_wrong(
     pair: Any, alone: list[Any], part: str, call: int, how: str
 ) -> None:
@@ -113,8 +119,8 @@ def test_an_interrupt_is_raised_and_leaves_nothing_wrong(
     assert decoded(pair, alone) == {}
 
 
-@pytest.mark.parametrize("how", ["before", "after", "logits", "states"])
-@pytest.mark.parametrize("part", ["target", "proposer"])
+@pytest.mark.parametrize("how", [how for how in HOWS if how != "row"])
+@pytest.mark.parametrize("part", FAMILIES)
 def test_a_single_completion_raises_what_failed_and_keeps_the_prefix_cache_right(
     pair: Any, alone: list[Any], part: str, how: str
 ) -> None:
@@ -289,3 +295,77 @@ def test_extreme_temperatures_and_biases_mean_their_limits(
     for temperature in (1e-30, 1.0):
         forced = replace(options, temperature=temperature, max_tokens=3, logit_bias={7: 1e20})
         assert generate(pair, PROMPT, forced).tokens == (7, 7, 7)
+
+
+def test_the_command_line_says_what_is_damaged(poisoned: Path) -> None:
+    outcome = command("generate", "--model", poisoned, "<bad>")
+    assert (outcome.code, outcome.out.strip()) == (2, "neve")
+    assert DAMAGED in outcome.err and outcome.err.splitlines()[-1].startswith("error: ")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    directory = tmp_path_factory.mktemp("served")
+    models = "--model", checkpoint(directory / "target"), "--num-draft", 2, "--port", 0
+    flags = [*models, "--draft-model", checkpoint(directory / "draft", "qwen2")]
+    running = subprocess.Popen(
+        [sys.executable, "-m", f"{__package__}.faults", "serve", *map(str, flags)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        bufsize=1,
+        cwd=ROOT,
+    )
+    server = Server(running)
+    try:
+        server.ready()
+        yield server
+    finally:
+        server.close()
+        running.communicate()
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("target 3 before", BROKEN),
+        ("target 5 after", BROKEN),
+        ("target 5 logits", DAMAGED),
+        ("target 2 states", DAMAGED),
+        ("proposer 3 after", BROKEN),
+    ],
+)
+def test_a_failed_pass_in_a_server_ends_its_own_requests(
+    server: Server, fault: str, message: str
+) -> None:
+    """Three requests come at once, one of them streams."""
+    bodies = [
+        {"prompt": prompt, "max_tokens": 8, "seed": 3, "temperature": 0.8, "stream": not number}
+        for number, prompt in enumerate(("def a(", "def read(", "import b"))
+    ]
+
+    def asked(body: dict[str, Any]) -> tuple[str, list[str]]:
+        """Return the text of an answer, and its errors."""
+        answer = server.ask("/v1/completions", body)
+        events = answer.events if body["stream"] and answer.status == 200 else [answer.json]
+        errors = [event["error"]["message"] for event in events if "error" in event]
+        assert answer.status == (500 if errors and not body["stream"] else 200)
+        assert not errors or "error" in events[-1], "nothing follows an error"
+        texts = [event["choices"][0]["text"] for event in events if event.get("choices")]
+        return "".join(texts), errors
+
+    alone = [asked(body) for body in bodies]
+    assert [errors for _, errors in alone] == [[]] * 3
+    assert server.process.stdin is not None
+    print(fault, file=server.process.stdin, flush=True)
+    while server.printed[-1:] != [fault]:
+        time.sleep(0.01)
+    with ThreadPoolExecutor(3) as pool:
+        answers = list(pool.map(asked, bodies))
+    for (text, errors), (expected, _) in zip(answers, alone, strict=True):
+        assert expected.startswith(text) if errors else text == expected
+        assert len(errors) <= 1 and all(message in line for line in errors)
+    assert any(errors for _, errors in answers)
+    assert [asked(body) for body in bodies] == alone
+    assert server.get("/health").status == 200

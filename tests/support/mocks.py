@@ -8,7 +8,7 @@ from mlx_specdec.decoding.loop import Decoding, PromptReader
 from mlx_specdec.decoding.sequence import Batch, StopCriteria
 from mlx_specdec.decoding.sequence import Sequence as Decoded
 from mlx_specdec.decoding.statistics import Recorder, Stopwatch
-from mlx_specdec.draft_length.length import DraftLength, FixedLength
+from mlx_specdec.draft_length.length import FixedLength
 from mlx_specdec.errors import DAMAGED, DecodingError, RewindError
 from mlx_specdec.interfaces import Noise, NoiseSource, Proposal, Proposer, Rule, Scores
 from mlx_specdec.interfaces.records import Statistics, Step
@@ -123,12 +123,11 @@ def decoding(
     settings: Sampling | None = None,
     noise: NoiseSource | None = None,
     rule: Rule | None = None,
-    draft_length: DraftLength | None = None,
     prompt: Sequence[int] = (1,),
     watch: Stopwatch | None = None,
 ) -> Decoding:
     """A decoding on the mocks; the prompt is by default the single token 1."""
-    lengths = draft_length or FixedLength(count)
+    lengths = FixedLength(count)
     sequence = Decoded(
         prompt,
         Distribution(settings or Sampling(), VOCABULARY),
