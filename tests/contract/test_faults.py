@@ -326,6 +326,31 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         running.communicate()
 
 
+BODIES = [
+    {"prompt": prompt, "max_tokens": 8, "seed": 3, "temperature": 0.8, "stream": stream}
+    for prompt, stream in (("def a(", True), ("def read(", False), ("import b", False))
+]
+
+
+def asked(server: Server, body: dict[str, Any]) -> tuple[str, list[str]]:
+    """Return the text of an answer, and its errors."""
+    answer = server.ask("/v1/completions", body)
+    events = answer.events if body["stream"] and answer.status == 200 else [answer.json]
+    errors = [event["error"]["message"] for event in events if "error" in event]
+    assert answer.status == (500 if errors and not body["stream"] else 200)
+    assert not errors or "error" in events[-1], "nothing follows an error"
+    texts = [event["choices"][0]["text"] for event in events if event.get("choices")]
+    return "".join(texts), errors
+
+
+@pytest.fixture(scope="module")
+def answered(server: Server) -> list[str]:
+    """The texts of the answers when nothing fails."""
+    answers = [asked(server, body) for body in BODIES]
+    assert [errors for _, errors in answers] == [[]] * 3
+    return [text for text, _ in answers]
+
+
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
@@ -337,35 +362,18 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     ],
 )
 def test_a_failed_pass_in_a_server_ends_its_own_requests(
-    server: Server, fault: str, message: str
+    server: Server, answered: list[str], fault: str, message: str
 ) -> None:
     """Three requests come at once, one of them streams."""
-    bodies = [
-        {"prompt": prompt, "max_tokens": 8, "seed": 3, "temperature": 0.8, "stream": not number}
-        for number, prompt in enumerate(("def a(", "def read(", "import b"))
-    ]
-
-    def asked(body: dict[str, Any]) -> tuple[str, list[str]]:
-        """Return the text of an answer, and its errors."""
-        answer = server.ask("/v1/completions", body)
-        events = answer.events if body["stream"] and answer.status == 200 else [answer.json]
-        errors = [event["error"]["message"] for event in events if "error" in event]
-        assert answer.status == (500 if errors and not body["stream"] else 200)
-        assert not errors or "error" in events[-1], "nothing follows an error"
-        texts = [event["choices"][0]["text"] for event in events if event.get("choices")]
-        return "".join(texts), errors
-
-    alone = [asked(body) for body in bodies]
-    assert [errors for _, errors in alone] == [[]] * 3
     assert server.process.stdin is not None
     print(fault, file=server.process.stdin, flush=True)
     while server.printed[-1:] != [fault]:
         time.sleep(0.01)
     with ThreadPoolExecutor(3) as pool:
-        answers = list(pool.map(asked, bodies))
-    for (text, errors), (expected, _) in zip(answers, alone, strict=True):
+        answers = list(pool.map(asked, [server] * 3, BODIES))
+    for (text, errors), expected in zip(answers, answered, strict=True):
         assert expected.startswith(text) if errors else text == expected
         assert len(errors) <= 1 and all(message in line for line in errors)
     assert any(errors for _, errors in answers)
-    assert [asked(body) for body in bodies] == alone
+    assert [asked(server, body) for body in BODIES] == [(text, []) for text in answered]
     assert server.get("/health").status == 200
