@@ -367,7 +367,7 @@ def test_a_failed_pass_in_a_server_ends_its_own_requests(
     """Three requests come at once, one of them streams."""
     assert server.process.stdin is not None
     print(fault, file=server.process.stdin, flush=True)
-    while server.printed[-1:] != [fault]:
+    while server.printed[-1:] != [fault] and server.process.poll() is None:
         time.sleep(0.01)
     with ThreadPoolExecutor(3) as pool:
         answers = list(pool.map(asked, [server] * 3, BODIES))
