@@ -3,6 +3,7 @@
 As a program, `python -m tests.contract.faults` is `mlx-specdec` with failures that lines on
 standard input plant, such as "target 3 before"."""
 
+import json
 import runpy
 import sys
 import threading
@@ -10,37 +11,45 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
 import mlx.core as mx
 import mlx.nn as nn
 
-FAMILIES = {"target": "llama", "proposer": "qwen2"}
-"""Type of the model whose pass fails, which is `model_type` in its config.json."""
-
+PARTS = "target", "proposer"
 HOWS = "before", "after", "logits", "row", "states"
 
 
 @contextmanager
 def fail(
-    part: str, call: int, how: str = "before", error: type[BaseException] = RuntimeError
+    pair: Any,
+    part: str,
+    *,
+    call: int,
+    how: str = "before",
+    error: type[BaseException] = RuntimeError,
 ) -> Iterator[list[int]]:
     """Let one pass of the target or of the draft model fail, and yield a list that becomes not
     empty when it does.
 
     This relies on one fact: mlx-lm's class `mlx_lm.models.<model_type>.Model` computes the passes
-    of a decoder-only model, one call per pass. So the target must be a Llama and the draft model a
-    Qwen 2. Whatever decodes the requests and in whichever thread, it makes this call.
+    of a decoder-only model, one call per pass. So target and draft model must be of two types.
+    Whatever decodes the requests and in whichever thread, it makes this call.
 
     Args:
+        pair: What `load` returned for two directories, or anything else with `name` and
+            `draft_name`.
         part: "target" or "proposer".
         call: The pass that fails, counted from 1 since this context was entered.
         how: "before" raises before the pass has done anything, "after" raises when it has done
             everything. "logits" makes all logits of the pass NaN, "row" those of the first
             sequence, and "states" also all that the pass adds to the KV cache.
         error: The exception that is raised."""
-    network = import_module(f"mlx_lm.models.{FAMILIES[part]}").Model
+    names = dict(zip(PARTS, (pair.name, pair.draft_name), strict=True))
+    config = json.loads((Path(names[part]) / "config.json").read_text())
+    network = import_module(f"mlx_lm.models.{config['model_type']}").Model
     shipped, lock, calls, fired = network.__call__, threading.Lock(), 0, list[int]()
 
     def passes(module: nn.Module, *arguments: Any, **named: Any) -> Any:
@@ -82,11 +91,13 @@ def poison(checkpoint: Path, token: int) -> None:
 
 def obey() -> None:
     """Plant the failure of each line, in place of the one before, and print the line."""
+    flag, name = sys.argv.index("--model"), sys.argv.index("--draft-model")
+    pair = SimpleNamespace(name=sys.argv[flag + 1], draft_name=sys.argv[name + 1])
     with ExitStack() as planted:
         for line in sys.stdin:
             part, call, how = line.split()
             planted.close()
-            planted.enter_context(fail(part, int(call), how))
+            planted.enter_context(fail(pair, part, call=int(call), how=how))
             print(line, end="", flush=True)
 
 

@@ -26,7 +26,7 @@ from mlx_specdec import (
     stream_many,
 )
 
-from .faults import FAMILIES, HOWS, fail, poison
+from .faults import HOWS, PARTS, fail, poison
 from .learned import learned
 from .support import ROOT, Server, checkpoint, command
 
@@ -100,7 +100,7 @@ def test_a_failed_pass_ends_its_own_requests(pair: Any, alone: list[Any], fault:
     (part, how), (error, message) = fault.split(), FAULTS[fault]
     least, most = (1, 1 if how == "row" else 2) if message else (0, 0)
     for call in (3, 13):
-        with fail(part, call, how, error) as fired:
+        with fail(pair, part, call=call, how=how, error=error) as fired:
             errors = decoded(pair, alone)
         assert fired and least <= len(errors) <= most
         for line in errors.values():
@@ -114,13 +114,16 @@ def test_a_failed_pass_ends_its_own_requests(pair: Any, alone: list[Any], fault:
 def test_an_interrupt_is_raised_and_leaves_nothing_wrong(
     pair: Any, alone: list[Any], part: str, call: int, how: str
 ) -> None:
-    with fail(part, call, how, KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+    with (
+        fail(pair, part, call=call, how=how, error=KeyboardInterrupt),
+        pytest.raises(KeyboardInterrupt),
+    ):
         decoded(pair, alone)
     assert decoded(pair, alone) == {}
 
 
 @pytest.mark.parametrize("how", [how for how in HOWS if how != "row"])
-@pytest.mark.parametrize("part", FAMILIES)
+@pytest.mark.parametrize("part", PARTS)
 def test_a_single_completion_raises_what_failed_and_keeps_the_prefix_cache_right(
     pair: Any, alone: list[Any], part: str, how: str
 ) -> None:
@@ -132,7 +135,7 @@ def test_a_single_completion_raises_what_failed_and_keeps_the_prefix_cache_right
         healthy = how in ("logits", "states") and (
             part == "proposer" or (how, call) == ("logits", 1)
         )
-        with fail(part, call, how) as fired:
+        with fail(pair, part, call=call, how=how) as fired:
             run = stream_generate(pair, request.prompt, request.options, cache=cache)
             try:
                 for step in run:
