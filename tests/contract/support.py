@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-from tokenizers import AddedToken, Tokenizer
+from tokenizers import AddedToken, Tokenizer, models
 
 from ..support import tiny
 from ..support.tokenizers import byte_level
@@ -110,6 +110,13 @@ def checkpoint(
     (tokenizer.add_special_tokens if special else tokenizer.add_tokens)(added)
     tokenizer.save(file)
     tiny.write(family, directory, seed, vocab_size=tokenizer.get_vocab_size(), **config)
+    return directory
+
+
+def numbered(directory: Path, size: int) -> Path:
+    """Write a tokenizer of so many words, w000, w001, ..."""
+    words = Tokenizer(models.WordLevel({f"w{n:03}": n for n in range(size)}, unk_token="w000"))
+    words.save(str(directory / "tokenizer.json"))
     return directory
 
 

@@ -23,8 +23,7 @@ from mlx_specdec.options import Options
 
 from ..support import tiny
 from ..support.drafter_pairs import made
-from ..support.families import model_of
-from ..support.pairs import PROMPT, ROOM, SYSTEM, encoder_decoder, pair_of, perturbed, run
+from ..support.pairs import PROMPT, ROOM, SYSTEM, encoder_decoder, model_of, pair_of, perturbed, run
 from .test_prompt_cache import check, holds, keep, length, memory
 
 DRAFTING = Options(max_tokens=6, num_draft=3, cost_cache=False)

@@ -18,10 +18,9 @@ from mlx_specdec.options import Options
 
 from ..support import tiny
 from ..support.drafter_pairs import made
-from ..support.families import model_of
 from ..support.heads import base_of, some_heads
 from ..support.heads import pair_of as with_heads
-from ..support.pairs import PROMPT, ROOM, SYSTEM, encoder_decoder, pair_of, perturbed, run
+from ..support.pairs import PROMPT, ROOM, SYSTEM, encoder_decoder, model_of, pair_of, perturbed, run
 
 LENGTH = 14
 TRANSLATOR = "own-head-scaled"

@@ -17,8 +17,7 @@ from mlx_specdec.models.rows import Place
 from mlx_specdec.options import Options
 
 from ..support import tiny
-from ..support.families import model_of
-from ..support.pairs import PROMPT, pair_of
+from ..support.pairs import PROMPT, model_of, pair_of
 from ..support.thread_ranks import Rank, adding_up, on_every, ranks
 
 EVERY = range(len(TRIED))

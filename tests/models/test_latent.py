@@ -21,8 +21,8 @@ from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.options import Options
 
 from ..support import tiny
-from ..support.families import _KDA, config_of, model_of
-from ..support.pairs import PROMPT, pair_of, perturbed
+from ..support.families import _KDA, config_of
+from ..support.pairs import PROMPT, model_of, pair_of, perturbed
 
 _KDA["short_conv_kernel_size"] = 4
 EXACT = (

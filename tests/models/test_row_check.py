@@ -22,8 +22,8 @@ from mlx_specdec.options import Options
 from mlx_specdec.proposers.lookup import PromptLookup
 
 from ..support import tiny
-from ..support.families import config_of, model_of
-from ..support.pairs import PROMPT, pair_of
+from ..support.families import config_of
+from ..support.pairs import PROMPT, model_of, pair_of
 
 WRONG = ("phi3small",)
 MANTISSA = 0xFFFFE000

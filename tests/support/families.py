@@ -4,10 +4,6 @@ import importlib
 import inspect
 from typing import Any
 
-import mlx.core as mx
-
-from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
-
 from . import tiny
 
 _ROPE = {"rope_type": "default", "type": "default", "rope_theta": 10000.0, "factor": 1.0}
@@ -206,6 +202,13 @@ DIFFERENT = {
     "phi3small": "mlx-lm adds a mask of True and False to the scores of its passes of several rows",
 }
 """Decoded plainly, with a warning."""
+ONE_AT_A_TIME = {
+    **dict.fromkeys(("afm7", "gpt_bigcode", "phi3small"), "one position or mask for all sequences"),
+    **dict.fromkeys(("deepseek_v41", "llama4"), "caches of their own"),
+    "longcat_flash_ngram": "the state of short sequences is shorter",
+    "recurrent_gemma": "the first token is normalized in another way",
+}
+"""Families that decode one sequence at a time, and why."""
 
 
 def config_of(name: str) -> dict[str, Any]:
@@ -217,9 +220,3 @@ def config_of(name: str) -> dict[str, Any]:
     # mlx-lm inspects the signature again for each key of a config.
     small = {key: value for key, value in SMALL.items() if key in parameters}
     return {**small, **changes}
-
-
-def model_of(name: str, dtype: mx.Dtype = mx.float32, **changes: object) -> DecoderOnlyModel:
-    network = tiny.from_config({**config_of(name), **changes})
-    network.set_dtype(dtype)
-    return DecoderOnlyModel(network)

@@ -26,6 +26,7 @@ from mlx_specdec.options import Options
 from mlx_specdec.text.tokenizer import Tokenizer
 
 from . import tiny
+from .families import config_of
 
 
 def with_heads(pair: Pair) -> Pair:
@@ -92,6 +93,13 @@ def translator(kind: str, moved: float = 0.0) -> EncoderDecoderModel:
     if moved:
         perturbed(model.network, moved)
     return model
+
+
+def model_of(name: str, dtype: mx.Dtype = mx.float32, **changes: object) -> DecoderOnlyModel:
+    """A tiny model of any family of mlx-lm."""
+    network = tiny.from_config({**config_of(name), **changes})
+    network.set_dtype(dtype)
+    return DecoderOnlyModel(network)
 
 
 def decoder_only(name: str, amount: float = 0.3) -> Pair:
