@@ -123,7 +123,7 @@ def test_whatever_is_rejected_a_family_goes_on_as_in_plain_decoding(family: Fami
     options = replace(OPTIONS, max_tokens=24, num_draft=4)
     plain = generate(pair, PROMPT, replace(options, regular=True)).tokens
     run = stream_generate(pair, PROMPT, options, proposer=HalfRight(PROMPT, plain, 4))
-    accepted = [step.drafted for step in run]
+    accepted = [step.accepted for step in run]
     result = run.result()
     assert result.tokens == plain and result.stats.target_passes == result.stats.rounds
     assert {*accepted} >= {0, 1, 2, 3, 4} or family.name in DIFFERENT

@@ -1,6 +1,5 @@
-"""BART and its kin compute what transformers computes: nine models of five kinds, whose fixtures
-tests/fixtures/make_bart.py writes, with every switch and every trap among them.
-"""
+"""Files, beginnings, languages and shared encoders of BART and its kin. tests/contract/ compares them
+with transformers."""
 
 import json
 import shutil
@@ -17,9 +16,8 @@ from mlx_specdec import Options, generate, generate_many, load
 from mlx_specdec.checkpoints import files
 from mlx_specdec.conversion.convert import convert
 from mlx_specdec.engine.pair import Pair
-from mlx_specdec.engine.request import beginning, encode, prepared
-from mlx_specdec.errors import CheckpointError, OptionError, PromptError
-from mlx_specdec.interfaces import feed
+from mlx_specdec.engine.request import beginning, encode
+from mlx_specdec.errors import CheckpointError, OptionError
 from mlx_specdec.models import families
 from mlx_specdec.models.bart import KINDS, Bart, BartConfig
 from mlx_specdec.models.encoder_decoder.context import EncoderDecoderModel, share_equal_encoder
@@ -70,28 +68,6 @@ def copied(name: str, path: Path, drop: tuple[str, ...] = (), **changes: Any) ->
     return path
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_logits_are_those_of_transformers(name: str) -> None:
-    model, wanted = translator(name), expected(name)
-    encoded = model.network.encode(mx.array(wanted["source"][None]))
-    assert np.abs(np.array(encoded[0]) - wanted["encoded"]).max() <= CLOSE
-    logits, reference = logits_of(model, name)
-    assert np.abs(logits - reference).max() <= CLOSE
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_greedy_texts_of_a_batch_are_those_of_transformers(name: str) -> None:
-    """64 sources, 40 tokens each, forced ones among them."""
-    model, wanted = translator(name), expected(name)
-    sources = [[id for id in source if id >= 0] for source in wanted["sources"].tolist()]
-    context, start = model.open_batch(sources), model.prefix(sources[0])
-    columns = [mx.array([start] * len(sources))]
-    while sum(column.shape[1] for column in columns) < 41:
-        logits = context.advance(columns[-1]).logits
-        columns.append(mx.argmax(logits[:, -1:], axis=-1).astype(mx.int32))
-    assert np.array(mx.concatenate(columns, axis=1))[:, 1:].tolist() == wanted["tokens"].tolist()
-
-
 # Beginnings and ends.
 
 
@@ -113,57 +89,6 @@ def test_nothing_else_of_generation_config_changes_a_text(tmp_path: Path) -> Non
     again = generate(load(directory), "some words", Options(max_tokens=30))
     assert (again.tokens, again.finish_reason) == (plain.tokens, "length")
     assert len(plain.tokens) == 30
-
-
-@pytest.mark.parametrize("name", MARIANS)
-def test_padding_is_never_written(name: str) -> None:
-    """Marian's starts from it, and its column of the head would win otherwise."""
-    model = load_model(BART / name).model
-    network = model.network
-    network.final_logits_bias = network.final_logits_bias.at[0, 55].add(100)
-    context = model.open([5, 0])
-    logits = context.advance(mx.array([[55]])).logits
-    assert logits[0, 0, 55].item() == -np.inf and mx.argmax(logits).item() != 55
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_positions_are_bounded(name: str) -> None:
-    """64 in all fixtures, for the source and for the text."""
-    model = translator(name)
-    assert model.max_length == 64
-    with pytest.raises(PromptError, match="takes 64: shorten it"):
-        prepared(pair_of(model, None), [5] * 65, Options())
-    for how in ({"regular": True}, {"proposer": "ngram", "num_draft": 5}):
-        result = generate(pair_of(model, None), [5] * 64, Options(max_tokens=900, **how))
-        assert result.finish_reason == "length"
-        assert len(result.tokens) + len(model.prefix([5])) == 64
-
-
-@pytest.mark.parametrize("name", ["bart", "marian", "m2m100"])
-def test_a_long_text_does_not_read_past_the_table_beside_a_short_one(name: str) -> None:
-    model = translator(name)
-    both, alone = model.open_batch([[5, 2], [6, 2]]), model.open([6, 2])
-    feed(both, [[7] * 63, [7] * 3])
-    rows = both.advance(mx.array([[9, 9, 9], [9, 8, 7]]), 3).logits
-    alone.advance(mx.array([[7] * 3]))
-    logits = alone.advance(mx.array([[9, 8, 7]]), 3).logits[0]
-    assert mx.all(rows == rows).item()
-    assert mx.abs(mx.where(mx.isinf(logits), 0, logits - rows[1])).max().item() <= CLOSE
-
-
-def test_a_source_has_its_own_vocabulary() -> None:
-    pair = pair_of(translator("marian-two-vocabularies"), None)
-    assert pair.vocabulary == 56
-    ids, _, _ = prepared(pair, [63, 60, 57, 0], Options())
-    for rule in ("coupled", "token", "block"):
-        how: dict[str, Any] = {"temperature": 1.0, "rule": rule, "max_tokens": 20}
-        plain = generate(pair, ids, Options(regular=True, **how))
-        drafted = generate(pair, [*ids] * 4, Options(proposer="ngram", num_draft=3, **how))
-        assert all(0 <= id < 55 for id in (*plain.tokens, *drafted.tokens))
-    with pytest.raises(PromptError, match="not among the model's 64"):
-        prepared(pair, [64], Options())
-    with pytest.raises(PromptError):
-        prepared(pair_of(translator("marian"), None), [57], Options())
 
 
 # Files.
