@@ -1,5 +1,4 @@
-"""Files, beginnings, languages and shared encoders of BART and its kin. tests/contract/ compares them
-with transformers."""
+"""Files, beginnings, languages and shared encoders of BART and its kin."""
 
 import json
 import shutil

@@ -1,27 +1,14 @@
-"""What the program does, in some hundred small runs whose records must not change.
+"""What the program does, in some two hundred small runs whose records must not change.
 
-Only the public face is used: the names of `mlx_specdec` and the command line; and
-`benchmarks/margins.py`, which finds near ties. So the runs are the same before and after the inside
-is changed. Record them again, if a change is wanted, with
-
-    python -m tests.characterization.runs
-
-A record has no clock in it. Runs whose smallest margin is below NEAR are not recorded: another
-processor may choose the other token there.
-"""
+A record has no clock in it. `python benchmarks/record_runs.py` records them again, if a change is
+wanted. It leaves out runs with a near tie, where another processor may choose the other token."""
 
 import functools
 import hashlib
-import importlib
-import io
 import json
-import os
 import re
-import runpy
-import shutil
 import sys
 import tempfile
-import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -31,24 +18,26 @@ import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-import mlx_specdec
-from benchmarks.margins import score
-from mlx_specdec import Options, Request, SpecdecError
-from mlx_specdec.cli import render
+from mlx_specdec import Options, Request, SpecdecError, generate, generate_many, load
 
-ROOT = Path(__file__).parents[2]
+from ..support import tiny
+from ..support.families import config_of
+from .support import ROOT, command
+
 WEIGHTS = ROOT / "weights"
 RECORDED = Path(__file__).with_name("recorded.json")
-NEAR = 2e-4
-"""A margin in nats below which a record would depend on the processor."""
 NEAR_TIE = "near tie"
-EXPECTED: frozenset[str] = frozenset()
-"""Records that are kept without a look at their margins, because they are as recorded."""
 
 Records = dict[str, str]
 Group = Callable[[Path], Records]
 
-# ------------------------------------------------------------------ how a run is written down
+
+def unchecked(pair: Any, request: Request, result: Any) -> bool:
+    """Whether a result has a near tie. The recorder knows; here, none has."""
+    return False
+
+
+has_near_tie = unchecked
 
 
 def digest(value: object) -> str:
@@ -59,15 +48,12 @@ def digest(value: object) -> str:
 def record(pair: Any, request: Request, result: Any, *, counts: bool) -> str:
     """Of a Result: the reason, the number of tokens, their digest, the text's beginning, and what
     was drafted and accepted where the number drafted is fixed."""
+    if has_near_tie(pair, request, result):
+        return NEAR_TIE
     stats = result.as_dict()["stats"]
     drafts = f" {stats['drafted']}/{stats['accepted']}" if counts else ""
     named = digest([list(result.tokens), result.text])
-    line = f"{result.finish_reason} {len(result.tokens)} {named}{drafts} {result.text[:16]!r}"
-    if line not in EXPECTED:
-        margins = score(pair, request.options, request.prompt, result.tokens)
-        if margins is not None and min(margins.values, default=NEAR) < NEAR:
-            return NEAR_TIE
-    return line
+    return f"{result.finish_reason} {len(result.tokens)} {named}{drafts} {result.text[:16]!r}"
 
 
 def attempt(make: Callable[[], str]) -> str:
@@ -87,8 +73,7 @@ def alone(pair: Any, prompt: Any, **settings: Any) -> str:
 
     def run() -> str:
         request = Request(prompt, Options(**options))
-        result = mlx_specdec.generate(pair, prompt, request.options)
-        return record(pair, request, result, counts=counts)
+        return record(pair, request, generate(pair, prompt, request.options), counts=counts)
 
     return attempt(run)
 
@@ -102,19 +87,12 @@ def together(
         Request(prompt, Options(**{**base, **settings}))
         for prompt, settings in zip(prompts, each, strict=True)
     ]
-    records: Records = {}
+    results = generate_many(pair, requests, Options(**base), batch_size=size)
+    return {
+        str(place): record(pair, request, result, counts=False)
+        for place, (request, result) in enumerate(zip(requests, results, strict=True))
+    }
 
-    def run() -> str:
-        results = mlx_specdec.generate_many(pair, requests, Options(**base), batch_size=size)
-        for place, (request, result) in enumerate(zip(requests, results, strict=True)):
-            records[str(place)] = record(pair, request, result, counts=False)
-        return "done"
-
-    ended = attempt(run)
-    return records if ended == "done" else {"refused": ended}
-
-
-# ------------------------------------------------------------------ the shipped pairs
 
 ENGLISH = [
     "translate English to French: Where is the station?",
@@ -187,7 +165,7 @@ CONSTRAINTS: dict[str, dict[str, Any]] = {
 @functools.cache
 def shipped(target: str, draft: str | None) -> Any:
     """A pair of weights/, loaded once a process."""
-    return mlx_specdec.load(str(WEIGHTS / target), str(WEIGHTS / draft) if draft else None)
+    return load(str(WEIGHTS / target), str(WEIGHTS / draft) if draft else None)
 
 
 T5_NAME = "t5-enfr"
@@ -257,8 +235,6 @@ def shipped_drafters(_: Path) -> Records:
     return records
 
 
-# ------------------------------------------------------------------ tiny models of many families
-
 FAMILIES = (
     *("afmoe", "cohere2", "deepseek_v3", "exaone4", "falcon_h1", "gemma3_text", "gpt_oss"),
     *("jamba", "kimi_linear", "lfm2", "llama", "longcat_flash", "mamba2", "mixtral"),
@@ -279,12 +255,8 @@ def words(directory: Path, size: int) -> None:
 
 def on_disk(name: str, directory: Path) -> tuple[Path, Path]:
     """A tiny target and a draft that is often but not always right, as directories."""
-    # The tables of every family and of their sizes.
-    tiny = importlib.import_module("tests.support.tiny")
-    every = importlib.import_module("tests.support.families")
-    config = every.config_of(name)
+    config = config_of(name)
     network = tiny.from_config(config)
-    # Random models repeat themselves less where no token is likely everywhere.
     found = []
     for part in ("target", "draft"):
         home = directory / f"{name}-{part}"
@@ -310,7 +282,7 @@ def family(name: str, directory: Path) -> Records:
     """One architecture: alone, drafted, in a batch, cut."""
     target, draft = on_disk(name, directory)
     warnings.simplefilter("ignore", RuntimeWarning)
-    pair = mlx_specdec.load(str(target), str(draft))
+    pair = load(str(target), str(draft))
     records = {
         "greedy": alone(pair, IDS, frequency_penalty=2.0, regular=True),
         "drafted": alone(pair, IDS, frequency_penalty=2.0, num_draft=3),
@@ -321,49 +293,20 @@ def family(name: str, directory: Path) -> Records:
     arguments = [IDS, IDS[:2], [*IDS, *IDS[1:]]]
     for key, value in together(pair, arguments, each, 2, num_draft=3).items():
         records[f"batch {key}"] = value
-    shutil.rmtree(target)
-    shutil.rmtree(draft)
     return records
-
-
-# ------------------------------------------------------------------ the command line
-
-
-def command(*arguments: object, stdin: str = "") -> tuple[int, str, str]:
-    """Run the program within this process. Returns its exit code, its text and its messages. No
-    message depends on how fast the machine is."""
-    out, err = io.TextIOWrapper(io.BytesIO(), "utf-8"), io.TextIOWrapper(io.BytesIO(), "utf-8")
-    source = io.TextIOWrapper(io.BytesIO(stdin.encode()), "utf-8")
-    before = sys.argv, sys.stdin, sys.stdout, sys.stderr
-    seconds, render.A_LINE_AFTER = render.A_LINE_AFTER, 3600.0
-    sys.argv = ["mlx-specdec", *map(str, arguments)]
-    sys.stdin, sys.stdout, sys.stderr = source, out, err
-    try:
-        runpy.run_module("mlx_specdec", run_name="__main__")
-        code = 0
-    except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else 0
-    finally:
-        sys.argv, sys.stdin, sys.stdout, sys.stderr = before
-        render.A_LINE_AFTER = seconds
-    texts = []
-    for stream in (out, err):
-        stream.flush()
-        texts.append(stream.buffer.getvalue().decode())  # type: ignore[attr-defined]
-    return code, texts[0], texts[1]
 
 
 TIMES = re.compile(r"\d+(\.\d+)? ?(s|tokens/s|GB|MB|MiB|ms)\b|\d+\.\d+ times|\d+ against \d+")
 
 
-def shown(code: int, out: str, err: str, home: Path) -> str:
+def shown(home: Path, *given: object, stdin: str = "") -> str:
     """A record of a command: its exit code, and what it wrote without times and places."""
-    texts = []
-    for text in (out, err):
-        text = text.replace(str(home), "HOME").replace(str(ROOT), "ROOT")
-        texts.append(TIMES.sub("#", text))
-    error = texts[1].strip() if code else ""
-    return f"{code} {digest(texts[0])} {error}".strip()
+    done = command(*given, stdin=stdin)
+    out, err = (
+        TIMES.sub("#", text.replace(str(home), "HOME").replace(str(ROOT), "ROOT"))
+        for text in (done.out, done.err.strip().rpartition("\n")[2])
+    )
+    return f"{done.code} {digest(out)} {err if done.code else ''}".strip()
 
 
 PY = ("--model", WEIGHTS / "py-llama", "--draft-model", WEIGHTS / "py-llama-draft")
@@ -395,7 +338,7 @@ COMMANDS: dict[str, tuple[object, ...]] = {
 
 def commands(home: Path) -> Records:
     """Commands that print."""
-    return {name: shown(*command(*given), home) for name, given in COMMANDS.items()}
+    return {name: shown(home, *given) for name, given in COMMANDS.items()}
 
 
 def files(home: Path) -> Records:
@@ -404,27 +347,24 @@ def files(home: Path) -> Records:
     (home / "in.jsonl").write_text(lines + "\n")
     records: Records = {}
     given = ("batch", home / "in.jsonl", *T5, "--output", home / "out.jsonl", "--num-draft", 2)
-    records["batch"] = shown(*command(*given), home)
+    records["batch"] = shown(home, *given)
     written = [json.loads(line) for line in (home / "out.jsonl").read_text().splitlines()]
     for place, each in enumerate(sorted(written, key=str)):
         records[f"batch {place}"] = f"{sorted(each)} {each.get('text')!r}"
     to = home / "converted"
     source, _ = on_disk("llama", home)
     given = ("convert", "--model", source, "--mlx-path", to, "-q", "--q-bits", 4)
-    code, _, err = command(*given, "--q-group-size", 32)
-    names = sorted(path.name for path in to.iterdir()) if to.is_dir() else err
-    records["convert"] = f"{code} {names}"
-    records["converted"] = shown(
-        *command("generate", "w5 w9 w12", "--model", to, "-m", 10, "--regular-decode"), home
-    )
+    code = command(*given, "--q-group-size", 32).code
+    records["convert"] = f"{code} {sorted(path.name for path in to.iterdir())}"
+    given = ("generate", "w5 w9 w12", "--model", to, "-m", 10, "--regular-decode")
+    records["converted"] = shown(home, *given)
     for place in range(2):
         given = ("generate", PYTHON[1], *PY, "-m", 8, "--num-draft", 2)
         cached = command(*given, "--prompt-cache-dir", home / "cache", "--json")
-        records[f"prompt cache {place}"] = described(cached[1])
-    records["json"] = described(command("generate", ENGLISH[0], *T5, "--json", "-m", 9)[1])
-    records["stdin"] = shown(
-        *command("generate", "-", *T5, "-m", 9, "--num-draft", 1, stdin=ENGLISH[1]), home
-    )
+        records[f"prompt cache {place}"] = described(cached.out)
+    records["json"] = described(command("generate", ENGLISH[0], *T5, "--json", "-m", 9).out)
+    given = ("generate", "-", *T5, "-m", 9, "--num-draft", 1)
+    records["stdin"] = shown(home, *given, stdin=ENGLISH[1])
     return records
 
 
@@ -435,8 +375,6 @@ def described(text: str) -> str:
     named = [value[name] for name in fixed]
     return f"{','.join(value)} | {','.join(value['stats'])} | {digest(named)}"
 
-
-# ------------------------------------------------------------------ all of them
 
 GROUPS: dict[str, Group] = {
     **{
@@ -466,23 +404,15 @@ SHIPPED = tuple(name for name in GROUPS if not name.startswith("family "))
 
 def differences(name: str, home: Path) -> dict[str, list[str]]:
     """Run a group. Return what was found and what is recorded for each run that differs."""
-    global EXPECTED
-    recorded = json.loads(RECORDED.read_text())[name]
-    EXPECTED = frozenset(recorded.values())
-    found = {key: value for key, value in GROUPS[name](home).items() if key in recorded}
-    # Leave out near ties of this machine: the recording machine had none in these runs.
-    compared = {key: value for key, value in found.items() if value != NEAR_TIE}
-    if len(compared) < 0.9 * len(recorded):
-        return {"runs that can be compared": [str(len(compared)), str(len(recorded))]}
-    return {
-        key: [value, recorded[key]] for key, value in compared.items() if value != recorded[key]
-    }
+    recorded, found = json.loads(RECORDED.read_text())[name], GROUPS[name](home)
+    apart = {key: [found.get(key, ""), value] for key, value in recorded.items()}
+    return {key: both for key, both in apart.items() if both[0] != both[1]}
 
 
-def compare() -> int:
-    """Print the differences of SHIPPED as JSON, and return the exit code."""
+def main(names: Sequence[str]) -> int:
+    """Print the differences of groups as JSON, and return the exit code."""
     wrong = {}
-    for name in SHIPPED:
+    for name in names:
         with tempfile.TemporaryDirectory() as home:
             if apart := differences(name, Path(home)):
                 wrong[name] = apart
@@ -490,24 +420,5 @@ def compare() -> int:
     return 1 if wrong else 0
 
 
-def main(names: Sequence[str]) -> None:
-    """Record all groups, or only those that are named."""
-    recorded = json.loads(RECORDED.read_text()) if RECORDED.exists() else {}
-    os.environ["MLX_SPECDEC_CACHE"] = tempfile.mkdtemp()
-    for name, group in GROUPS.items():
-        if names and name not in names:
-            continue
-        began = time.monotonic()
-        with tempfile.TemporaryDirectory() as home:
-            found = group(Path(home))
-        recorded[name] = {key: value for key, value in found.items() if value != NEAR_TIE}
-        near = len(found) - len(recorded[name])
-        took = time.monotonic() - began
-        print(f"{name}: {len(found)} runs, {near} near ties left out, {took:.1f} s", flush=True)
-    RECORDED.write_text(json.dumps(recorded, indent=0, ensure_ascii=False) + "\n")
-    runs = sum(len(each) for each in recorded.values())
-    print(f"{runs} runs in {RECORDED.stat().st_size} bytes")
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main(sys.argv[1:]))
