@@ -23,7 +23,8 @@ def copied(source: Path, directory: Path, *, eos: int | None = None, **changes: 
     config = json.loads((directory / "config.json").read_text()) | changes
     (directory / "config.json").write_text(json.dumps(config))
     text = config.get("decoder", config)
-    numbered(directory, text.get("decoder_vocab_size") or text["vocab_size"])
+    if size := text.get("decoder_vocab_size") or text.get("vocab_size"):
+        numbered(directory, size)
     if eos is not None:
         file = directory / "generation_config.json"
         settings = json.loads(file.read_text()) if file.exists() else {}

@@ -8,7 +8,6 @@ import pytest
 from mlx_specdec.engine import loading
 from mlx_specdec.engine import opening as assembling
 from mlx_specdec.engine.generate import generate, stream_generate
-from mlx_specdec.engine.pair import Pair
 from mlx_specdec.errors import CheckpointError, OptionError
 from mlx_specdec.interfaces import Prices
 from mlx_specdec.models.drafters import KINDS
@@ -17,12 +16,11 @@ from mlx_specdec.models.number_format import NumberFormat
 from mlx_specdec.options import Options
 from mlx_specdec.proposers import DRAFTERS
 from mlx_specdec.proposers.drafter import Setup
-from mlx_specdec.proposers.hidden_state import UNREAD
 
-from ..support import heads, speculators
-from ..support.drafter_pairs import MAKERS, TRANSLATOR, made, target_of
+from ..support import speculators
+from ..support.drafter_pairs import MAKERS, TRANSLATOR, made
 from ..support.models import make_llama
-from ..support.pairs import PROMPT, SIZE, Numbers
+from ..support.pairs import PROMPT
 
 TARGETS = ("llama", "gemma3_wrapped", "qwen3_next", TRANSLATOR)
 LENGTH = 20
@@ -34,46 +32,6 @@ def test_every_kind_that_is_read_has_a_name_to_ask_for() -> None:
     }
     # Gemma's assistants have targets of their own, and tests.
     assert set(KINDS) == {*MAKERS, "gemma4_assistant"}
-
-
-@pytest.mark.parametrize("kind", MAKERS)
-def test_a_long_prompt_is_read_as_a_short_one_is(kind: str, tmp_path: Path) -> None:
-    pair = made(kind, "llama", tmp_path)
-    prompt = [2 + 7 * index % 60 for index in range(3 * UNREAD + 5)]
-    tokens = set()
-    drafted = set()
-    for step_size in (23, UNREAD + 9, 512):
-        options = Options(max_tokens=8, num_draft=3, prefill_step_size=step_size, cost_cache=False)
-        result = generate(pair, prompt, options)
-        tokens.add(result.tokens)
-        drafted.add((result.stats.drafted, result.stats.accepted))
-    assert len(tokens) == len(drafted) == 1
-
-
-def test_a_drafter_that_is_always_right_saves_passes(tmp_path: Path) -> None:
-    # It has to know the one token that is possible.
-    knowing = {
-        "eagle3": {"drafted": None},
-        "peagle": {"drafted": None},
-        "dflash2": {"nested": {"selector_top_k": SIZE}},
-    }
-    for kind in MAKERS:
-        pair = made(kind, "llama", tmp_path, **knowing.get(kind, {}))
-        options = Options(max_tokens=22, num_draft=3, logit_bias={9: 1000.0}, cost_cache=False)
-        stats = generate(pair, PROMPT, options).stats
-        assert stats.acceptance_rate == 1.0
-        assert stats.tokens_per_round > 3
-
-
-@pytest.mark.parametrize("kind", MAKERS)
-def test_a_kind_that_the_pair_lacks_is_refused(kind: str, tmp_path: Path) -> None:
-    target = target_of("llama")
-    plain = Pair("target", None, target, None, Numbers(), frozenset(), SIZE, "float32", 0.0)
-    with pytest.raises(OptionError, match="no such drafter"):
-        generate(plain, PROMPT, Options(proposer=kind))
-    lacking = next(name for name in KINDS if name != kind)
-    with pytest.raises(OptionError, match="no such drafter"):
-        generate(made(kind, "llama", tmp_path), PROMPT, Options(proposer=lacking))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -91,21 +49,6 @@ def test_a_draft_that_ends_where_it_is_not_sure_changes_no_text(
         assert result.tokens == generate(pair, PROMPT, replace(options, regular=True)).tokens
         drafted.append(result.stats.drafted / result.stats.rounds)
     assert 1 <= drafted[1] < drafted[0] - 0.5
-
-
-def test_medusa_heads_and_a_drafter_share_a_target(tmp_path: Path) -> None:
-    (tmp_path / "base").mkdir()
-    vocabulary = loading.load(make_llama(tmp_path / "base")).target.vocabulary
-    directory = heads.write(tmp_path / "heads", "../base")
-    pair = loading.load(directory, speculators.dflash(tmp_path / "dflash", vocabulary=vocabulary))
-    options = Options(max_tokens=8, num_draft=2, cost_cache=False)
-    plain = generate(pair, "some text", replace(options, regular=True))
-    for proposer in ("medusa", "dflash"):
-        result = generate(pair, "some text", replace(options, proposer=proposer))
-        assert (result.tokens, result.labels.proposer) == (plain.tokens, proposer)
-        assert result.stats.drafted > 0
-    with pytest.raises(CheckpointError, match="hidden states of width 48"):
-        loading.load(directory, speculators.eagle3(tmp_path / "wrong", width=48))
 
 
 def test_a_loaded_target_takes_another_draft(tmp_path: Path) -> None:
