@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 from tokenizers import AddedToken, Tokenizer, models
 
 from ..support import tiny
@@ -118,6 +119,15 @@ def numbered(directory: Path, size: int) -> Path:
     words = Tokenizer(models.WordLevel({f"w{n:03}": n for n in range(size)}, unk_token="w000"))
     words.save(str(directory / "tokenizer.json"))
     return directory
+
+
+def hidden_states(network: Any, tokens: list[int]) -> tuple[list[np.ndarray], np.ndarray]:
+    """Return the output of each layer of a Llama of mlx-lm, and the normed one, in float64."""
+    rows, states = network.model.embed_tokens(mx.array([tokens])), []
+    for layer in network.model.layers:
+        rows = layer(rows, "causal", None)
+        states.append(np.array(rows[0]).astype(np.float64))
+    return states, np.array(network.model.norm(rows)[0]).astype(np.float64)
 
 
 def moved(source: Path, target: Path, amount: float = 0.05) -> Path:

@@ -1,5 +1,5 @@
-"""A P-EAGLE with the tensors of Amazon's for gpt-oss, at tiny sizes, against a plain version in
-NumPy. The source of names and of the forward pass is a P-EAGLE in PyTorch for AWS Neuron."""
+"""A P-EAGLE with the tensors of Amazon's for gpt-oss, at tiny sizes, drafts what a plain version in
+NumPy drafts. The source of names and of the forward pass is a P-EAGLE in PyTorch for AWS Neuron."""
 
 import math
 from collections.abc import Mapping
@@ -10,15 +10,12 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlx_specdec.engine.generate import generate
-from mlx_specdec.options import Options
+from mlx_specdec import Options, generate, load
 
-from ..support import speculators
-from ..support.drafter_pairs import pair_of
-from ..support.lender import Lender, Run, network_of
-from ..support.pairs import PROMPT, model_for
+from ..models.dflash_by_hand import Array, norm, softmax
+from ..support import speculators, tiny
 from ..support.speculators import HEAD_DIM, HEADS, KV_HEADS, LLAMA, VOCABULARY, WIDTH
-from .dflash_by_hand import Array, norm, softmax
+from .support import hidden_states, numbered
 
 LAYERS, EPS, MASK_TOKEN = 4, 1e-5, 5
 ROPES: dict[str, dict[str, Any]] = {
@@ -135,28 +132,29 @@ def expected(tensors: Mapping[str, Array], hidden: Array, following: list[int], 
     return states[len(following) - 1 :] @ tensors["lm_head.weight"].T
 
 
-@pytest.mark.parametrize("rope", ROPES)
+@pytest.mark.parametrize("rope", [*ROPES])
 def test_the_drafts_of_a_published_peagle(rope: str, tmp_path: Path) -> None:
-    tensors = written(tmp_path, rope, [1, 2, 3])
-    keys = mx.random.split(mx.random.key(3), 3)
-    # The drafter has its own embedding and head.
-    network = network_of(tmp_path, Lender(mx.random.normal((VOCABULARY, WIDTH), key=keys[0])))
-    assert network.kind == "peagle"
-    hidden = mx.random.normal((40, 3 * WIDTH), key=keys[1])
-    tokens: Any = mx.random.randint(0, VOCABULARY, (40,), key=keys[2]).tolist()
-    run = Run(network, tokens, hidden)
-    states = np.array(hidden).astype(np.float64)
+    """It reads the inputs of layers, and has an embedding and a head of its own."""
+    tensors = written(tmp_path / "drafter", rope, [1, 2, 2])
+    target = tiny.write("llama", tmp_path / "target", eos_token_id=None)
+    pair, network = load(numbered(target, VOCABULARY), tmp_path / "drafter"), tiny.build("llama")
+    tokens = [2 + 7 * index * index % 60 for index in range(40)]
+    how = Options(max_tokens=5, num_draft=4, delta=1.0, cost_cache=False)
     for length in (4, 5, 9, 36):
-        rows = expected(tensors, states[: length - 1], tokens[1:length], rope)
-        drafted, logits = run.draft(length, 4)
-        np.testing.assert_allclose(np.array(logits), rows, atol=2e-3, rtol=1e-3)
-        assert drafted == rows.argmax(axis=-1).tolist()
+        states, _ = hidden_states(network, tokens[: length - 1])
+        # Its layer ids count the inputs of layers.
+        hidden = np.concatenate([states[0], states[1], states[1]], axis=-1)
+        rows = expected(tensors, hidden, tokens[1:length], rope)
+        drafted = generate(pair, tokens[:length], how).tokens[:4]
+        assert list(drafted) == rows.argmax(axis=-1).tolist()
 
 
 def test_the_text_is_that_of_plain_decoding(tmp_path: Path) -> None:
-    written(tmp_path, "yarn", [1, 2, 2])
-    pair = pair_of(model_for("gpt_oss"), tmp_path)
+    written(tmp_path / "drafter", "yarn", [1, 2, 2])
+    target = numbered(tiny.write("gpt_oss", tmp_path / "target"), VOCABULARY)
+    pair, prompt = load(target, tmp_path / "drafter"), [5, 9, 12, 7, 33, 21, 8]
     options = {"max_tokens": 16, "temperature": 1.0, "seed": 3}
-    plain = generate(pair, PROMPT, Options(**options, regular=True))
-    result = generate(pair, PROMPT, Options(**options, num_draft=4))
+    plain = generate(pair, prompt, Options(**options, regular=True))
+    result = generate(pair, prompt, Options(**options, num_draft=4))
     assert result.tokens == plain.tokens and result.stats.drafted > result.stats.accepted
+    assert result.labels.proposer == "peagle"
