@@ -1,5 +1,5 @@
 """Layers for multi-token prediction of several families and depths, under the names of their
-authors, against a plain forward pass in NumPy over the complete sequence."""
+authors, draft what a plain pass in NumPy over the complete sequence drafts."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -12,14 +12,11 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 
-from mlx_specdec.engine import loading
-from mlx_specdec.engine.generate import generate, generate_many
-from mlx_specdec.engine.request import Request
-from mlx_specdec.options import Options
+from mlx_specdec import Options, Request, generate, generate_many, load, stream_generate
 
 from ..support import tiny
 from ..support.families import config_of
-from ..support.tokenizers import byte_level
+from .support import numbered
 
 SIZE, WIDTH, INNER, HEADS, KV, DIM, THETA, EPS = 400, 32, 48, 4, 2, 8, 10000.0, 1e-5
 LAYERS = 2
@@ -240,25 +237,24 @@ def step35() -> Case:
 CASES = {"mimo": mimo, "ernie4_5_moe": ernie, "nemotron_h": nemotron, "step3p5": step35}
 
 
-def written(family: str, case: Case, directory: Path) -> tuple[Path, Arrays]:
-    """Write the target with its layers. Return its directory and its own tensors."""
+def written(family: str, case: Case, directory: Path) -> tuple[Path, Any]:
+    """Write the target with its layers. Return its directory and mlx-lm's network."""
     config = {**config_of(family), **case.changes, "vocab_size": SIZE, "rms_norm_eps": EPS}
     network = tiny.from_config(config)
     weights = {name: np.array(array) for name, array in tree_flatten(network.parameters())}
-    directory.mkdir()
+    directory.mkdir(parents=True)
     (directory / "config.json").write_text(json.dumps(config), encoding="utf-8")
     both = {name: mx.array(array) for name, array in {**weights, **case.tensors}.items()}
     mx.save_safetensors(str(directory / "model.safetensors"), both, {"format": "pt"})
-    return byte_level(directory), weights
+    return numbered(directory, SIZE), network
 
 
 def expected(
     case: Case, target: Arrays, hidden: np.ndarray, tokens: list[int], count: int
-) -> tuple[list[int], np.ndarray]:
-    """Return the greedy draft of `count` tokens and its logits. hidden: Of all tokens but the
-    last."""
+) -> list[int]:
+    """Return the greedy draft of `count` tokens. hidden: Of all tokens but the last."""
     embedding = next(array for name, array in target.items() if "embed" in name)
-    known, drafted, rows = len(hidden), list(tokens), []
+    known, drafted = len(hidden), list(tokens)
     outputs = hidden
     for place in range(count):
         depth = min(place, case.depths - 1)
@@ -268,51 +264,45 @@ def expected(
             inputs = np.concatenate([inputs, outputs[-1:]])
             following = drafted[1 + depth :]
         head_rows, outputs = case.step(depth, embedding[following], inputs, target)
-        rows.append(case.head(depth, target["lm_head.weight"]) @ head_rows[-1])
-        drafted.append(int(rows[-1].argmax()))
-    return drafted[len(tokens) :], np.stack(rows)
+        row = case.head(depth, target["lm_head.weight"]) @ head_rows[-1]
+        drafted.append(int(row.argmax()))
+    return drafted[len(tokens) :]
 
 
-@pytest.mark.parametrize("family", CASES)
-def test_drafts_are_those_of_a_plain_pass_over_the_whole_sequence(
-    family: str, tmp_path: Path
-) -> None:
-    case = CASES[family]()
-    directory, target = written(family, case, tmp_path / family)
-    pair = loading.load(directory)
-    network = pair.drafter_network
-    assert network is not None and network.kind == "mtp" and network.taps == (case.tap,)
-    draw = np.random.default_rng(1)
-    hidden = draw.standard_normal((20, WIDTH)).astype(np.float32)
-    tokens = draw.integers(2, SIZE, 21).tolist()
-    reading, start = network.open(), 0
-    # Chunks of a prompt, then rounds in which different numbers of tokens were accepted.
-    for chunk in (1, 7, 1, 2, 3, 1, 5):
-        end = start + chunk
-        rows, following = hidden[None, start:end], [tokens[start + 1 : end + 1]]
-        reading.read(mx.array(rows), mx.array(following, dtype=mx.int32))
-        start = end
-        drafted, logits = expected(case, target, hidden[:end], tokens[: end + 1], 5)
-        actual = [reading.guess(5)]
-        for token in drafted[:-1]:
-            actual.append(reading.guess_after(mx.array([[token]], dtype=mx.int32)))
-        np.testing.assert_allclose(
-            np.array(mx.concatenate(actual, axis=1)[0]), logits, atol=2e-4, rtol=2e-3
-        )
-        reading.rewind((end,))
+def hidden_of(network: Any, tap: str, tokens: list[int]) -> np.ndarray:
+    """What layers for multi-token prediction read of mlx-lm's network."""
+    inner = network.backbone if hasattr(network, "backbone") else network.model
+    norm = inner.norm if tap != "final" else None
+    if norm is not None:
+        inner.norm = lambda rows: rows
+    rows = np.array(inner(mx.array([tokens]))[0])
+    if norm is not None:
+        inner.norm = norm
+    return rows
 
 
 @pytest.mark.parametrize("family", CASES)
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # random layers are rarely right
-def test_the_text_with_these_layers_is_that_of_plain_decoding(family: str, tmp_path: Path) -> None:
-    directory, _ = written(family, CASES[family](), tmp_path / family)
-    pair = loading.load(directory)
-    options = Options(max_tokens=12, num_draft=4, proposer="mtp", temperature=1.0, seed=3)
-    plain = [
-        generate(pair, text, Options(max_tokens=12, regular=True, temperature=1.0, seed=3))
-        for text in ("one text", "another")
-    ]
-    requests = [Request("one text", options), Request("another", options)]
-    drafted = list(generate_many(pair, requests, options, batch_size=2))
-    assert [one.tokens for one in drafted] == [one.tokens for one in plain]
-    assert all(one.stats.drafted > one.stats.accepted for one in drafted)
+def test_drafts_are_those_of_a_plain_pass_and_change_no_text(family: str, tmp_path: Path) -> None:
+    case = CASES[family]()
+    directory, network = written(family, case, tmp_path / family)
+    own = {name: np.array(array) for name, array in tree_flatten(network.parameters())}
+    pair, prompt = load(directory), np.random.default_rng(1).integers(2, SIZE, 9).tolist()
+    # The rounds after the first one read what was accepted before them.
+    lenient = Options(max_tokens=24, num_draft=5, proposer="mtp", delta=1.0, cost_cache=False)
+    tokens, rounds = list(prompt), 0
+    for step in stream_generate(pair, prompt, lenient):
+        if step.accepted:
+            hidden = hidden_of(network, case.tap, tokens[:-1])
+            drafted = expected(case, own, hidden, tokens, step.accepted)
+            assert list(step.tokens[: step.accepted]) == drafted
+            rounds += 1
+        tokens += step.tokens
+    assert rounds == 4
+    warm: dict[str, Any] = {"max_tokens": 12, "temperature": 1.0, "seed": 3}
+    options = Options(num_draft=4, proposer="mtp", **warm)
+    rows = [prompt, prompt[:3]]
+    plain = [generate(pair, row, Options(regular=True, **warm)).tokens for row in rows]
+    results = generate_many(pair, [Request(row, options) for row in rows], options, batch_size=2)
+    assert [one.tokens for one in results] == plain
+    assert all(one.stats.drafted > one.stats.accepted for one in results)
