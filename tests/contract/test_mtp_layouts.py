@@ -1,0 +1,188 @@
+"""Targets whose own checkpoint carries layers for multi-token prediction draft with them, whatever
+way the checkpoint is laid out, and write what they would alone."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx.utils import tree_flatten
+
+from mlx_specdec import CheckpointError, OptionError, Options, convert, generate, load
+
+from ..support import mtp, speculators, tiny
+from ..support.families import config_of
+from .support import numbered
+
+FILE = "mtp.safetensors"
+FAMILIES = tuple(mtp.CONFIGS)
+SPLIT = ("qwen3_5", "qwen3_5_moe", "qwen3_next", "glm4_moe_lite", "glm_moe_dsa")
+SIZE = 400
+PROMPTS = [[5 + (3 + n) * at * at % 390 for at in range(4 + n)] for n in range(6)]
+BEFORE = "model.layers.2."
+"""A tensor of the layer in the files of GLM and DeepSeek: it follows those of the model."""
+Drafts = list[tuple[int, ...]]
+
+
+def target(family: str, directory: Path, **settings: Any) -> Path:
+    """A target with a tokenizer."""
+    return numbered(mtp.write(family, directory, vocabulary=SIZE, **settings), SIZE)
+
+
+def drafts(pair: Any, count: int = 3) -> Drafts:
+    """What a pair's own layers draft after each prompt: all of it is accepted."""
+    lenient = Options(max_tokens=count + 1, num_draft=count, proposer="mtp", delta=1.0)
+    return [generate(pair, prompt, lenient).tokens[:count] for prompt in PROMPTS]
+
+
+def similar(one: Drafts, two: Drafts) -> bool:
+    """Whether most drafts are equal, as those of rounded weights should be."""
+    return sum(a == b for a, b in zip(one, two, strict=True)) > len(one) / 2
+
+
+def slow_but(*fast: str) -> list:
+    """All families, of which the suite for every day tries some."""
+    return [
+        pytest.param(family, marks=() if family in fast else pytest.mark.slow)
+        for family in FAMILIES
+    ]
+
+
+@pytest.mark.parametrize("family", slow_but("qwen3_next"))
+def test_every_layout_of_a_checkpoint_says_the_same(family: str, tmp_path: Path) -> None:
+    """Norms around 0 in the makers' files and around 1 in those of MLX, experts apart or joined."""
+    source = target(family, tmp_path / "source")
+    expected = drafts(load(source))
+    converted = convert(str(source), tmp_path / "converted").path
+    assert drafts(load(converted)) == expected
+    mlx = target(family, tmp_path / "mlx", original=False)
+    assert drafts(load(mlx)) == expected
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    for name in ("config.json", FILE):
+        shutil.copyfile(converted / name, alone / name)
+    without = target(family, tmp_path / "without", layer=False)
+    pair = load(without, alone)
+    assert pair.draft_name == str(alone)
+    assert drafts(pair) == expected
+
+
+@pytest.mark.parametrize("family", [f for f in slow_but("glm4_moe_lite") if {*f.values} & {*SPLIT}])
+def test_folders_that_hold_the_layer_alone_draft_as_it_does(family: str, tmp_path: Path) -> None:
+    expected = drafts(load(target(family, tmp_path / "source")))
+    without = target(family, tmp_path / "without", layer=False)
+    folder = mtp.split(family, tmp_path / "layer", vocabulary=SIZE)
+    pair = load(without, folder)
+    assert drafts(pair) == expected
+    packed = mtp.split(family, tmp_path / "packed", vocabulary=SIZE, bits=8)
+    small = load(without, packed)
+    assert similar(drafts(small, count=1), drafts(pair, count=1))
+    with pytest.raises(CheckpointError, match="a drafter of the kind mtp and no whole model"):
+        load(folder)
+
+
+def test_fewer_bits_are_taken_for_the_layer(tmp_path: Path) -> None:
+    wide = {"hidden_size": 64, "moe_intermediate_size": 64, "intermediate_size": 64}
+    source = target("glm4_moe", tmp_path / "source", **wide)
+    full, small = load(source), load(source, draft_q_bits=8)
+    assert small.draft_bytes < full.draft_bytes / 2
+    assert similar(drafts(small, count=1), drafts(full, count=1))
+
+
+@pytest.mark.parametrize("part", ["self_attn.q_proj", "eh_proj"])
+def test_layers_that_mlx_has_quantized_are_read(part: str, tmp_path: Path) -> None:
+    wide = {"hidden_size": 64, "moe_intermediate_size": 64, "intermediate_size": 64}
+    source = target("glm4_moe", tmp_path / "source", original=False, **wide)
+    expected = drafts(load(source), count=1)
+    weights = mx.load(str(source / "model.safetensors"))
+    path = f"{BEFORE}{part}"
+    packed = mx.quantize(weights[f"{path}.weight"], 64, 8)
+    for kind, array in zip(("weight", "scales", "biases"), packed, strict=True):
+        weights[f"{path}.{kind}"] = array
+    mx.save_safetensors(str(source / "model.safetensors"), weights, {"format": "mlx"})
+    assert similar(drafts(load(source), count=1), expected)
+
+
+def test_a_draft_that_is_named_drafts_in_the_layers_place(tmp_path: Path) -> None:
+    source = target("glm4_moe", tmp_path / "source")
+    drafter = speculators.eagle3(tmp_path / "drafter", vocabulary=SIZE)
+    pair = load(source, drafter)
+    assert generate(pair, PROMPTS[0], Options(num_draft=2)).labels.proposer == "eagle3"
+    with pytest.raises(OptionError, match="or another drafter was named"):
+        generate(pair, PROMPTS[0], Options(proposer="mtp"))
+
+
+def unusable(directory: Path, message: str) -> None:
+    """The target writes all the same; who asks for its layers is told why not."""
+    pair = load(directory)
+    assert generate(pair, PROMPTS[0], Options(max_tokens=3, cost_cache=False)).tokens
+    with pytest.raises(OptionError, match=message):
+        generate(pair, PROMPTS[0], Options(proposer="mtp"))
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "message"),
+    [
+        ("glm4_moe", {"layer": False}, "carries no layers .* mlx-lm's conversions drop"),
+        ("glm4_moe", {"drop": "model.layers.2.enorm.weight"}, "pre_fc_norm_embedding.* missing"),
+        ("glm4_moe", {"extra": {"model.layers.3.more.weight": mx.zeros((2,))}}, "and 13 more"),
+        ("qwen3_next", {"drop": "mtp.layers.0.mlp.experts.2.up_proj.weight"}, "KeyError: 2"),
+        ("qwen3_next", {"mtp_use_dedicated_embeddings": True}, "an embedding of its own"),
+    ],
+)
+def test_layers_that_cannot_be_used_leave_a_target_that_can(
+    family: str, settings: dict, message: str, tmp_path: Path
+) -> None:
+    unusable(target(family, tmp_path / family, **settings), message)
+
+
+def test_layers_of_other_families_are_named(tmp_path: Path) -> None:
+    config = config_of("exaone_moe") | {"vocab_size": SIZE, "num_nextn_predict_layers": 1}
+    weights = dict(tree_flatten(tiny.from_config(config).parameters()))
+    weights["mtp.fc.weight"] = mx.zeros((32, 64))
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    mx.save_safetensors(str(tmp_path / "model.safetensors"), weights)
+    unusable(numbered(tmp_path, SIZE), "exaone_moe' are not supported: those of deep")
+
+
+def test_several_numbered_layers_draft_in_turn(tmp_path: Path) -> None:
+    """The first token is the first layer's, and the second another layer's."""
+    one = target("glm4_moe", tmp_path / "one")
+    weights = mx.load(str(one / "model.safetensors"))
+    second = {
+        name.replace(BEFORE, "model.layers.3."): array * (1.5 if array.ndim > 1 else 1)
+        for name, array in weights.items()
+        if name.startswith(BEFORE)
+    }
+    two = target("glm4_moe", tmp_path / "two", extra=second, num_nextn_predict_layers=2)
+    alone, both = drafts(load(one)), drafts(load(two))
+    assert [row[0] for row in alone] == [row[0] for row in both]
+    assert [row[1] for row in alone] != [row[1] for row in both]
+    plain = generate(load(one), PROMPTS[0], Options(max_tokens=8, regular=True)).tokens
+    options = Options(max_tokens=8, num_draft=3, proposer="mtp")
+    assert generate(load(two), PROMPTS[0], options).tokens == plain
+
+
+@pytest.mark.parametrize("delta", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_packs_of_mtplx_hold_quantized_layers(delta: bool, tmp_path: Path) -> None:
+    """The file names no writer. Norms are around 1, or around 0 if config.json says so."""
+    expected = drafts(load(target("qwen3_5", tmp_path / "source")), count=1)
+    pack = target("qwen3_5", tmp_path / "pack", original=False)
+    weights = mx.load(str(pack / "model.safetensors"))
+    layers = {name: weights.pop(name) for name in list(weights) if name.startswith("mtp.")}
+    for name, array in list(layers.items()):
+        if array.ndim > 1 and array.shape[-1] % 32 == 0:
+            parts = zip(("weight", "scales", "biases"), mx.quantize(array, 32, 8), strict=True)
+            layers |= {f"{name.removesuffix('.weight')}.{kind}": part for kind, part in parts}
+        elif delta and array.ndim == 1:
+            layers[name] = array - 1
+    mx.eval(weights, layers)
+    mx.save_safetensors(str(pack / "model.safetensors"), weights, {"format": "mlx"})
+    mx.save_safetensors(str(pack / FILE), layers)
+    if delta:
+        config = json.loads((pack / "config.json").read_text())
+        config["mtplx_mtp_norm_encoding"] = "delta_plus_one"
+        (pack / "config.json").write_text(json.dumps(config))
+    assert similar(drafts(load(pack), count=1), expected)
