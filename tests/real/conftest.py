@@ -1,13 +1,15 @@
 """Published models, which scripts/real_models.sh has downloaded, and what others make of them."""
 
 import json
+import os
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+from platformdirs import user_cache_path
 
-from mlx_specdec import load, process
+from mlx_specdec import load
 
 FILES = {
     "smollm2": "SmolLM2-135M-Instruct.Q4_1.gguf",
@@ -15,7 +17,8 @@ FILES = {
     "qwen-coder": "Qwen2.5-Coder-0.5B-Instruct.Q4_K_M.gguf",
 }
 """The names that scripts/real_models.sh takes, and the files that it writes."""
-DIRECTORY = process.directory("real-models")
+DIRECTORY = Path(os.environ.get("MLX_SPECDEC_CACHE") or user_cache_path("mlx-specdec"))
+DIRECTORY /= "real-models"
 """The user's cache directory, which tests replace by their own later."""
 
 
