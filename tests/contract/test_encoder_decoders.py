@@ -92,10 +92,17 @@ def differs(source: Path, directory: Path, name: str, *ways: dict[str, Any]) -> 
     return largest
 
 
-@pytest.mark.parametrize("name", [*T5, *FAMILIES, *BART, *GEMMA])
+def quick(names: list[str], *fast: str) -> list[Any]:
+    """All names, of which the suite for every day tries some."""
+    return [pytest.param(n, marks=[] if n in fast else pytest.mark.slow) for n in names]
+
+
+@pytest.mark.parametrize(
+    "name", [*T5, *quick(FAMILIES, "t5-families/byt5", "t5-families/umt5"), *BART, *GEMMA]
+)
 def test_log_probabilities_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     """In passes of many tokens, and most of them also token by token."""
-    ways = [{"num_draft": 40}, {}][: 1 if name in T5[1:] else 2]
+    ways = [{"num_draft": 40}, {}][: 1 if name in (*T5[1:], GEMMA[1]) else 2]
     assert differs(FIXTURES / name, tmp_path / "model", name, *ways) < CLOSE
 
 
@@ -110,12 +117,12 @@ def test_a_converted_t5_computes_the_same(name: str, tmp_path: Path) -> None:
     assert differs(tmp_path / "out", tmp_path / "model", name, {"num_draft": 40}) < CLOSE
 
 
-@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 6])
+@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 8])
 @pytest.mark.parametrize("name", [*BART, *GEMMA, "madlad"])
 def test_texts_are_those_of_transformers_in_batches_and_with_drafts(
     name: str, every: int, tmp_path: Path
 ) -> None:
-    """64 sources, or every sixth of them."""
+    """64 sources, or every eighth of them."""
     target = copied(FIXTURES / name, tmp_path / "target")
     pair = load(target, moved(target, tmp_path / "draft", 0.02), dtype="float32")
     sources, texts = zip(*lines(name)[::every], strict=True)
@@ -131,10 +138,7 @@ def test_texts_are_those_of_transformers_in_batches_and_with_drafts(
     assert sum(one.drafted for one in stats) > sum(one.accepted for one in stats) > 0
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=pytest.mark.slow if "-" in n else []) for n in BART],
-)
+@pytest.mark.parametrize("name", quick(BART, "bart/bart", "bart/m2m100", "bart/pegasus"))
 def test_positions_are_bounded(name: str, tmp_path: Path) -> None:
     """64 in all fixtures, for the source and for the text; also beside a shorter text."""
     pair = load(copied(FIXTURES / name, tmp_path))

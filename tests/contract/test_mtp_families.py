@@ -281,7 +281,13 @@ def hidden_of(network: Any, tap: str, tokens: list[int]) -> np.ndarray:
     return rows
 
 
-@pytest.mark.parametrize("family", CASES)
+@pytest.mark.parametrize(
+    "family",
+    [
+        pytest.param(name, marks=[] if name in ("nemotron_h", "step3p5") else pytest.mark.slow)
+        for name in CASES
+    ],
+)
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # random layers are rarely right
 def test_drafts_are_those_of_a_plain_pass_and_change_no_text(family: str, tmp_path: Path) -> None:
     case = CASES[family]()

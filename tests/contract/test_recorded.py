@@ -12,7 +12,7 @@ from .support import ROOT
 
 # The texts were recorded in float32, with the random numbers of the CPU.
 pytestmark = pytest.mark.cpu_only
-QUICK = ("py-llama batches", "t5-enfr rules")
+QUICK = ("py-llama batches",)
 
 
 @pytest.mark.slow
