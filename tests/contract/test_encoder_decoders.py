@@ -135,7 +135,9 @@ def test_texts_are_those_of_transformers_in_batches_and_with_drafts(
     results = generate_many(pair, requests, requests[0].options, batch_size=16)
     assert [list(result.tokens) for result in results] == list(texts)
     stats = [result.stats for result in results]
-    assert sum(one.drafted for one in stats) > sum(one.accepted for one in stats) > 0
+    accepted = sum(one.accepted for one in stats)
+    assert accepted > 0
+    assert every > 1 or sum(one.drafted for one in stats) > accepted
 
 
 @pytest.mark.parametrize("name", quick(BART, "bart/bart", "bart/m2m100", "bart/pegasus"))
