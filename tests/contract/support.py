@@ -16,10 +16,11 @@ import threading
 import time
 import urllib.error
 import urllib.request
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import mlx.core as mx
 import numpy as np
@@ -31,6 +32,12 @@ from ..support.tokenizers import byte_level
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 120.0
 """Seconds that a test waits for a server before it fails. Nothing takes this long."""
+SLOWLY = re.compile(
+    r"^(loading .*|reading the prompt|trying whether passes .*|(downloading|converting|checking"
+    r"|reading|training).*: .+ of .+|comparing what .*|computing the checksums .*)\n",
+    re.MULTILINE,
+)
+"""Lines that a program prints about work of more than two seconds, as on a busy machine."""
 
 
 @dataclass(frozen=True)
@@ -49,28 +56,36 @@ class Outcome:
             assert part in self.err, self.err
 
 
-def command(*arguments: object, stdin: str | bytes = "") -> Outcome:
-    """Run `mlx-specdec` with these arguments in this process, without a terminal."""
+def command(*arguments: object, stdin: str | bytes | TextIO = "") -> Outcome:
+    """Run `mlx-specdec` with these arguments in this process, without a terminal.
+
+    Interrupts are ignored, as for a program that nohup starts: no thread watches for them."""
     data = stdin.encode() if isinstance(stdin, str) else stdin
-    before = sys.argv, sys.stdin, signal.getsignal(signal.SIGINT)
+    before = sys.argv, sys.stdin, signal.signal(signal.SIGINT, signal.SIG_IGN)
     out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
     sys.argv = ["mlx-specdec", *map(str, arguments)]
-    sys.stdin = io.TextIOWrapper(io.BytesIO(data), encoding="utf-8")
+    if isinstance(data, bytes):
+        data = io.TextIOWrapper(io.BytesIO(data), encoding="utf-8")
+    sys.stdin = data
     code: Any = 0
     try:
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        with (
+            warnings.catch_warnings(),
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+        ):
+            warnings.simplefilter("default", UserWarning)
             runpy.run_module("mlx_specdec", run_name="__main__")
     except SystemExit as end:
         code = end.code or 0
     finally:
         sys.argv, sys.stdin = before[:2]
         signal.signal(signal.SIGINT, before[2])
-        signal.set_wakeup_fd(-1)
     texts = []
     for stream in (out, err):
         stream.flush()
-        texts.append(stream.buffer.getvalue().decode())  # type: ignore[attr-defined]
-    return Outcome(code, *texts)
+        texts.append(stream.buffer.getvalue().decode())
+    return Outcome(code, texts[0], SLOWLY.sub("", texts[1]))
 
 
 def process(*arguments: object, stdin: bytes = b"", **environment: str) -> Outcome:

@@ -1,31 +1,21 @@
-"""Ways to run the commands, and how they end."""
+"""Commands in this process, and the files that they read and write."""
 
 import io
 import json
 import random
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mlx_specdec.cli import app, render
+from ..contract.support import Outcome, command
 
 COMMANDS = (
     *("batch", "bench", "chat", "convert", "doctor", "estimate", "generate"),
     *("inspect", "models", "pairs", "serve", "train-draft", "train-medusa"),
 )
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a command ended."""
-
-    code: int
-    out: str
-    err: str
 
 
 def strict(text: str | bytes) -> Any:
@@ -37,32 +27,23 @@ def strict(text: str | bytes) -> Any:
     return json.loads(text, parse_constant=refuse)
 
 
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    """Run a command as the program would, with the given arguments."""
-    # Lines about what takes long would depend on the machine's speed.
-    monkeypatch.setattr(render, "A_LINE_AFTER", 3600.0)
+Run = Callable[..., Outcome]
 
-    def run_command(command: str, *arguments: object) -> Outcome:
-        monkeypatch.setattr(sys, "argv", [command, *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            app.run_one(getattr(app, command.replace("-", "_")))
-        out, err = capsys.readouterr()
-        return Outcome(int(ended.value.code or 0), out, err)
+
+@pytest.fixture
+def run() -> Run:
+    """Run a command as the program would, with the given arguments and this stdin."""
+
+    def run_command(*arguments: object) -> Outcome:
+        typed = sys.stdin.read() if isinstance(sys.stdin, io.StringIO) else ""
+        return command(*arguments, stdin=typed)
 
     return run_command
 
 
-Run = Callable[..., Outcome]
-
-
-def fails(outcome, *parts: str) -> None:
-    """One line on standard error with all parts, nothing on standard output, exit code 2."""
-    assert outcome.code == 2, outcome.err
-    assert outcome.out == ""
-    assert outcome.err.startswith("error: ") and outcome.err.count("\n") == 1, outcome.err
-    for part in parts:
-        assert part in outcome.err, outcome.err
+def fails(outcome: Outcome, *parts: str) -> None:
+    """Check that a command has refused its input with one line that has all parts."""
+    outcome.refuses(*parts)
 
 
 class Terminal(io.StringIO):
