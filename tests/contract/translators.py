@@ -31,9 +31,10 @@ def shapes_of(stack: str) -> dict[str, tuple[int, ...]]:
     return {**shapes, bias: (BUCKETS, HEADS)}
 
 
-def translator(directory: Path, seed: int = 0) -> Path:
-    """Write a random T5 whose completions do not end at once."""
-    size = Tokenizer.from_file(str(unigram(directory) / "tokenizer.json")).get_vocab_size()
+def translator(directory: Path, seed: int = 0, extra: tuple[str, ...] = ()) -> Path:
+    """Write a random T5 whose completions do not end at once. extra: Its last tokens."""
+    tokenizer = unigram(directory, extra=extra) / "tokenizer.json"
+    size = Tokenizer.from_file(str(tokenizer)).get_vocab_size()
     config = {
         "model_type": "t5",
         "vocab_size": size,
