@@ -56,16 +56,34 @@ class Outcome:
             assert part in self.err, self.err
 
 
-def command(*arguments: object, stdin: str | bytes | TextIO = "") -> Outcome:
-    """Run `mlx-specdec` with these arguments in this process, without a terminal.
+class Terminal(io.TextIOWrapper):
+    """A stream that says it is a terminal."""
 
-    Interrupts are ignored, as for a program that nohup starts: no thread watches for them."""
+    def isatty(self) -> bool:
+        return True
+
+
+def command(
+    *arguments: object,
+    stdin: str | bytes | TextIO = "",
+    terminal: bool = False,
+    encoding: str = "utf-8",
+) -> Outcome:
+    """Run `mlx-specdec` with these arguments in this process.
+
+    Interrupts are ignored, as for a program that nohup starts: no thread watches for them.
+
+    Args:
+        terminal: Whether the streams, unless `stdin` is one, are a terminal.
+        encoding: The encoding of standard output and standard error.
+    """
+    stream_of = Terminal if terminal else io.TextIOWrapper
     data = stdin.encode() if isinstance(stdin, str) else stdin
     before = sys.argv, sys.stdin, signal.signal(signal.SIGINT, signal.SIG_IGN)
-    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
+    out, err = (stream_of(io.BytesIO(), encoding=encoding) for _ in range(2))
     sys.argv = ["mlx-specdec", *map(str, arguments)]
     if isinstance(data, bytes):
-        data = io.TextIOWrapper(io.BytesIO(data), encoding="utf-8")
+        data = stream_of(io.BytesIO(data), encoding="utf-8")
     sys.stdin = data
     code: Any = 0
     try:
@@ -84,7 +102,7 @@ def command(*arguments: object, stdin: str | bytes | TextIO = "") -> Outcome:
     texts = []
     for stream in (out, err):
         stream.flush()
-        texts.append(stream.buffer.getvalue().decode())
+        texts.append(stream.buffer.getvalue().decode(encoding))
     return Outcome(code, texts[0], SLOWLY.sub("", texts[1]))
 
 
