@@ -1,0 +1,322 @@
+"""The table of pairs: shown, searched by name, and used by --model auto and --draft-model auto."""
+
+import datetime
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .machines import Pretend, pretender
+from .support import ROOT, Outcome, command
+
+GB = 10**9
+BITS = ("4", "8", "16")
+SIZES = (8, 16, 24, 32, 48, 64, 96, 128)
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Pretend:
+    return pretender(monkeypatch)
+
+
+@pytest.fixture
+def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+
+
+def shown(*words: object) -> Any:
+    """Return the object that `pairs --json` prints."""
+    done = command("pairs", *words, "--json")
+    assert (done.code, done.err) == (0, ""), done
+    return json.loads(done.out)
+
+
+@pytest.fixture(scope="module")
+def table() -> list[dict[str, Any]]:
+    pairs: list[dict[str, Any]] = shown("--memory", "32GB")["pairs"]
+    return pairs
+
+
+def missing(done: Outcome) -> tuple[str, str]:
+    """Return the lines about `auto`, and the model whose download was forbidden."""
+    assert (done.code, done.out) == (2, "")
+    *said, failed = done.err.splitlines()
+    found = re.fullmatch(r"error: .*or run `HF_HUB_OFFLINE=0 hf download (.*)`", failed)
+    assert found is not None, done
+    return "\n".join(said), found[1]
+
+
+def test_the_table_is_consistent(table: list[dict[str, Any]]) -> None:
+    assert len({(one["target"], one["draft"]) for one in table}) == len(table)
+    drafts = {one["draft"] for one in table}
+    # T5Gemma 2 is a ladder, whose smallest model is the draft that auto takes.
+    assert {one["target"] for one in table} & drafts == {"google/t5gemma-2-1b-1b"}
+    for one in table:
+        # A distilled draft has the encoder of its target, which costs nothing in a round.
+        share = 0.7 if "distil" in one["draft"] else 0.4
+        assert 0 <= one["draft_billions"] < share * one["target_billions"], one
+        assert one["target"].count("/") == 1, one
+        assert (one["kind"] == "mtp") == (one["draft"] == "mtp"), one
+        assert one["kind"] == "mtp" or one["draft"].count("/") == 1, one
+        assert bool(one["draft_billions"]) or not one["gains"], one
+        source = one["source"]
+        assert source is not None or not one["gains"], one
+        today = datetime.date.today()
+        assert source is None or datetime.date.fromisoformat(source["date"]) <= today, one
+        assert {*one["gains"]} <= {*one["bytes"]} <= {*BITS}, one
+        published = [gain for gains in one["gains"].values() for gain in gains.values()]
+        assert all(0.3 < gain < 6 for gain in published), one
+        for bits, gains in one["gains"].items():
+            assert all(one["estimated_gains"][use][bits] == gain for use, gain in gains.items())
+    ran = [one for one in table if one["run"]]
+    assert len(ran) == 3
+    assert all((ROOT / one[side]).is_dir() for one in ran for side in ("target", "draft"))
+
+
+def test_gains_are_published_or_estimated(table: list[dict[str, Any]]) -> None:
+    pairs = {(one["target"], one["kind"]): one["estimated_gains"] for one in table}
+    for target, kind, use, bits, gain in (
+        ("LiquidAI/LFM2.5-2.6B", "dspark", "chat", 16, 2.24),
+        # A round at 4 bits costs more plain steps than one at 16 bits.
+        ("LiquidAI/LFM2.5-2.6B", "dspark", "chat", 4, 2.24 * 1.5 / 1.9),
+        ("Qwen/Qwen3-32B", "dspark", "code", 8, 2.9 / 1.5),
+        ("Qwen/Qwen3-32B", "draft", "chat", 4, 2.5 / (1.9 + 3 * 0.6 / 32.8)),
+        ("openai/gpt-oss-120b", "peagle", "chat", 4, 3.15 / 3.3),
+        ("Qwen/Qwen3-Coder-Next", "mtp", "code", 8, 1.8 / 1.5),
+        ("Qwen/Qwen3-4B", "dflash", "chat", 4, None),
+        ("google/t5gemma-2-4b-4b", "draft", "chat", 4, None),
+    ):
+        assert pairs[target, kind].get(use, {}).get(str(bits)) == pytest.approx(gain), target
+
+
+def test_the_choices_of_today() -> None:
+    """Change this when the table changes, and the table in README.md with it."""
+    taken = {}
+    for size in SIZES:
+        there = shown("--memory", f"{size}GB")
+        assert there["memory_bytes"] < size << 30
+        for one in there["best"]:
+            name = one["target"].partition("/")[2]
+            taken[size, one["for"]] = (name, one["bits"], one["kind"])
+            bits = str(one["bits"])
+            assert one["bytes"][bits] <= there["memory_bytes"] and one["bits"] in one["fits"]
+            assert one["estimated_gains"][one["for"]][bits] > 1.4
+    large = {(size, "chat"): ("Qwen3.8-27B", 8, "dflash2") for size in (48, 64, 96, 128)}
+    large |= {(size, "code"): ("Qwen3.8-27B", 8, "dspark") for size in (48, 64, 96, 128)}
+    assert taken == large | {
+        (8, "chat"): ("LFM2.5-2.6B", 8, "dspark"),
+        (8, "code"): ("MiniCPM5-2B", 8, "dspark"),
+        (16, "chat"): ("Qwen3.5-9B", 4, "mtp"),
+        (16, "code"): ("Qwen3.5-9B", 4, "mtp"),
+        (24, "chat"): ("Ornith-1.0-9B", 8, "dspark"),
+        (24, "code"): ("Ornith-1.0-9B", 8, "dspark"),
+        (32, "chat"): ("Qwen3.8-27B", 4, "dspark"),
+        (32, "code"): ("Qwen3.8-27B", 4, "dflash2"),
+    }
+
+
+@pytest.mark.parametrize("memory", [8, 24, 64])
+def test_a_mac_would_run_the_same_as_this_machine_if_it_were_that_mac(
+    machine: Pretend, memory: int
+) -> None:
+    """A part of a Mac's memory is left to the system, of which Metal recommends most."""
+    there = shown("--memory", f"{memory} gb")
+    share = 2 / 3 if memory <= 32 else 3 / 4
+    machine(int(share * (memory << 30)), mac=memory << 30)
+    here = shown()
+    assert here["memory_bytes"] == pytest.approx(there["memory_bytes"], abs=2)
+    assert here["memory_bytes"] == pytest.approx(share * (memory << 30) * 15 / 16, abs=2)
+    assert here["best"] == there["best"] and here["pairs"] == there["pairs"]
+    facts = command("doctor").out
+    left = max(4 * GB, 0.35 * (memory << 30))
+    auto = min(here["memory_bytes"], (memory << 30) - left)
+    assert f"{auto / GB:.1f} GB of them for --model auto" in facts
+
+
+@pytest.mark.parametrize(
+    ("memory", "cpu", "chat", "code"),
+    [
+        (5.0, False, "LiquidAI/LFM2.5-2.6B", "mlx-community/MiniCPM5-2B-8bit"),
+        (10.7, False, "mlx-community/Qwen3.5-9B-MLX-4bit", "mlx-community/Qwen3.5-9B-MLX-4bit"),
+        (27.0, False, "mlx-community/Qwen3.8-27B-4bit", "mlx-community/Qwen3.8-27B-4bit"),
+        (96.0, False, "mlx-community/Qwen3.8-27B-8bit", "mlx-community/Qwen3.8-27B-8bit"),
+        # A CPU takes a quarter, and has scales and caches in float32.
+        (96.0, True, "mlx-community/Qwen3.6-27B-4bit", "mlx-community/Qwen3.6-27B-4bit"),
+    ],
+)
+@pytest.mark.usefixtures("offline")
+def test_auto_takes_the_best_pair_that_fits_and_says_what_it_downloads(
+    machine: Pretend, memory: float, cpu: bool, chat: str, code: str
+) -> None:
+    machine(int(memory * GB), cpu=cpu)
+    for model, wanted in (("auto" if cpu else "auto:chat", chat), ("auto:code", code)):
+        said, asked = missing(command("generate", "x", "--model", model))
+        assert asked == wanted and said.startswith(f"auto: {wanted}")
+        assert re.search(r"Downloads about [\d.]+ GB from the Hub", said)
+        assert re.search(r"Drafts bring (about )?\d\.\d+ times plain decoding for c", said)
+    table = command("pairs").out
+    assert f"chat --model {chat} --" in table and f"--model {code} " in table
+
+
+@pytest.mark.usefixtures("offline")
+def test_auto_leaves_what_was_named_and_takes_bits(machine: Pretend) -> None:
+    machine(12 * GB)
+    flags = ("--model", "auto", "--q-bits", 6, "--draft-model")
+    said, asked = missing(command("generate", "x", *flags, "auto"))
+    assert asked == "Qwen/Qwen3.5-9B" and "at 6 bits, drafts from mtp" in said, said
+    said, asked = missing(command("generate", "x", *flags, "a", "--regular-decode"))
+    assert asked == "Qwen/Qwen3.5-9B" and "drafts from" not in said
+    prompts = ROOT / "prompts" / "python.jsonl"
+    said, asked = missing(command("bench", prompts, "--model", "auto"))
+    assert asked == "mlx-community/Qwen3.5-9B-MLX-4bit" and "drafts from mtp" in said
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "flags", "said"),
+    [
+        (10**9, "--model auto", "no pair for chat fits: the smallest takes"),
+        (10**9, "--model auto:code", "no pair for code fits"),
+        (10**11, "--model auto:verse", "give auto or auto:code, not 'verse'"),
+        (10**11, "--model auto --distributed tensor", "knows one machine alone"),
+        # The target has to be downloaded first, and not its drafter.
+        (10**11, "--model auto", "hf download mlx-community/Qwen3.8-27B-8bit`"),
+        (10**11, "--model a/b --revision v2", "hf download a/b --revision v2`"),
+    ],
+)
+@pytest.mark.usefixtures("offline")
+def test_if_a_model_cannot_be_had_one_line_says_why(
+    machine: Pretend, nbytes: int, flags: str, said: str
+) -> None:
+    machine(nbytes)
+    done = command("generate", "x", *flags.split())
+    lines = [line for line in done.err.splitlines() if not line.startswith("auto: ")]
+    Outcome(done.code, done.out, "\n".join(lines) + "\n").refuses(said)
+
+
+@pytest.mark.parametrize(
+    ("target", "draft"),
+    [
+        ("Qwen3-8B-Base", "Qwen/Qwen3-0.6B-Base"),
+        ("qwen3-8b", "deepseek-ai/dspark_qwen3_8b_block7"),
+        ("Qwen3-8B-4bit", "deepseek-ai/dspark_qwen3_8b_block7"),
+        ("Qwen3-32B-MLX-bf16", "deepseek-ai/dspark_qwen3_32b_block7"),
+        ("Qwen3.8-27B-4bit", "RedHatAI/Qwen3.8-27B-speculator.dspark"),
+        ("Qwen3.8-27B-8bit", "incoai/Qwen3.8-27B-DFlash2"),
+        ("gpt-oss-20b-MXFP4-Q8", "amazon/GPT-OSS-20B-P-EAGLE"),
+        ("Qwen3-Coder-Next-4bit", "Qwen/Qwen3-Coder-Next"),
+        ("Meta-Llama-3.1-8B-Instruct-4bit", "meta-llama/Llama-3.2-1B-Instruct"),
+        ("t5-large", "google-t5/t5-small"),
+        ("flan-t5-xl", "google/flan-t5-small"),
+    ],
+)
+@pytest.mark.usefixtures("offline")
+def test_a_target_is_known_whoever_copied_it(
+    llama: Path, tmp_path: Path, target: str, draft: str
+) -> None:
+    """A target here has the name, and the draft that is asked for cannot be downloaded."""
+    copy = tmp_path / target
+    copy.symlink_to(llama)
+    flags = ("--model", f"{copy}/", "--draft-model", "auto")
+    assert missing(command("generate", "x", *flags)) == ("", draft)
+
+
+def test_a_target_of_nobody_has_no_draft() -> None:
+    command("bench", "--model", "a/b", "--draft-model", "auto").refuses("has no draft for a/b")
+
+
+def test_the_command_shows_what_fits_and_what_to_run(machine: Pretend) -> None:
+    machine(16 * GB)
+    table = command("pairs").out
+    assert "has 15.0 GB for" in table and "Qwen3-32B" not in table
+    row = next(line for line in table.splitlines() if line.strip().startswith("Qwen/Qwen3-8B "))
+    sizes = r"10\.\d GB +14\.\d GB +\(\d+\.\d GB\)"
+    drafter = r"deepseek-ai/dspark_qwen3_8b_block7 +1\.71 / 2\.03 +mlx-dspark on M4 Pro, 48 GB"
+    assert re.search(rf"{sizes} +{drafter} +draft, eagle3, dflash", row)
+    flags = "--model mlx-community/Ornith-1.0-9B-8bit --draft-model stanleyphoong/Ornith-1.0-9B-"
+    assert f"  What it gains here: mlx-specdec estimate {flags}DSpark\n" in table
+    named = command("pairs", "QWEN3-8b").out
+    assert "t5" not in named
+    assert "--model mlx-community/Qwen3-8B-8bit --draft-model deepseek-ai/" in named
+    assert "Gain: 1.71 times plain decoding for chat, measured by mlx-dspark on M4 Pro" in named
+    small = command("pairs", "SmolLM2-1.7B-Instruct").out
+    assert "Gain: about 1.4 times plain decoding for chat, an estimate." in small
+    assert "Qwen3-32B" in command("pairs", "qwen3-32").out
+    command("pairs", "gpt-9").refuses("no pair with gpt-9")
+    assert [one["for"] for one in shown()["best"]] == ["chat", "code"]
+    machine(GB)
+    tiny = command("pairs")
+    assert tiny.code == 0 and "no pair for chat fits" in tiny.err and "weights/t5-enfr" in tiny.out
+    there = command("pairs", "--memory", "32GB").out
+    assert "Such a machine (a Mac with 32 GB) has 21.5 GB for models" in there
+    assert "--model mlx-community/Qwen3.8-27B-4bit --draft-model incoai/" in there
+    assert shown("--memory", "64 gb")["memory_bytes"] == 45 << 30
+    command("pairs", "--memory", "much").refuses("is no size")
+
+
+@pytest.mark.parametrize("columns", [40, 80, 120])
+def test_names_can_be_copied_from_a_narrow_terminal(
+    table: list[dict[str, Any]],
+    machine: Pretend,
+    monkeypatch: pytest.MonkeyPatch,
+    columns: int,
+) -> None:
+    machine(16 * GB)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("TERM", "dumb")
+    printed = command("pairs", terminal=True).out
+    room = 15 * GB
+    for one in table:
+        if one["bytes"].get("4", room + 1) <= room:
+            assert re.search(rf"^  {one['target']} ", printed, re.MULTILINE)
+            if one["kind"] == "mtp":
+                assert re.search(rf"^  {one['target']} .* mtp ", printed, re.MULTILINE)
+    if columns == 80:
+        row = r"^  Qwen/Qwen3-8B +10\.\d GB +dspark +1\.71 / 2\.03 *$"
+        assert re.search(row, printed, re.MULTILINE)
+
+
+@pytest.mark.parametrize(("chip", "slow"), [("applegpu_g14s", True), ("applegpu_g15d", False)])
+def test_the_command_says_that_drafts_gain_little_on_an_old_gpu(
+    machine: Pretend, chip: str, slow: bool
+) -> None:
+    machine(20 * GB, mac=32 * GB, chip=chip)
+    assert ("The GPU of an M1 or M2" in " ".join(command("pairs").out.split())) == slow
+
+
+# The demonstration of `generate` without arguments, with a tiny pair under the shipped one's name.
+
+
+@pytest.fixture
+def shipped(t5: Path, t5_draft: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("weights").mkdir()
+    for name, model in (("t5-enfr", t5), ("t5-enfr-draft", t5_draft)):
+        shutil.copytree(model, Path("weights") / name)
+
+
+@pytest.mark.usefixtures("shipped")
+def test_the_demonstration_shows_its_sentence_and_ends_with_a_comparison() -> None:
+    done = command("generate", "-m", 20)
+    first, *_, last = done.err.splitlines()
+    assert done.code == 0 and first.startswith("prompt: translate English to French: Let's go to")
+    # The runs that are compared are not the one whose statistics stand above.
+    ratio, _, said = last.removeprefix("timed again, 3 times each: ").partition(" times as fast as")
+    assert float(ratio) > 0 and "tokens/s), the same text; " in said
+    assert "next: mlx-specdec generate" in said or "fast BLAS: " in said
+    assert done.out == command("generate", "-m", 20, "--regular-decode").out
+    assert json.loads(command("generate", "-m", 2, "--json").out)["draft_model"]
+    for words in (("--json",), ("--quiet",), ("a prompt",), ("--regular-decode",), ("-m", 0)):
+        quiet = command("generate", "-m", 5, *words)
+        assert quiet.code == 0 and "times as fast" not in quiet.err
+
+
+@pytest.mark.usefixtures("shipped")
+def test_without_a_command_it_generates() -> None:
+    flags = ("-m", 3, "--quiet")
+    assert command(*flags) == command("generate", *flags)
+    for words in (("Hello",), ("Where is it?",)):
+        assert command(*words, *flags) == command("generate", *words, *flags)
