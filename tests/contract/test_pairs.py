@@ -168,8 +168,8 @@ def test_auto_leaves_what_was_named_and_takes_bits(machine: Pretend) -> None:
     flags = ("--model", "auto", "--q-bits", 6, "--draft-model")
     said, asked = missing(command("generate", "x", *flags, "auto"))
     assert asked == "Qwen/Qwen3.5-9B" and "at 6 bits, drafts from mtp" in said, said
-    said, asked = missing(command("generate", "x", *flags, "a", "--regular-decode"))
-    assert asked == "Qwen/Qwen3.5-9B" and "drafts from" not in said
+    said, asked = missing(command("generate", "x", *flags, "a"))
+    assert asked == "Qwen/Qwen3.5-9B" and "at 6 bits, drafts from a;" in said
     prompts = ROOT / "prompts" / "python.jsonl"
     said, asked = missing(command("bench", prompts, "--model", "auto"))
     assert asked == "mlx-community/Qwen3.5-9B-MLX-4bit" and "drafts from mtp" in said

@@ -6,9 +6,11 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+from .machines import put
 from .support import ROOT, command
 
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -95,3 +97,90 @@ def test_models_lists_and_removes_what_the_script_has_downloaded(
     gone = command("models", "remove", file, stdin="y\n")
     assert gone.err == f"removed {file}: 3.0 kB are free\n" and not file.exists()
     assert FILE not in command("models").out
+
+
+# The Hub's cache.
+
+
+WEIGHTS = b"0" * 1000
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of the Hub with one model, and one whose download was cut."""
+    cache = tmp_path / "hub"
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache))
+    config = b'{"model_type": "llama"}'
+    put(cache, "some/model-4bit", {"config.json": config, "model.safetensors": WEIGHTS})
+    put(cache, "begun", {"config.json": b"no JSON"})
+    put(tmp_path / "data", "some/data", {})
+    (cache / "datasets--some--data" / "snapshots").mkdir(parents=True)
+    return cache
+
+
+def listed() -> dict[str, list[str]]:
+    """Return the name of each listed model -> the words after it."""
+    done = command("models")
+    assert (done.code, done.err) == (0, "")
+    return {line.split()[0]: line.split()[1:] for line in done.out.splitlines() if line.strip()}
+
+
+def test_models_are_listed_with_their_sizes_and_types(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("dspark", "medusa"):
+        shipped = ROOT / "weights" / f"py-llama-{name}"
+        put(cache, f"some/{name}", {file.name: file.read_bytes() for file in shipped.iterdir()})
+    rows = listed()
+    assert rows["some/model-4bit"][:3] == ["1.0", "kB", "llama"]
+    assert rows["begun"][-2:] == ["without", "weights"] and "some/data" not in rows
+    assert rows["weights/py-llama"][2] == "llama"
+    assert rows["some/dspark"][2:4] == ["dspark", "drafter"]
+    assert rows["some/medusa"][2:4] == ["Medusa", "heads"]
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache / "nowhere"))
+    assert "weights/py-llama" in listed() and "some/model-4bit" not in listed()
+    assert f"The Hub's cache {cache / 'nowhere'} has 0 bytes of models." in command("models").out
+
+
+@pytest.mark.parametrize(("answer", "removed"), [("y\n", True), ("\n", False), ("", False)])
+def test_a_model_is_removed_with_all_its_revisions_after_a_question(
+    cache: Path, answer: str, removed: bool
+) -> None:
+    newer = {"config.json": b"{}", "model.safetensors": WEIGHTS * 2}
+    put(cache, "some/model-4bit", newer, commit="beefed")
+    done = command("models", "remove", "some/model-4bit", stdin=answer)
+    assert done.code == 0
+    assert done.out == "Remove some/model-4bit (3.0 kB) from the disk? [y/N] "
+    assert done.err.startswith("removed some/model-4bit" if removed else "nothing was removed")
+    assert ("some/model-4bit" in listed()) != removed
+    assert ((cache / "models--some--model-4bit").exists()) != removed
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        ("remove other/model", "the Hub's cache has no other/model: mlx-specdec models lists"),
+        ("remove weights/py-llama", "came with the program|yourself"),
+        ("remove", "name the model to remove"),
+        ("list some/model-4bit", "models remove NAME removes one"),
+    ],
+)
+@pytest.mark.usefixtures("cache")
+def test_what_cannot_be_removed_is_refused_in_a_line(words: str, parts: str) -> None:
+    command("models", *words.split()).refuses(*parts.split("|"))
+
+
+@pytest.mark.usefixtures("cache")
+def test_names_of_models_are_completed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "__main__", ModuleType("__main__"))
+    monkeypatch.setenv("_MLX_SPECDEC_COMPLETE", "complete_bash")
+    for typed, completed in (
+        ("generate --model some/", {"some/model-4bit"}),
+        ("generate --model auto", {"auto", "auto:code"}),
+        ("generate --draft-model some/", {"some/model-4bit"}),
+        ("models remove begu", {"begun"}),
+    ):
+        words = f"mlx-specdec {typed}"
+        monkeypatch.setenv("COMP_WORDS", words)
+        monkeypatch.setenv("COMP_CWORD", str(len(words.split()) - 1))
+        assert {*command().out.split()} == completed
