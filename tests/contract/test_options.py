@@ -1,22 +1,29 @@
-"""What is meant is taken, what is not meant is refused by name."""
+"""What Options and prompts mean is taken, what they cannot mean is refused by name."""
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from mlx_specdec.engine.generate import generate, stream_generate
-from mlx_specdec.engine.pair import Pair
-from mlx_specdec.errors import OptionError, PromptError
-from mlx_specdec.options import Options
+from mlx_specdec import OptionError, Options, PromptError, generate, load, stream_generate
 
-from .support.pairs import PROMPT, SIZE, decoder_only
+PROMPT = [5, 9, 12, 7, 33, 21, 8]
 
 
 @pytest.fixture(scope="module")
-def pair() -> Pair:
-    return decoder_only("llama")
+def pair(llama: Path) -> Any:
+    return load(llama)
+
+
+@pytest.fixture(scope="module")
+def size(llama: Path) -> int:
+    """The number of tokens of the model's vocabulary."""
+    count: int = json.loads((llama / "config.json").read_text())["vocab_size"]
+    return count
 
 
 def test_numbers_of_numpy_are_pythons() -> None:
@@ -64,16 +71,16 @@ def test_what_is_no_number_is_refused_by_name(name: str, value: object) -> None:
         Options(**{name: value})
 
 
-def test_biases_are_copied_and_name_tokens_that_there_are(pair: Pair) -> None:
+def test_biases_are_copied_and_name_tokens_that_there_are(pair: Any, size: int) -> None:
     biases = {3: -1.0}
     options = Options(logit_bias=biases)
     biases[4] = 1.0
     assert options.logit_bias == {3: -1.0}
-    with pytest.raises(OptionError, match=f"no token {SIZE}"):
-        stream_generate(pair, PROMPT, Options(logit_bias={SIZE: 1.0}))
+    with pytest.raises(OptionError, match=f"no token {size}"):
+        stream_generate(pair, PROMPT, Options(logit_bias={size: 1.0}))
 
 
-def test_numpy_ids_are_a_prompt_and_bytes_are_none(pair: Pair) -> None:
+def test_numpy_ids_are_a_prompt_and_bytes_are_none(pair: Any) -> None:
     options = Options(max_tokens=6, temperature=1.0, seed=np.int64(3))
     plain = generate(pair, PROMPT, Options(max_tokens=6, temperature=1.0, seed=3))
     assert generate(pair, np.array(PROMPT), options).as_dict()["tokens"] == list(plain.tokens)
@@ -83,7 +90,7 @@ def test_numpy_ids_are_a_prompt_and_bytes_are_none(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("extra", [np.int64, str, lambda id: [id], lambda id: (str(id), 63)])
-def test_extra_tokens_end_the_text_too(pair: Pair, extra) -> None:
+def test_extra_tokens_end_the_sequence_too(pair: Any, extra: Callable[[int], object]) -> None:
     plain = generate(pair, PROMPT, Options(max_tokens=20))
     ends = plain.tokens[4]
     done = generate(pair, PROMPT, Options(max_tokens=20, extra_eos_token=extra(ends)))
@@ -91,7 +98,7 @@ def test_extra_tokens_end_the_text_too(pair: Pair, extra) -> None:
     assert done.tokens == plain.tokens[: plain.tokens.index(ends) + 1]
 
 
-@pytest.mark.parametrize("token", ["<|end|>", SIZE, -1, "2.5"])
-def test_extra_tokens_that_the_model_lacks_are_refused(pair: Pair, token: object) -> None:
+@pytest.mark.parametrize("token", ["<|end of it|>", 10**6, -1, "2.5"])
+def test_extra_tokens_that_the_model_lacks_are_refused(pair: Any, token: object) -> None:
     with pytest.raises(OptionError, match="extra-eos-token: the model has no token"):
         stream_generate(pair, PROMPT, Options(extra_eos_token=token))

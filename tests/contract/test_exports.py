@@ -3,12 +3,14 @@
 import dataclasses
 import inspect
 import typing
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 
 import mlx_specdec
-from mlx_specdec import errors
+from mlx_specdec import SpecdecError
+
+from .support import ROOT
 
 NAMES = mlx_specdec.__all__
 FUNCTIONS = [name for name in NAMES if inspect.isfunction(getattr(mlx_specdec, name))]
@@ -51,16 +53,25 @@ def test_a_docstring_names_every_attribute(name: str) -> None:
     assert {entry.name for entry in dataclasses.fields(kind) if entry.name[0] != "_"} <= names
 
 
+def kinds_of(error: type[SpecdecError]) -> Iterator[type[SpecdecError]]:
+    """Yield an error and all errors of the package that inherit from it."""
+    yield error
+    for kind in error.__subclasses__():
+        if kind.__module__.startswith("mlx_specdec"):
+            yield from kinds_of(kind)
+
+
 def test_every_error_is_exported() -> None:
-    for one in vars(errors).values():
-        if inspect.isclass(one) and issubclass(one, errors.SpecdecError):
-            assert getattr(mlx_specdec, one.__name__) is one and one.__name__ in NAMES
+    kinds = [*kinds_of(SpecdecError)]
+    assert len(kinds) == 10
+    for kind in kinds:
+        assert getattr(mlx_specdec, kind.__name__) is kind and kind.__name__ in NAMES
 
 
 def test_the_example_of_generate_runs(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(Path(__file__).parents[1])
+    monkeypatch.chdir(ROOT)
     example = inspect.getdoc(mlx_specdec.generate).partition("Example:\n")[2]
     exec(inspect.cleandoc(example))
     assert capsys.readouterr().out.strip()
