@@ -244,6 +244,8 @@ def test_the_command_shows_what_fits_and_what_to_run(machine: Pretend) -> None:
     assert "Gain: 1.71 times plain decoding for chat, measured by mlx-dspark on M4 Pro" in named
     small = command("pairs", "SmolLM2-1.7B-Instruct").out
     assert "Gain: about 1.4 times plain decoding for chat, an estimate." in small
+    quantized = "SmolLM2-1.7B-Instruct --q-bits 8 --draft-model HuggingFaceTB/SmolLM2-135M-Instruct"
+    assert f"chat --model HuggingFaceTB/{quantized} --draft-q-bits 8\n" in small
     assert "Qwen3-32B" in command("pairs", "qwen3-32").out
     command("pairs", "gpt-9").refuses("no pair with gpt-9")
     assert [one["for"] for one in shown()["best"]] == ["chat", "code"]
