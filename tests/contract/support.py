@@ -80,7 +80,8 @@ def command(
     stream_of = Terminal if terminal else io.TextIOWrapper
     data = stdin.encode() if isinstance(stdin, str) else stdin
     before = sys.argv, sys.stdin, signal.signal(signal.SIGINT, signal.SIG_IGN)
-    out, err = (stream_of(io.BytesIO(), encoding=encoding) for _ in range(2))
+    buffers = io.BytesIO(), io.BytesIO()
+    out, err = (stream_of(buffer, encoding=encoding) for buffer in buffers)
     sys.argv = ["mlx-specdec", *map(str, arguments)]
     if isinstance(data, bytes):
         data = stream_of(io.BytesIO(data), encoding="utf-8")
@@ -99,10 +100,9 @@ def command(
     finally:
         sys.argv, sys.stdin = before[:2]
         signal.signal(signal.SIGINT, before[2])
-    texts = []
     for stream in (out, err):
         stream.flush()
-        texts.append(stream.buffer.getvalue().decode(encoding))
+    texts = [buffer.getvalue().decode(encoding) for buffer in buffers]
     return Outcome(code, texts[0], SLOWLY.sub("", texts[1]))
 
 

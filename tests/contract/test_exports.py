@@ -18,6 +18,10 @@ OUTPUTS = ("CacheSettings", "Options", "Request", "Result", "Statistics", "Step"
 """The classes whose attributes users read or write."""
 
 
+def documentation(exported: object) -> str:
+    return inspect.getdoc(exported) or ""
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_every_name_has_a_docstring_of_its_own(name: str) -> None:
     exported = getattr(mlx_specdec, name)
@@ -38,8 +42,7 @@ def test_every_public_method_has_a_docstring_and_types(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in FUNCTIONS if name != "convert"])
 def test_a_docstring_names_every_argument_and_what_is_returned(name: str) -> None:
     function = getattr(mlx_specdec, name)
-    text = inspect.getdoc(function)
-    described = text.partition("Args:\n")[2].partition("Returns:\n")
+    described = documentation(function).partition("Args:\n")[2].partition("Returns:\n")
     for argument in inspect.signature(function).parameters:
         assert any(argument in line.split(":")[0] for line in described[0].splitlines())
     assert described[1]
@@ -48,7 +51,7 @@ def test_a_docstring_names_every_argument_and_what_is_returned(name: str) -> Non
 @pytest.mark.parametrize("name", OUTPUTS)
 def test_a_docstring_names_every_attribute(name: str) -> None:
     kind = getattr(mlx_specdec, name)
-    described = inspect.getdoc(kind).partition("Attributes:\n")[2].splitlines()
+    described = documentation(kind).partition("Attributes:\n")[2].splitlines()
     names = {name.strip() for line in described for name in line.split(":")[0].split(",")}
     assert {entry.name for entry in dataclasses.fields(kind) if entry.name[0] != "_"} <= names
 
@@ -72,7 +75,7 @@ def test_the_example_of_generate_runs(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(ROOT)
-    example = inspect.getdoc(mlx_specdec.generate).partition("Example:\n")[2]
+    example = documentation(mlx_specdec.generate).partition("Example:\n")[2]
     exec(inspect.cleandoc(example))
     assert capsys.readouterr().out.strip()
 

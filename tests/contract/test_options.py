@@ -27,9 +27,9 @@ def size(llama: Path) -> int:
 
 
 def test_numbers_of_numpy_are_pythons() -> None:
-    options = Options(
-        seed=np.int64(3), max_tokens=np.int32(5), top_p=np.float32(0.5), num_draft=True
-    )
+    numbers: dict[str, Any] = {"seed": np.int64(3), "max_tokens": np.int32(5)}
+    numbers |= {"top_p": np.float32(0.5), "num_draft": True}
+    options = Options(**numbers)
     assert options == Options(seed=3, max_tokens=5, top_p=0.5, num_draft=1)
     json.dumps(asdict(options))
 
@@ -66,7 +66,7 @@ def test_numbers_of_numpy_are_pythons() -> None:
         ("chat_template", None),
     ],
 )
-def test_what_is_no_number_is_refused_by_name(name: str, value: object) -> None:
+def test_what_is_no_number_is_refused_by_name(name: str, value: Any) -> None:
     with pytest.raises(OptionError, match=name.replace("_", "-")):
         Options(**{name: value})
 
@@ -81,16 +81,19 @@ def test_biases_are_copied_and_name_tokens_that_there_are(pair: Any, size: int) 
 
 
 def test_numpy_ids_are_a_prompt_and_bytes_are_none(pair: Any) -> None:
-    options = Options(max_tokens=6, temperature=1.0, seed=np.int64(3))
+    seed: Any = np.int64(3)
+    options = Options(max_tokens=6, temperature=1.0, seed=seed)
+    ids: Any = np.array(PROMPT)
     plain = generate(pair, PROMPT, Options(max_tokens=6, temperature=1.0, seed=3))
-    assert generate(pair, np.array(PROMPT), options).as_dict()["tokens"] == list(plain.tokens)
-    for prompt in (b"bytes", [{"role": "user", "content": "messages"}], [1.5]):
+    assert generate(pair, ids, options).as_dict()["tokens"] == list(plain.tokens)
+    prompts: list[Any] = [b"bytes", [{"role": "user", "content": "messages"}], [1.5]]
+    for prompt in prompts:
         with pytest.raises(PromptError, match=r"a prompt is text|no chat template"):
             generate(pair, prompt, options)
 
 
 @pytest.mark.parametrize("extra", [np.int64, str, lambda id: [id], lambda id: (str(id), 63)])
-def test_extra_tokens_end_the_sequence_too(pair: Any, extra: Callable[[int], object]) -> None:
+def test_extra_tokens_end_the_sequence_too(pair: Any, extra: Callable[[int], Any]) -> None:
     plain = generate(pair, PROMPT, Options(max_tokens=20))
     ends = plain.tokens[4]
     done = generate(pair, PROMPT, Options(max_tokens=20, extra_eos_token=extra(ends)))
@@ -99,6 +102,6 @@ def test_extra_tokens_end_the_sequence_too(pair: Any, extra: Callable[[int], obj
 
 
 @pytest.mark.parametrize("token", ["<|end of it|>", 10**6, -1, "2.5"])
-def test_extra_tokens_that_the_model_lacks_are_refused(pair: Any, token: object) -> None:
+def test_extra_tokens_that_the_model_lacks_are_refused(pair: Any, token: Any) -> None:
     with pytest.raises(OptionError, match="extra-eos-token: the model has no token"):
         stream_generate(pair, PROMPT, Options(extra_eos_token=token))

@@ -32,7 +32,7 @@ def python(script: str, *words: object, **environment: str) -> Outcome:
 
 
 @on_linux
-@pytest.mark.parametrize("library", ["none", _ctypes.__file__])
+@pytest.mark.parametrize("library", ["none", _ctypes.__file__], ids=["none", "library"])
 def test_a_library_is_chosen_before_mlx_is_imported_and_named(llama: Path, library: str) -> None:
     # A package that was imported before MLX is in time, and does not import MLX itself.
     first = "import mlx_specdec, sys; assert 'mlx.core' not in sys.modules\nimport mlx.core\n"

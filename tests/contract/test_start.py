@@ -116,6 +116,7 @@ def test_prompts_that_are_none_are_reported_in_a_line(
         ("$P main.py --model /nowhere <&-", "no prompt"),
         ("printf '\\xff' | LC_ALL=C $P main.py", "not UTF-8"),
     ],
+    ids=["closed", "encoding"],
 )
 def test_a_closed_standard_input_and_one_in_another_encoding_are_reported_too(
     line: str, said: str
@@ -232,8 +233,8 @@ def test_what_a_configuration_says_gives_the_terminal_no_orders(
 @pytest.mark.skipif(sys.platform == "darwin", reason="all names of files are UTF-8 on macOS")
 def test_paths_that_are_no_text_in_any_encoding(tmp_path: Path) -> None:
     raw = os.fsencode(tmp_path) + b"/a\xff\xfe"
-    shutil.copytree(os.fsencode(ROOT / "tests" / "fixtures" / "t5-families" / "t5"), raw)
     source = os.fsdecode(raw)
+    shutil.copytree(ROOT / "tests" / "fixtures" / "t5-families" / "t5", source)
     for encoding in ("utf-8", "ascii"):
         assert command("inspect", source, encoding=encoding).code == 0
         shown = json.loads(command("inspect", source, "--json", encoding=encoding).out)
@@ -253,6 +254,7 @@ def test_paths_that_are_no_text_in_any_encoding(tmp_path: Path) -> None:
         "$P -m mlx_specdec inspect $S | true; exit ${PIPESTATUS[0]}",
         "$P -m mlx_specdec convert --model $S --mlx-path $O 2>&1 | true; exit ${PIPESTATUS[0]}",
     ],
+    ids=["closed", "no-reader", "convert"],
 )
 def test_closed_streams_are_no_errors(tmp_path: Path, line: str) -> None:
     done = shell(line, S=str(SOURCE), O=str(tmp_path / "out"))
