@@ -105,6 +105,7 @@ def test_the_choices_of_today() -> None:
             bits = str(one["bits"])
             assert one["bytes"][bits] <= there["memory_bytes"] and one["bits"] in one["fits"]
             assert one["estimated_gains"][one["for"]][bits] > 1.4
+            assert " ".join(one["command"].split()[:3]) == "mlx-specdec chat --model"
     large = {(size, "chat"): ("Qwen3.8-27B", 8, "dflash2") for size in (48, 64, 96, 128)}
     large |= {(size, "code"): ("Qwen3.8-27B", 8, "dspark") for size in (48, 64, 96, 128)}
     assert taken == large | {
@@ -158,8 +159,6 @@ def test_auto_takes_the_best_pair_that_fits_and_says_what_it_downloads(
         assert asked == wanted and said.startswith(f"auto: {wanted}")
         assert re.search(r"Downloads about [\d.]+ GB from the Hub", said)
         assert re.search(r"Drafts bring (about )?\d\.\d+ times plain decoding for c", said)
-    table = command("pairs").out
-    assert f"chat --model {chat} --" in table and f"--model {code} " in table
 
 
 @pytest.mark.usefixtures("offline")
@@ -259,7 +258,7 @@ def test_the_command_shows_what_fits_and_what_to_run(machine: Pretend) -> None:
     command("pairs", "--memory", "much").refuses("is no size")
 
 
-@pytest.mark.parametrize("columns", [40, 80, 120])
+@pytest.mark.parametrize("columns", [40, 80])
 def test_names_can_be_copied_from_a_narrow_terminal(
     table: list[dict[str, Any]],
     machine: Pretend,
@@ -309,11 +308,12 @@ def test_the_demonstration_shows_its_sentence_and_ends_with_a_comparison() -> No
     ratio, _, said = last.removeprefix("timed again, 3 times each: ").partition(" times as fast as")
     assert float(ratio) > 0 and "tokens/s), the same text; " in said
     assert "next: mlx-specdec generate" in said or "fast BLAS: " in said
-    assert done.out == command("generate", "-m", 20, "--regular-decode").out
-    assert json.loads(command("generate", "-m", 2, "--json").out)["draft_model"]
-    for words in (("--json",), ("--quiet",), ("a prompt",), ("--regular-decode",), ("-m", 0)):
-        quiet = command("generate", "-m", 5, *words)
-        assert quiet.code == 0 and "times as fast" not in quiet.err
+    plain = command("generate", "-m", 20, "--regular-decode")
+    as_json = command("generate", "-m", 2, "--json")
+    assert done.out == plain.out and json.loads(as_json.out)["draft_model"]
+    rest = [command("generate", "-m", 5, *words) for words in (("--quiet",), ("x",), ("-m", 0))]
+    for silent in (plain, as_json, *rest):
+        assert silent.code == 0 and "times as fast" not in silent.err
 
 
 @pytest.mark.usefixtures("shipped")

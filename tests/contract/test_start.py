@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from .support import ROOT, Outcome, checkpoint, command, process
+from .support import ROOT, Outcome, checkpoint, command
 
 HOSTILE = "\x1b[31mred\x07\x9b5n\r\n\ttab \u202f!"
 ESCAPED = "\\x1b[31mred\\x07\\x9b5n\\r\n\ttab \u202f!"
@@ -110,18 +110,8 @@ def test_prompts_that_are_none_are_reported_in_a_line(
     command("generate", *words, stdin=stdin).refuses(said)
 
 
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ("$P main.py --model /nowhere <&-", "no prompt"),
-        ("printf '\\xff' | LC_ALL=C $P main.py", "not UTF-8"),
-    ],
-    ids=["closed", "encoding"],
-)
-def test_a_closed_standard_input_and_one_in_another_encoding_are_reported_too(
-    line: str, said: str
-) -> None:
-    shell(line).refuses(said)
+def test_a_closed_standard_input_is_no_prompt() -> None:
+    shell("$P main.py --model /nowhere <&-").refuses("no prompt")
 
 
 def test_a_pipe_and_a_file_are_prompts_and_an_argument_leaves_the_pipe_alone(
@@ -129,8 +119,12 @@ def test_a_pipe_and_a_file_are_prompts_and_an_argument_leaves_the_pipe_alone(
 ) -> None:
     flags = ("--model", t5, "--quiet", "-m", 9, "--no-cache")
     wanted = command("generate", "Les pates", *flags)
-    piped = process(*flags, stdin=b"Les pates\n")
-    assert piped == wanted and wanted.code == 0
+    assert wanted.code == 0
+    out, into = os.pipe()
+    os.write(into, b"Les pates\n")
+    os.close(into)
+    with open(out, encoding="utf-8") as stream:
+        assert command(*flags, stdin=stream) == wanted
     file = tmp_path / "prompt"
     file.write_text("Les pates\n")
     with file.open() as stream:
@@ -251,10 +245,9 @@ def test_paths_that_are_no_text_in_any_encoding(tmp_path: Path) -> None:
     "line",
     [
         "$P -m mlx_specdec inspect $S --json <&- >&- 2>&-",
-        "$P -m mlx_specdec inspect $S | true; exit ${PIPESTATUS[0]}",
         "$P -m mlx_specdec convert --model $S --mlx-path $O 2>&1 | true; exit ${PIPESTATUS[0]}",
     ],
-    ids=["closed", "no-reader", "convert"],
+    ids=["closed", "no-reader"],
 )
 def test_closed_streams_are_no_errors(tmp_path: Path, line: str) -> None:
     done = shell(line, S=str(SOURCE), O=str(tmp_path / "out"))
