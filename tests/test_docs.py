@@ -12,10 +12,8 @@ from typer.main import get_command
 
 from mlx_specdec.cli.app import app
 
-from .support.commands import Run, run
+from .contract.support import command
 from .support.shipped import ROOT
-
-__all__ = ["run"]
 
 README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
@@ -110,8 +108,8 @@ def test_commands_are_understood(words: list[str]) -> None:
 @pytest.mark.parametrize("page", PAGES + OTHERS, ids=lambda page: page.name)
 def test_commands_in_sentences_are_understood(page: Path) -> None:
     text = re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.S | re.M)
-    for command in re.findall(r"`mlx-specdec ([a-z][\w-]*\s[^`]+)`", text):
-        parsed(shlex.split(command.replace("\n", " ")))
+    for line in re.findall(r"`mlx-specdec ([a-z][\w-]*\s[^`]+)`", text):
+        parsed(shlex.split(line.replace("\n", " ")))
 
 
 def test_many_commands_are_looked_at() -> None:
@@ -133,7 +131,7 @@ def test_files_in_commands_are_in_a_clone_or_made_before(page: Path) -> None:
     ids=lambda part: part.name if isinstance(part, Path) else " ".join(part),
 )
 def test_commands_on_shipped_models_run(
-    page: Path, words: list[str], run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    page: Path, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if "--json-schema" in words:
         pytest.importorskip("llguidance", reason="the extra grammar is not installed")
@@ -144,7 +142,7 @@ def test_commands_on_shipped_models_run(
         Path(name).symlink_to(ROOT / name)
     if words[0] in ("generate", "batch"):
         words = [*words, "--max-tokens", "3"]
-    outcome = run(*words)
+    outcome = command(*words)
     assert outcome.code == 0, outcome.err
     assert outcome.out or words[0] in ("batch", "convert")
 

@@ -13,6 +13,10 @@ import pytest
 from mlx_specdec.cli import loading, render
 from mlx_specdec.engine import loading as engine_loading
 
+from ..support.shipped import ROOT
+
+SOURCE = ROOT / "tests" / "fixtures" / "t5" / "umt5-tied"
+
 
 def wait_until(holds: Callable[[], bool]) -> None:
     end = time.monotonic() + 30
@@ -67,7 +71,7 @@ def test_both_models_are_named_while_they_load_without_a_terminal(
     assert lines == ["loading target.gguf and draft.gguf", "a note"]
 
 
-def test_a_conversion_says_what_follows_the_full_bar(t5: Path, tmp_path: Path) -> None:
+def test_a_conversion_says_what_follows_the_full_bar(tmp_path: Path) -> None:
     from mlx_specdec.conversion.convert import convert
 
     entered: list[str] = []
@@ -76,7 +80,7 @@ def test_a_conversion_says_what_follows_the_full_bar(t5: Path, tmp_path: Path) -
         entered.append(doing)
         return nullcontext()
 
-    convert(str(t5), tmp_path / "converted", working=working)
+    convert(str(SOURCE), tmp_path / "converted", working=working)
     assert [doing.split()[0] for doing in entered] == ["comparing", "computing"]
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
+from ..support.commands import MEMORY, SAID
 from .interruption import each_computation
 from .support import ROOT, checkpoint, command
 from .translators import translator
@@ -194,19 +195,6 @@ def test_a_prompt_beyond_the_memory_is_refused_before_it_is_read(
     assert "text" in first and "shorten it" in second["error"]
 
 
-MEMORY = "the memory does not suffice"
-FAILED, REASON = "[METAL] Command buffer execution failed: ", "kIOGPUCommandBufferCallbackError"
-PROBLEMS = {
-    "[malloc] Unable to allocate 4398046511104 bytes.": MEMORY,
-    "[metal::malloc] Attempting to allocate 4398046511104 bytes which is greater than the maximum "
-    "allowed buffer size of 9534832640 bytes.": MEMORY,
-    f"{FAILED}Insufficient Memory (00000008:{REASON}OutOfMemory)": MEMORY,
-    f"{FAILED}Caused GPU Timeout Error (00000002:{REASON}Timeout)": "a pass that took too long",
-    f"{FAILED}Impacting Interactivity (0000000e:{REASON}ImpactingInteractivity)": "the screen",
-}
-"""Message of MLX 0.32 if memory ends or the GPU gives up -> part of the line for the user."""
-
-
 @pytest.fixture(scope="module")
 def computations(llama: Path) -> int:
     """Return how often MLX is asked to compute until two tokens are written."""
@@ -219,7 +207,7 @@ def computations(llama: Path) -> int:
 @pytest.mark.parametrize("metal", [False, True])
 @pytest.mark.parametrize(
     ("problem", "part"),
-    [(MemoryError(), MEMORY), *((RuntimeError(text), part) for text, part in PROBLEMS.items())],
+    [(MemoryError(), MEMORY), *((RuntimeError(text), part) for text, part in SAID.items())],
 )
 def test_the_end_of_memory_and_of_the_gpus_patience_is_reported_in_one_line(
     llama: Path,
