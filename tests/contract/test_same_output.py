@@ -1,0 +1,171 @@
+"""The promise: whoever drafts, and whatever shares a pass, a request gets the output of plain
+decoding.
+
+Three requests of each pair are decoded plainly; with drafts, without and with a prefix-cache hit;
+by a proposer of the caller's own; and in a batch that one of them joins late, whose
+log-probabilities must be those of plain decoding. The first request drafts as much as it can. What
+the others ask for comes from a table with each two values of different settings."""
+
+import itertools
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlx_specdec import Options, PromptCache, Proposal, Proposer, Request
+
+from .outcomes import Outcome, alone, together
+from .pairs import PAIRS, T5
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "ab": {"type": "string", "pattern": "^[abc]{2,6}$"},
+        "ba": {"type": "array", "items": {"type": "integer", "maximum": 999}, "maxItems": 3},
+    },
+    "required": ["ab", "ba"],
+    "additionalProperties": False,
+}
+FACTORS: dict[str, dict[str, dict[str, Any]]] = {
+    "temperature": {str(value): {"temperature": value} for value in (0.0, 0.7, 1.3)},
+    "constraint": {
+        "none": {},
+        "regex": {"regex": "[ab]+c?(12|ab)*"},
+        "schema": {"json_schema": SCHEMA},
+        "forced tokens": {"regex": "abcabc12: \\{ab\\}"},
+        "grammar": {"grammar": 'start: "[" start* "]" | "ab" | "c"'},
+        "dead end": {"regex": "[abc]{4,9}Z"},
+    },
+    "shape": {
+        "none": {},
+        "penalties": {"frequency_penalty": 1.0, "presence_penalty": 0.5, "repetition_penalty": 1.3},
+        "bias": {"logit_bias": dict.fromkeys((3, 4, 5, 9, 14, 26), 6.0)},
+        "filters": {"top_k": 9, "top_p": 0.9, "min_p": 0.02},
+        "exclusion": {"xtc_probability": 0.5, "xtc_threshold": 0.05},
+    },
+    "end": {
+        "endless": {"max_tokens": 10},
+        "own": {"max_tokens": 12},
+        "one token": {"max_tokens": 1},
+        "no token": {"max_tokens": 0},
+        "stop": {"max_tokens": 12},
+        "extra": {"max_tokens": 12},
+    },
+    "drafts": {str(value): {"num_draft": value} for value in (1, 3, 7, "auto")},
+    "proposer": {"own": {}, "auto": {"proposer": "auto"}, "lookup": {"proposer": "ngram"}},
+    "prompt": {"short": {}, "longer": {}, "long": {}},
+}
+"""Setting -> name of a value -> options. Completions with "endless" have no EOS token; those with
+"stop" and "extra" end inside of what the model writes without these options."""
+BUSY = {
+    **{"constraint": "none", "shape": "bias", "end": "endless"},
+    **{"drafts": "3", "proposer": "own", "prompt": "longer"},
+}
+"""The settings of a request in which drafts are long, and some of them are accepted."""
+Row = dict[str, str]
+
+
+def covering(count: int) -> list[Row]:
+    """Return so many rows of settings, which have each two values of different settings."""
+    names = sorted((factor, value) for factor, values in FACTORS.items() for value in values)
+    missing = {two for two in itertools.combinations(names, 2) if two[0][0] != two[1][0]}
+    dice, rows = random.Random(1), list[Row]()
+
+    def covered(row: Row) -> set[Any]:
+        return missing.intersection(itertools.combinations(sorted(row.items()), 2))
+
+    for _ in range(count):
+        drawn = [{f: dice.choice([*values]) for f, values in FACTORS.items()} for _ in range(20)]
+        rows.append(max(drawn, key=lambda row: len(covered(row))))
+        missing -= covered(rows[-1])
+    assert not missing, missing
+    return rows
+
+
+ROWS = covering(2 * len(PAIRS))
+FAST = {
+    *("llama", "gemma3_wrapped", "mamba2", T5, "llama, 2 bits", "llama by fewer tokens"),
+    *("llama, own heads", "llama, eagle3", "llama, dflash", "t5, attending dspark", "py-llama"),
+}
+"""Pairs of the fast run."""
+
+
+class Knowing(Proposer):
+    """A proposer that knows the completion, but errs at random and is sometimes silent."""
+
+    def __init__(self, completion: Sequence[int], dice: random.Random) -> None:
+        self._completion, self._dice = completion, dice
+
+    def propose(self, committed: Any, limit: int, noise: Any) -> Proposal:
+        [tokens] = committed
+        ends = (n for n in range(len(self._completion), -1, -1) if n <= len(tokens))
+        done = next(n for n in ends if tokens[len(tokens) - n :] == self._completion[:n])
+        if self._dice.random() < 0.2:
+            return Proposal.one_hot([[]])
+        right = [*self._completion[done : done + limit], 5, 6][:limit]
+        return Proposal.one_hot([[token if self._dice.random() < 0.8 else 3 for token in right]])
+
+
+def request_of(pair: Any, row: Row, number: int, dice: random.Random) -> Request:
+    """Make the request of a row. Prompts of one pair begin alike."""
+    options: dict[str, Any] = {"seed": dice.randrange(1 << 30), "cost_cache": False, "ngram_min": 1}
+    bias: dict[int, float] = {}
+    for factor, value in row.items():
+        settings = FACTORS[factor][value]
+        bias |= settings.get("logit_bias", {})
+        options |= settings
+    if row["end"] == "endless":
+        bias |= dict.fromkeys(pair.eos_token_ids, -math.inf)
+    begin = [11, 23, 5, 9, 31, 7, 8, 19, 33, 4] * ["short", "longer", "", "long"].index(row["prompt"])
+    prompt = [*begin, *(dice.randrange(3, 40) for _ in range(number + (not begin)))]
+    request = Request(prompt, Options(**{**options, "logit_bias": bias}), top_logprobs=4)
+    if row["end"] not in ("stop", "extra"):
+        return request
+    free = alone(pair, with_options(request, regular=True))
+    if len(free.text) < 3:
+        return request
+    if row["end"] == "extra":
+        return with_options(request, extra_eos_token=dice.choice(free.tokens[1:]))
+    at = dice.randrange(len(free.text) - 1)
+    return with_options(request, stop=free.text[at : at + 2])
+
+
+def with_options(request: Request, **options: Any) -> Request:
+    return replace(request, options=replace(request.options, **options))
+
+
+def near(one: Outcome, other: Outcome) -> bool:
+    """Return whether the log-probabilities of two completions are equal but for rounding."""
+    return all(
+        abs(here[token] - there[token]) < 1e-3
+        for here, there in zip(one.logprobs, other.logprobs, strict=True)
+        for token in here.keys() & there.keys()
+    )
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in PAIRS]
+)
+def test_the_output_is_that_of_plain_decoding(name: str, tmp_path: Path) -> None:
+    at, dice, pair = [*PAIRS].index(name), random.Random(name), PAIRS[name](tmp_path)
+    busy = {**BUSY, "temperature": [*FACTORS["temperature"]][at % 3]}
+    rows = [busy, *ROWS[2 * at : 2 * at + 2]]
+    requests = [request_of(pair, row, number, dice) for number, row in enumerate(rows)]
+    regular = [with_options(request, regular=True) for request in requests]
+    plain = together(pair, regular, batch_size=1)
+    expected = [outcome.key for outcome in plain]
+    assert all(len(outcome.logprobs) == len(outcome.tokens) for outcome in plain)
+    cache = PromptCache(1 << 24)
+    for _ in range(2):
+        drafted = alone(pair, requests[0], cache=cache)
+        assert drafted.key == expected[0]
+        assert drafted.result.stats.drafted > 0
+    own = Knowing(plain[1].tokens, dice)
+    assert alone(pair, requests[1], proposer=own).key == expected[1]
+    batch = together(pair, [*requests, requests[0]], batch_size=2)
+    assert [outcome.key for outcome in batch] == [*expected, expected[0]]
+    assert all(map(near, batch, [*plain, plain[0]]))
