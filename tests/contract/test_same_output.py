@@ -19,7 +19,7 @@ import pytest
 from mlx_specdec import Options, PromptCache, Proposal, Proposer, Request
 
 from .outcomes import Outcome, alone, together
-from .pairs import PAIRS, T5
+from .pairs import PAIRS, SHIPPED, T5
 
 SCHEMA = {
     "type": "object",
@@ -62,8 +62,12 @@ FACTORS: dict[str, dict[str, dict[str, Any]]] = {
 """Setting -> name of a value -> options. Completions with "endless" have no EOS token; those with
 "stop" and "extra" end inside of what the model writes without these options."""
 BUSY = {
-    **{"constraint": "none", "shape": "bias", "end": "endless"},
-    **{"drafts": "3", "proposer": "own", "prompt": "longer"},
+    "constraint": "none",
+    "shape": "bias",
+    "end": "endless",
+    "drafts": "3",
+    "proposer": "own",
+    "prompt": "longer",
 }
 """The settings of a request in which drafts are long, and some of them are accepted."""
 Row = dict[str, str]
@@ -89,7 +93,7 @@ def covering(count: int) -> list[Row]:
 ROWS = covering(2 * len(PAIRS))
 FAST = {
     *("llama", "gemma3_wrapped", "mamba2", T5, "llama, 2 bits", "llama by fewer tokens"),
-    *("llama, own heads", "llama, eagle3", "llama, dflash", "t5, attending dspark", "py-llama"),
+    *("llama, own heads", "llama, eagle3", "t5, attending dspark"),
 }
 """Pairs of the fast run."""
 
@@ -120,7 +124,9 @@ def request_of(pair: Any, row: Row, number: int, dice: random.Random) -> Request
         options |= settings
     if row["end"] == "endless":
         bias |= dict.fromkeys(pair.eos_token_ids, -math.inf)
-    begin = [11, 23, 5, 9, 31, 7, 8, 19, 33, 4] * ["short", "longer", "", "long"].index(row["prompt"])
+    begin = [11, 23, 5, 9, 31, 7, 8, 19, 33, 4] * ["short", "longer", "", "long"].index(
+        row["prompt"]
+    )
     prompt = [*begin, *(dice.randrange(3, 40) for _ in range(number + (not begin)))]
     request = Request(prompt, Options(**{**options, "logit_bias": bias}), top_logprobs=4)
     if row["end"] not in ("stop", "extra"):
@@ -148,12 +154,17 @@ def near(one: Outcome, other: Outcome) -> bool:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in PAIRS]
+    "name",
+    [
+        pytest.param(name, marks=() if name in FAST else pytest.mark.slow)
+        for name in (*PAIRS, *SHIPPED)
+    ],
 )
 def test_the_output_is_that_of_plain_decoding(name: str, tmp_path: Path) -> None:
-    at, dice, pair = [*PAIRS].index(name), random.Random(name), PAIRS[name](tmp_path)
-    busy = {**BUSY, "temperature": [*FACTORS["temperature"]][at % 3]}
-    rows = [busy, *ROWS[2 * at : 2 * at + 2]]
+    at, dice = [*PAIRS, *SHIPPED].index(name), random.Random(name)
+    rows = [{**BUSY, "temperature": [*FACTORS["temperature"]][at % 3]}]
+    rows += ROWS[2 * at : 2 * at + 2]
+    pair = {**PAIRS, **SHIPPED}[name](tmp_path)
     requests = [request_of(pair, row, number, dice) for number, row in enumerate(rows)]
     regular = [with_options(request, regular=True) for request in requests]
     plain = together(pair, regular, batch_size=1)
@@ -164,8 +175,8 @@ def test_the_output_is_that_of_plain_decoding(name: str, tmp_path: Path) -> None
         drafted = alone(pair, requests[0], cache=cache)
         assert drafted.key == expected[0]
         assert drafted.result.stats.drafted > 0
-    own = Knowing(plain[1].tokens, dice)
-    assert alone(pair, requests[1], proposer=own).key == expected[1]
+    own = Knowing(plain[-1].tokens, dice)
+    assert alone(pair, requests[-1], proposer=own).key == expected[-1]
     batch = together(pair, [*requests, requests[0]], batch_size=2)
     assert [outcome.key for outcome in batch] == [*expected, expected[0]]
     assert all(map(near, batch, [*plain, plain[0]]))
