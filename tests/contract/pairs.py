@@ -112,6 +112,11 @@ DRAFTERS: dict[str, Callable[..., Path]] = {
 }
 
 
+def own_layers(name: str) -> Make:
+    """Return the recipe of a model with layers for multi-token prediction."""
+    return lambda home: load(letters(mtp.write(name, home)))
+
+
 def shipped(*names: str) -> Make:
     return lambda home: load(*(ROOT / "weights" / name for name in names))
 
@@ -139,10 +144,8 @@ PAIRS: dict[str, Make] = {
     "t5gemma2, mtp": hidden_states("mtp", T5GEMMA),
     "bart, dflash": hidden_states("dflash", "bart/bart"),
     "t5, attending dspark": hidden_states("dspark", T5, attending=True),
-    **{
-        f"{name}, own layers": lambda home, name=name: load(letters(mtp.write(name, home)))
-        for name in ("qwen3_5", "glm4_moe", "deepseek_v32")
-    },
+    "qwen3_5, own layers": own_layers("qwen3_5"),
+    "glm4_moe, own layers": own_layers("glm4_moe"),
     "gemma4, assistant": lambda home: load(
         model(home, "gemma4_assistant/ordered/target"),
         FIXTURES / "gemma4_assistant/ordered/assistant",

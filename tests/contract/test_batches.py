@@ -1,0 +1,267 @@
+"""Requests that are decoded together: errors of their own, endless prompts, ends from outside,
+options of their own, and memory. That outputs are equal is checked in test_same_output.py."""
+
+import itertools
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlx_specdec import (
+    DecodingError,
+    OptionError,
+    Options,
+    PromptCache,
+    PromptError,
+    Request,
+    generate,
+    generate_many,
+    load,
+    stream_generate,
+    stream_many,
+)
+
+from .outcomes import alone, together
+from .pairs import PAIRS, SIZE, T5, model
+
+FREE = Options(
+    max_tokens=9,
+    temperature=0.8,
+    num_draft=2,
+    proposer="draft",
+    frequency_penalty=1,
+    cost_cache=False,
+)
+LONG = [(7 * place) % 50 + 3 for place in range(700)]
+
+
+@pytest.fixture(scope="module", params=["llama", T5])
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return PAIRS[request.param](tmp_path_factory.mktemp("batches"))
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return PAIRS["llama"](tmp_path_factory.mktemp("llama"))
+
+
+def requests_of(count: int, **options: Any) -> list[Request]:
+    """Return requests whose prompts and completions have different lengths."""
+    return [
+        Request(
+            LONG[7 * number : 7 * number + (1, 3, 40, 9, 2, 20)[number % 6]],
+            replace(FREE, seed=number, max_tokens=(9, 5, 14)[number % 3], **options),
+        )
+        for number in range(count)
+    ]
+
+
+def test_an_unusable_request_has_an_error_of_its_own(pair: Any) -> None:
+    good, banned = requests_of(1)[0], dict.fromkeys(range(SIZE), -math.inf)
+    bad = {
+        "the prompt is empty": replace(good, prompt=[]),
+        "not among the model's": replace(good, prompt=[SIZE + 5]),
+        "bans every token": replace(good, options=replace(FREE, logit_bias=banned)),
+        "no token '<|none|>'": replace(good, options=replace(FREE, extra_eos_token="<|none|>")),
+    }
+    expected = alone(pair, good).key
+    for message, request in bad.items():
+        outcomes = together(pair, [good, request, good], good.options)
+        assert message in str(outcomes[1].error)
+        assert [outcomes[0].key, outcomes[2].key] == [expected] * 2
+        with pytest.raises(DecodingError, match=f"prompt 1: .*{re.escape(message)}"):
+            generate_many(pair, [good, request], good.options)
+
+
+@pytest.mark.parametrize(
+    ("changes", "how", "message"),
+    [
+        ({}, {"batch_size": 0}, "batch-size must be 1 or more, not 0"),
+        ({}, {"batch_size": "4"}, "batch-size must be a whole number, not '4'"),
+        ({}, {"batch_size": 1.5}, "batch-size must be a whole number, not 1.5"),
+        *[({}, {"memory_budget": wrong}, "memory-budget must be") for wrong in (0, -1, 1.5, "8GB")],
+        ({"system_prompt": "be brief"}, {}, "this model has none"),
+        ({"chat_template_config": {"a": 1}}, {}, "this model has none"),
+        ({"chat_template_config": {"tokenize": False}}, {}, "may not set tokenize"),
+        ({"extra_eos_token": "<|none|>"}, {}, "the model has no token '<|none|>'"),
+        ({"logit_bias": {10**6: 1.0}}, {}, "there is no token 1000000"),
+        ({"proposer": "medusa"}, {}, "no Medusa heads"),
+        ({"proposer": "mtp"}, {}, "no layers"),
+        ({"proposer": "eagle3"}, {}, "no such drafter"),
+    ],
+)
+def test_what_no_prompt_could_have_is_refused_at_once(
+    llama: Any, changes: dict[str, Any], how: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(OptionError, match=re.escape(message)):
+        stream_many(llama, iter(()), Options(**changes), **how)
+
+
+def test_one_string_is_no_list_of_prompts(llama: Any) -> None:
+    with pytest.raises(PromptError, match="put the text into one"):
+        stream_many(llama, "a text")
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, "auto"])
+def test_prompts_may_be_endless(llama: Any, batch_size: Any) -> None:
+    """They are taken as rows become free, and completions come while there are more."""
+    requests, taken, found = requests_of(5), itertools.count(), {}
+
+    def endless() -> Iterator[Request]:
+        for request in itertools.cycle(requests):
+            next(taken)
+            yield request
+
+    for step in stream_many(llama, endless(), FREE, batch_size=batch_size):
+        assert step.error is None
+        if step.result is not None:
+            found[step.number] = step.result.tokens
+        if len(found) == 12:
+            break
+    assert next(taken) <= 12 + 16 * (64 if batch_size == "auto" else batch_size)
+    expected = [generate(llama, request.prompt, request.options).tokens for request in requests]
+    assert all(tokens == expected[number % 5] for number, tokens in found.items())
+
+
+@pytest.mark.parametrize("steps", [0, 2, 6])
+def test_a_request_that_is_given_up_ends_at_once(pair: Any, steps: int) -> None:
+    """While it waits, while its prompt is prefilled in chunks, and while it is decoded."""
+    requests = requests_of(7, prefill_step_size=7)
+    expected = [outcome.key for outcome in together(pair, requests, FREE, batch_size=4)]
+    run, texts, given_up = stream_many(pair, requests, FREE, batch_size=4), {}, {0, 2, 6}
+    for count, step in enumerate(run):
+        if count == steps:
+            for number in given_up - {step.number}:
+                run.cancel(number)
+        assert count <= steps or step.number not in given_up - texts.keys() - {step.number}
+        if step.result is not None:
+            texts[step.number] = (step.result.tokens, step.result.text, step.result.finish_reason)
+    assert texts.keys() >= {1, 3, 4, 5}
+    assert all(text == expected[number] for number, text in texts.items())
+
+
+def test_an_interrupted_completion_is_a_result(pair: Any) -> None:
+    run, steps = stream_generate(pair, LONG[:9], replace(FREE, regular=True)), []
+    for step in run:
+        steps.append(step)
+        if len(steps) == 4:
+            break
+    last = run.interrupt()
+    result = run.result()
+    assert result.finish_reason == "interrupted"
+    assert result.text == "".join(step.text for step in [*steps, last])
+
+
+def test_requests_of_one_batch_have_options_of_their_own(pair: Any) -> None:
+    changes: list[dict[str, Any]] = [
+        {"regular": True},
+        {"num_draft": 1},
+        {},
+        {"proposer": "none"},
+        {"rule": "token", "num_draft": 0},
+    ]
+    requests = [
+        replace(request, options=replace(request.options, max_tokens=20, **changes[number % 5]))
+        for number, request in enumerate(requests_of(10))
+    ]
+    outcomes = together(pair, requests, FREE, batch_size=10)
+    assert [outcome.key for outcome in outcomes] == [
+        alone(pair, request).key for request in requests
+    ]
+    for number, outcome in enumerate(outcomes):
+        result, stats = outcome.result, outcome.result.stats
+        assert result.labels.seed == number
+        assert result.labels.prompt_tokens == len(requests[number].prompt)
+        most = (None, 1, 2, None, None)[number % 5]
+        if most is None:
+            assert result.labels.proposer == "none" and stats.drafted == stats.accepted
+        else:
+            assert len(stats.drafted_by_position) == most
+
+
+@pytest.mark.parametrize(
+    ("settings", "proposer"),
+    [
+        ({}, "auto"),
+        ({"proposer": "draft"}, "draft"),
+        ({"proposer": "auto", "num_draft": 3}, "auto"),
+        ({"num_draft": 3}, "draft"),
+        ({"num_draft": 0}, "none"),
+        ({"proposer": "none"}, "none"),
+        ({"regular": True}, "none"),
+    ],
+)
+def test_options_choose_the_proposer(llama: Any, settings: dict[str, Any], proposer: str) -> None:
+    assert generate(llama, LONG[:5], Options(max_tokens=2, **settings)).labels.proposer == proposer
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("llama4", "its caches of type ChunkedKVCache hold one sequence"),
+        ("recurrent_gemma", "the recurrent state of an empty sequence is not zero"),
+        ("mamba2", None),
+        ("qwen3_next", None),
+    ],
+)
+def test_models_that_cannot_share_passes_say_why(
+    name: str, reason: str | None, tmp_path: Path
+) -> None:
+    run = stream_many(PAIRS[name](tmp_path), requests_of(2), FREE, batch_size=4)
+    found = sorted(step.number for step in run if step.result is not None)
+    message = f"/target cannot take several sequences in one pass: {reason}"
+    assert (found, run.batch_size) == ([0, 1], 1 if reason else 4)
+    assert reason is None or run.why_not.endswith(message)
+
+
+@pytest.mark.filterwarnings("ignore:the prompt has")
+def test_requests_wait_for_memory(llama: Any) -> None:
+    """With room for the longest one, some of the others wait, which changes nothing."""
+    requests = [
+        Request(LONG[: (1, 700, 60, 300)[n % 4]], replace(FREE, seed=n, prefill_step_size=64))
+        for n in range(5)
+    ]
+    expected = [outcome.key for outcome in together(llama, requests, FREE, batch_size=5)]
+    found = together(llama, requests, FREE, batch_size=5, memory_budget=8_000_000)
+    assert [outcome.key for outcome in found] == expected
+
+
+def test_what_never_fits_into_memory_is_an_error_with_the_numbers(llama: Any) -> None:
+    plain = replace(FREE, regular=True)
+    requests = [LONG[:5], LONG[:600], Request(LONG[:5], replace(plain, max_tokens=4000))]
+    fits, long, many = together(llama, requests, plain, memory_budget=350_000)
+    assert fits.error is None
+    assert "the prompt has 600 tokens, which take 5.1 MB of memory" in str(long.error)
+    assert "350.0 kB are there for all texts: shorten it" in str(long.error)
+    assert re.search(r"ask for at most [\d,]+ tokens, or raise memory-budget", str(many.error))
+
+
+def test_exact_decodes_one_request_after_another_without_a_prefix_cache(llama: Any) -> None:
+    options, cache = replace(FREE, exact=True), PromptCache(1 << 24)
+    requests = [Request(LONG[:length], options) for length in (9, 3, 14)]
+    expected = [alone(llama, replace(one, options=FREE)).key for one in requests]
+    for _ in range(2):
+        outcomes = [alone(llama, request, cache=cache) for request in requests]
+        assert [outcome.key for outcome in outcomes] == expected
+        assert all(one.result.labels.cached_tokens == 0 for one in outcomes)
+        assert all(one.result.labels.exact for one in outcomes)
+    run = stream_many(llama, requests, options, batch_size=3)
+    assert run.why_not == "exact decodes one sequence in a pass"
+    found = {step.number: step.result.tokens for step in run if step.result is not None}
+    assert [found[number] for number in range(3)] == [key[0] for key in expected]
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"), [("mamba2", "drop a single token"), ("deepseek_v3", "latent attention")]
+)
+def test_models_for_which_exact_is_impossible_say_why(
+    name: str, reason: str, tmp_path: Path
+) -> None:
+    with pytest.raises(OptionError, match=f"exact is impossible for .*{reason}"):
+        generate(load(model(tmp_path, name)), LONG[:5], Options(exact=True))
+    with pytest.raises(OptionError, match="at most 4 draft tokens a round, not 5"):
+        Options(num_draft=5, exact=True)
