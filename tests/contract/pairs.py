@@ -44,10 +44,10 @@ def letters(
     return directory
 
 
-def model(directory: Path, name: str, **config: Any) -> Path:
+def model(directory: Path, name: str, seed: int = 0, **config: Any) -> Path:
     """Write a model of a family of tests/support/tiny.py, or of a directory in tests/fixtures."""
     if name in tiny.CONFIGS:
-        tiny.write(name, directory, **config)
+        tiny.write(name, directory, seed, **config)
     else:
         shutil.copytree(FIXTURES / name, directory, dirs_exist_ok=True)
     return letters(directory)

@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from mlx_specdec import Options, PromptCache, Proposal, Proposer, Request
+from mlx_specdec import Options, PromptCache, Proposal, Proposer, Request, generate, load
 
 from .outcomes import Outcome, alone, together
-from .pairs import PAIRS, SHIPPED, T5
+from .pairs import PAIRS, SHIPPED, T5, model
 
 SCHEMA = {
     "type": "object",
@@ -180,3 +180,47 @@ def test_the_output_is_that_of_plain_decoding(name: str, tmp_path: Path) -> None
     batch = together(pair, [*requests, requests[0]], batch_size=2)
     assert [outcome.key for outcome in batch] == [*expected, expected[0]]
     assert all(map(near, batch, [*plain, plain[0]]))
+
+
+CACHES = ("llama", "gemma3_wrapped", "mamba2", "qwen3_next", T5)
+"""Pairs with each kind of cache."""
+
+
+@pytest.mark.parametrize("name", [*CACHES, "qwen3, newest 9", "llama, 2 bits"])
+def test_dozens_of_rounds_keep_every_cache_right(name: str, tmp_path: Path) -> None:
+    """Log-probabilities show at once if a rewind keeps a wrong position."""
+    pair = PAIRS[name](tmp_path)
+    bias = dict.fromkeys(pair.eos_token_ids, -math.inf)
+    options = Options(max_tokens=70, temperature=0.9, seed=4, logit_bias=bias, num_draft=4)
+    request = Request([5, 9, 12, 7, 33, 21, 8], replace(options, cost_cache=False), top_logprobs=64)
+    [plain] = together(pair, [with_options(request, regular=True)])
+    [drafted] = together(pair, [with_options(request, proposer="draft")])
+    assert drafted.key == plain.key and near(drafted, plain)
+    stats = drafted.result.stats
+    assert 15 < stats.rounds < 70 and 0 < stats.accepted < stats.drafted
+
+
+@pytest.mark.parametrize("name", CACHES)
+def test_an_identical_draft_model_is_always_right(name: str, tmp_path: Path) -> None:
+    """Whatever lookup has proposed before, and wherever it was wrong."""
+    target = model(tmp_path, name)
+    pair, words = load(target, target), dict.fromkeys((3, 4, 5, 9, 14, 26), 7.0)
+    usual: dict[str, Any] = {
+        "temperature": 1.0,
+        "max_tokens": 40,
+        "num_draft": 3,
+        "logit_bias": words,
+        "proposer": "auto",
+        "ngram_min": 2,
+        "cost_cache": False,
+    }
+    changes: list[dict[str, Any]] = [
+        {"temperature": 0.0},
+        {"xtc_probability": 0.5, "xtc_threshold": 0.02},
+        {"rule": "block"},
+    ]
+    found = [generate(pair, [5, 9, 14, 5, 9], Options(**{**usual, **one})) for one in changes]
+    for result in found:
+        draft = result.stats.by_source.get("draft", result.stats)
+        assert 0 < draft.accepted == draft.drafted
+    assert any(0 < result.stats.accepted < result.stats.drafted for result in found)
