@@ -183,6 +183,49 @@ def test_requests_of_one_batch_have_options_of_their_own(pair: Any) -> None:
             assert len(stats.drafted_by_position) == most
 
 
+LOSSY: list[dict[str, Any]] = [
+    {"rule": "token"},
+    {"rule": "block"},
+    {"rule": "typical"},
+    {"rule": "typical", "temperature": 0.0},
+    {"delta": 0.5},
+    {"delta": 1.0, "temperature": 0.0},
+]
+
+
+@pytest.mark.parametrize("settings", LOSSY, ids=str)
+def test_under_other_rules_a_batch_changes_nothing_but_the_end(
+    pair: Any, settings: dict[str, Any]
+) -> None:
+    """There, a completion depends on how much was drafted. A row of a batch drafts as much as
+    alone, but it does not see its end."""
+    free = dict.fromkeys(pair.eos_token_ids, -math.inf)
+    requests = [
+        replace(
+            one,
+            options=replace(
+                one.options, num_draft=number, max_tokens=16, logit_bias=free, **settings
+            ),
+        )
+        for number, one in enumerate(requests_of(5))
+    ]
+    expected = [alone(pair, request).tokens for request in requests]
+    found = together(pair, requests, replace(FREE, num_draft=4, **settings), batch_size=5)
+    assert [one.tokens[:-5] for one in found] == [tokens[:-5] for tokens in expected]
+    cache = PromptCache(1 << 24)
+    for _ in range(2):
+        assert alone(pair, requests[2], cache=cache).tokens == expected[2]
+
+
+@pytest.mark.parametrize("place", [0, 7])
+def test_short_prompts_do_not_wait_for_a_long_one(llama: Any, place: int) -> None:
+    options = replace(FREE, max_tokens=4, prefill_step_size=32)
+    prompts = [[5, 9, 11, number + 3] for number in range(7)]
+    prompts.insert(place, LONG)
+    order = [s.number for s in stream_many(llama, prompts, options, batch_size=8) if s.tokens]
+    assert order.index(place) == len(order) - order.count(place)
+
+
 @pytest.mark.parametrize(
     ("settings", "proposer"),
     [

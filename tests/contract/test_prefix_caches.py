@@ -1,6 +1,9 @@
 """A prefix cache saves prefill and changes no output, in memory and in a directory."""
 
+import itertools
 import json
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +15,6 @@ from .outcomes import alone
 from .pairs import PAIRS, T5, hidden_states, model
 from .support import command, moved
 
-SYSTEM = "abcdefgh0123 {[]}: "
-PROMPTS = [SYSTEM + "ab12", SYSTEM + "hgfe", SYSTEM + "ab12cd34", "dd", SYSTEM]
 OPTIONS = Options(max_tokens=8, num_draft=3, temperature=0.7, seed=5, cost_cache=False)
 
 
@@ -24,21 +25,56 @@ def cached_tokens(pair: Any, prompt: Any, cache: PromptCache) -> int:
     return result.labels.cached_tokens
 
 
-@pytest.mark.parametrize("name", ["llama", "llama, eagle3", "gemma3_wrapped", "mamba2", T5])
+CUT, AS_A_WHOLE, SOURCE = "any beginning", "a whole prompt", "the same source"
+HITS = {
+    **dict.fromkeys(("llama", "llama, eagle3", "llama, own heads", "llama, 2 bits"), CUT),
+    **dict.fromkeys(
+        ("gemma3_wrapped", "mamba2", "qwen3, newest 9", "qwen3_next, dspark"), AS_A_WHOLE
+    ),
+    T5: SOURCE,
+}
+"""What of earlier prompts a pair can use."""
+BEGIN, PROMPT = [11, 40, 23, 5, 9, 31, 7, 8, 50, 26, 19, 33], [5, 9, 12, 7, 33, 21, 8]
+
+
+@pytest.mark.parametrize("name", HITS)
 def test_prompts_that_begin_alike_are_prefilled_once(name: str, tmp_path: Path) -> None:
+    """The second prompt is the next turn of a chat, and the third one branches off."""
     pair, cache = PAIRS[name](tmp_path), PromptCache(1 << 24)
-    lengths = [len(pair.tokenizer.encode(prompt)) for prompt in PROMPTS]
-    plain, found = [generate(pair, prompt, OPTIONS).tokens for prompt in PROMPTS], []
-    for prompt, tokens in zip(PROMPTS * 2, plain * 2, strict=True):
-        result = stream_generate(pair, prompt, OPTIONS, cache=cache).result()
-        assert result.tokens == tokens
+    options = replace(OPTIONS, logit_bias=dict.fromkeys(pair.eos_token_ids, -math.inf))
+    first = generate(pair, BEGIN + PROMPT, replace(options, regular=True)).tokens
+    turn, branch, found = [*BEGIN, *PROMPT, *first, 17, 44], [*BEGIN, 4, 5, 3], []
+    for prompt in (BEGIN + PROMPT, turn, branch, turn):
+        result = stream_generate(pair, prompt, options, cache=cache).result()
+        assert result.tokens == generate(pair, prompt, replace(options, regular=True)).tokens
         found.append(result.labels.cached_tokens)
-    if name == "llama":
-        system = lengths[-1]
-        assert found[:5] == [0, system, lengths[0], 0, system - 1]
-        assert found[5:] == [length - 1 for length in lengths]
-    assert max(found[5:]) > 8
-    assert all(n <= length for n, length in zip(found[5:], lengths, strict=True))
+    least = {
+        CUT: [0, len(turn) - 8, len(BEGIN) - 1, len(turn) - 2],
+        AS_A_WHOLE: [0, len(BEGIN + PROMPT) - 1, 0, len(BEGIN + PROMPT) - 1],
+        SOURCE: [0, 0, 0, len(turn)],
+    }[HITS[name]]
+    assert all(map(int.__ge__, found, least)), (found, least)
+    assert HITS[name] == CUT or found[2] == 0
+
+
+@pytest.mark.parametrize("steps", [0, 1, 3])
+def test_what_an_interrupted_completion_has_prefilled_is_kept(steps: int, tmp_path: Path) -> None:
+    pair, cache = PAIRS["llama, eagle3"](tmp_path), PromptCache(1 << 24)
+    options = replace(OPTIONS, prefill_step_size=8)
+    run = stream_generate(pair, BEGIN + PROMPT, options, cache=cache)
+    for _ in itertools.islice(run, steps):
+        pass
+    run.interrupt()
+    assert run.result().finish_reason == "interrupted"
+    assert cached_tokens(pair, BEGIN + PROMPT, cache) == (0, 7, 17)[min(steps, 2)]
+
+
+def test_a_turn_may_differ_from_the_end_of_the_last_prompt(tmp_path: Path) -> None:
+    """As if a template drops thoughts. A recurrent state is kept some tokens before the end."""
+    pair, cache = PAIRS["mamba2"](tmp_path), PromptCache(1 << 24)
+    begin = [(7 * place) % 50 + 3 for place in range(100)]
+    cached_tokens(pair, [*begin, 5, 6, 7], cache)
+    assert cached_tokens(pair, [*begin, 5, 9, 11, 12], cache) == 103 - 16
 
 
 def test_a_cache_stays_within_its_bytes_and_forgets_what_was_used_longest_ago(
@@ -82,7 +118,7 @@ def test_a_directory_keeps_prefixes_between_commands(kind: str, tmp_path: Path) 
         flags += ["--model", target, "--draft-model", moved(target, tmp_path / "draft")]
     if kind == "llama, 8 bits":
         flags += ["--kv-bits", 8, "--kv-group-size", 32]
-    prompt = SYSTEM * 4 + "ab"
+    prompt = "abcdefgh0123 {[]}: " * 4
 
     def run(*more: Any) -> tuple[str, int]:
         done = command("generate", *flags, *more, prompt)
