@@ -1,11 +1,7 @@
-"""Figures stop at the last emitted token, and times are scaled from the timed rounds."""
-
-import pytest
+"""Times are scaled from the timed rounds."""
 
 from mlx_specdec.decoding.statistics import Recorder, Statistics
 from mlx_specdec.interfaces.results import RoundReport, RoundTimes, SequenceRound
-
-from ..support.mocks import Guesser, TableContext, decoding, run
 
 
 def summary(recorder: Recorder, decoding_seconds: float = 10.0) -> Statistics:
@@ -23,24 +19,6 @@ def add(
     """A round of one sequence."""
     sequence = SequenceRound(drafted, accepted, emitted, position=0, committed=[], ended=ended)
     recorder.on_round(RoundReport(drafted, (sequence,), times))
-
-
-@pytest.mark.parametrize("room", range(1, 9))
-def test_nothing_behind_the_last_emitted_token_is_counted(room: int) -> None:
-    context = TableContext(3)
-    expected = context.greedy([1], 30)
-    recorder = Recorder()
-    guesser = Guesser(lambda position, limit: expected[position : position + limit])
-    eos = expected[room - 1]
-    end = expected.index(eos) + 1
-    tokens, _, _ = run(decoding(context, guesser, count=5, room=30, eos=[eos], recorder=recorder))
-    stats = summary(recorder)
-    assert len(tokens) == end
-    rounds = end // 6
-    assert stats.accepted == stats.drafted == end - rounds
-    assert stats.rounds == -(-end // 6)
-    assert stats.acceptance_rate in (None, 1.0)
-    assert sum(stats.accepted_by_position) == stats.accepted
 
 
 def test_timed_rounds_are_scaled_to_all_and_the_parts_add_up() -> None:

@@ -23,15 +23,6 @@ LONGER = 48
 """Where something has to repeat, to be looked up."""
 
 
-def test_the_identical_draft_is_always_right() -> None:
-    target = DecoderOnlyModel(tiny.build("llama"))
-    for temperature in (0.0, 1.0):
-        options = Options(max_tokens=20, num_draft=4, temperature=temperature)
-        stats = generate(pair_of(target, target), PROMPT, options).stats
-        assert stats.acceptance_rate == 1.0
-        assert stats.tokens_per_round == 5.0
-
-
 @pytest.mark.parametrize("family", ["llama", "own-head-scaled"])
 def test_top_choices_are_excluded_from_draft_and_target_alike(family: str) -> None:
     sampling = {"temperature": 1.0, "xtc_probability": 0.5, "xtc_threshold": 0.02, "seed": 3}
@@ -80,24 +71,6 @@ def test_plain_text_under_smaller_caches_is_that_of_mlx_lm(length: int) -> None:
     assert plain(CacheSettings(8, 32)) == quantized
     windows = [RotatingKVCache(max_size=9, keep=0) for _ in network.layers]
     assert plain(CacheSettings(max_size=9)) == reference(prompt_cache=windows) != quantized
-
-
-def test_lenience_accepts_more_and_says_so() -> None:
-    pair = decoder_only("llama", 0.6)
-    rates = []
-    for delta in (0.0, 0.3, 1.0):
-        result = generate(pair, PROMPT, Options(max_tokens=LENGTH, num_draft=5, delta=delta))
-        rates.append(result.stats.accepted / result.stats.drafted)
-        assert result.labels.rule == ("coupled" if delta == 0 else "lenient")
-    assert rates == sorted(rates) and rates[-1] == 1.0
-
-
-def test_a_text_ends_where_the_models_positions_end() -> None:
-    target = DecoderOnlyModel(tiny.build("llama"), max_length=len(PROMPT) + 9)
-    for draft in (None, DecoderOnlyModel(tiny.build("llama"), max_length=len(PROMPT) + 4)):
-        result = generate(pair_of(target, draft), PROMPT, Options(max_tokens=50, num_draft=4))
-        assert len(result.tokens) == 9
-        assert result.finish_reason == "length"
 
 
 @pytest.mark.parametrize(

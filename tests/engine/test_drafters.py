@@ -46,26 +46,6 @@ def names(pair: Pair, **settings) -> tuple[str, ...]:
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({}, ("ngram", "draft")),
-        ({"proposer": "auto"}, ("ngram", "draft")),
-        ({"proposer": "auto", "num_draft": 3}, ("ngram", "draft")),
-        ({"num_draft": 3}, ("draft",)),
-        ({"proposer": "draft"}, ("draft",)),
-        ({"proposer": "ngram"}, ("ngram",)),
-        ({"regular": True}, ()),
-        ({"proposer": "none"}, ()),
-        ({"num_draft": 0}, ()),
-    ],
-)
-def test_lookup_goes_first_unless_one_proposer_or_length_was_requested(
-    settings: dict, expected: tuple[str, ...], pair: Pair
-) -> None:
-    assert names(pair, **settings) == expected
-
-
-@pytest.mark.parametrize(
-    ("settings", "expected"),
-    [
         ({}, ("ngram", "draft", "medusa")),
         ({"proposer": "auto", "num_draft": 3}, ("ngram", "draft")),
         ({"num_draft": 3}, ("draft",)),

@@ -9,10 +9,6 @@ import mlx.core as mx
 import pytest
 
 from mlx_specdec import CacheSettings, Options, Request, generate, load
-from mlx_specdec.engine.memory import BatchSize
-from mlx_specdec.engine.prompt_cache import PromptCache
-from mlx_specdec.engine.scheduler import Scheduler
-from mlx_specdec.errors import OptionError
 from mlx_specdec.interfaces import Context
 from mlx_specdec.models.attention_parts import in_single_rows
 from mlx_specdec.models.base import Base
@@ -21,7 +17,7 @@ from mlx_specdec.models.exact import ExactContext
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 
 from ..support import simulated_metal, tiny
-from ..support.pairs import PROMPT, decoder, decoder_only, encoder_decoder, pair_of, translator
+from ..support.pairs import PROMPT, decoder, decoder_only, translator
 from ..support.shipped import ROOT, prompts
 from ..support.simulated_metal import off_cpu
 
@@ -150,45 +146,9 @@ def test_every_pass_has_two_to_five_rows(how: str, monkeypatch: pytest.MonkeyPat
     assert set(decoding) <= {2, 3, 4, 5} and len(decoding) > 10
 
 
-def test_outputs_are_those_of_the_other_mode_where_kernels_agree() -> None:
-    for pair in (decoder_only("llama"), encoder_decoder("own-head-scaled")):
-        for temperature in (0.0, 0.8):
-            options = {"max_tokens": 24, "temperature": temperature, "num_draft": 3}
-            expected = generate(pair, PROMPT, Options(**options)).tokens
-            assert generate(pair, PROMPT, Options(**options, exact=True)).tokens == expected
-
-
-def test_requests_are_decoded_one_after_another_and_without_prompt_cache() -> None:
-    pair = decoder_only("llama")
-    cache = PromptCache(1 << 24)
-    texts = [PROMPT, PROMPT[:3], PROMPT * 2]
-    options = Options(max_tokens=12, num_draft=2, exact=True)
-    expected = [generate(pair, text, options).tokens for text in texts]
-    for _ in range(2):
-        requests = [Request(text, options) for text in texts]
-        scheduler = Scheduler(pair, requests, options, BatchSize(3), cache)
-        found = {part.number: part.result for part in scheduler if part.result is not None}
-        assert scheduler.why_not == "exact decodes one sequence in a pass"
-        assert [found[number].tokens for number in range(3)] == expected
-        assert all(result.labels.cached_tokens == 0 for result in found.values())
-
-
-@pytest.mark.parametrize(
-    ("family", "reason"), [("mamba2", "drop a single token"), ("deepseek_v3", "latent attention")]
-)
-def test_models_for_which_it_is_impossible_are_refused(family: str, reason: str) -> None:
-    with pytest.raises(OptionError, match=f"exact is impossible for target: .*{reason}"):
-        generate(pair_of(decoder(family), None), PROMPT, Options(exact=True))
-
-
 def test_models_that_machines_share_are_refused() -> None:
     shared = LedModel(decoder("llama"), leader=None)  # type: ignore[arg-type]
     assert "several machines" in shared.why_not_exact
-
-
-def test_longer_drafts_are_refused() -> None:
-    with pytest.raises(OptionError, match="at most 4 draft tokens a round, not 5"):
-        Options(num_draft=5, exact=True)
 
 
 def test_single_rows_see_what_a_pass_of_their_own_would_show_them() -> None:

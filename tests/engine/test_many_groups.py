@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from mlx_specdec.engine.generate import generate, generate_many
+from mlx_specdec.engine.generate import generate_many
 from mlx_specdec.engine.memory import BatchSize
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.engine.prompt_cache import PromptCache
@@ -15,7 +15,7 @@ from mlx_specdec.engine.scheduler import Scheduler
 from mlx_specdec.interfaces import Scores
 from mlx_specdec.options import Options
 
-from ..support.pairs import SIZE, decoder_only, encoder_decoder
+from ..support.pairs import SIZE, decoder_only
 
 CHUNK = 32
 LONG = [(7 * place) % (SIZE - 3) + 3 for place in range(1100)]
@@ -58,37 +58,6 @@ def live(pair: Pair, cache: PromptCache | None = None) -> Scheduler:
     return Scheduler(pair, None, options(), BatchSize(16), cache)
 
 
-def first_steps(run: Scheduler) -> dict[int, int]:
-    """The step that gave each request its first tokens."""
-    first: dict[int, int] = {}
-    step = 0
-    while not run.idle:
-        for part in run.step():
-            assert part.error is None
-            if part.tokens:
-                first.setdefault(part.number, step)
-        step += 1
-    return first
-
-
-@pytest.mark.parametrize("order", ["long first", "long last"])
-def test_short_prompts_do_not_wait_for_a_long_one(
-    pair: Pair, passes: list[tuple[int, int]], order: str
-) -> None:
-    run, prompts = live(pair), [[5, 9, 11, seed + 3] for seed in range(7)]
-    prompts.insert(0 if order == "long first" else 7, LONG)
-    for number, prompt in enumerate(prompts):
-        run.add(number, Request(prompt, options()))
-    first = first_steps(run)
-    chunks = -(-(len(LONG) - 1) // CHUNK)
-    assert first.pop(prompts.index(LONG)) == chunks
-    assert set(first.values()) == {0}
-    # The long prompt is read alone, and its row is never one of a rectangle of eight.
-    assert passes.count((1, CHUNK)) == chunks - 1
-    assert max(rows for rows, _ in passes) == 7
-    assert sum(rows * width for rows, width in passes) <= len(LONG) - 1 + 7 * 3 + 8 * 12
-
-
 def test_a_step_reads_one_chunk(pair: Pair, passes: list[tuple[int, int]]) -> None:
     run = live(pair)
     for number in range(12):
@@ -106,41 +75,6 @@ def test_prompts_of_like_length_are_read_and_decoded_in_one_rectangle(
     generate_many(pair, prompts, options(prefill_step_size=64), batch_size=8)
     assert {rows for rows, _ in passes} == {8}
     assert [width for _, width in passes if width > 1] == [46]
-
-
-@pytest.mark.filterwarnings("ignore:the prompt has 1")
-@pytest.mark.parametrize("family", ["llama", "own-head-scaled"])
-def test_texts_do_not_depend_on_the_groups(family: str, pair: Pair) -> None:
-    """Rows come, join and leave, with prompts of 1 to 1,000 tokens."""
-    if family != "llama":
-        pair = encoder_decoder(family, 0.1)
-    requests = [
-        Request(
-            LONG[seed : seed + (1, 7, 300, 40, 1000)[seed % 5]],
-            options(
-                max_tokens=(3, 40, 17)[seed % 3],
-                seed=seed,
-                temperature=0.8 * (seed % 2),
-                rule="coupled",
-                regular=False,
-                num_draft=2,
-                proposer="draft",
-                prefill_step_size=256,
-            ),
-        )
-        for seed in range(7)
-    ]
-    run = Scheduler(pair, None, requests[0].options, BatchSize(6))
-    texts, groups, number = {}, 0, 0
-    while number < len(requests) or not run.idle:
-        if number < len(requests):
-            run.add(number, requests[number])
-            number += 1
-        texts |= {part.number: part.result for part in run.step() if part.result}
-        groups = max(groups, len(run._running))
-    assert groups > 1
-    for number, request in enumerate(requests):
-        assert texts[number].tokens == generate(pair, request.prompt, request.options).tokens
 
 
 def test_a_prompt_that_begins_as_one_that_is_being_read_waits_for_it_and_others_do_not(
@@ -168,12 +102,3 @@ def test_jobs_that_have_ended_are_not_held_by_those_that_waited_for_them(pair: P
             run.step()
     gc.collect()
     assert jobs[0]() is None and jobs[2]() is not None
-
-
-def test_requests_with_different_rules_run_side_by_side(pair: Pair) -> None:
-    run = live(pair)
-    arguments = [options(max_tokens=40), options(max_tokens=40, temperature=0.9, rule="token")]
-    for number, argument in enumerate(arguments):
-        run.add(number, Request([5, 9, 11], argument))
-    heard = [{part.number for part in run.step()} for _ in range(4)]
-    assert heard[-1] == {0, 1}

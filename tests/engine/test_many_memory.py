@@ -9,13 +9,10 @@ import pytest
 
 from mlx_specdec.checkpoints import disk as sizes
 from mlx_specdec.decoding.loop import Decoding
-from mlx_specdec.engine.generate import stream_many
 from mlx_specdec.engine.memory import BatchSize, Extent, MemoryBudget, default_budget
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.engine.request import Request
 from mlx_specdec.engine.scheduler import Scheduler
-from mlx_specdec.errors import OptionError
-from mlx_specdec.models.kv_cache import STEP
 from mlx_specdec.models.rows import RowsContext
 from mlx_specdec.options import Options
 
@@ -125,21 +122,3 @@ def test_nobody_passes_the_first_one_that_does_not_fit(monkeypatch: pytest.Monke
             if part.last:
                 assert first[: part.number + 1] == list(range(part.number + 1))
     assert first == [0, 1, 2, 3]
-
-
-def test_what_never_fits_is_an_error_of_its_own_with_the_numbers() -> None:
-    pair = decoder_only("llama")
-    budget = MemoryBudget(pair, ()).of_caches([Extent(5, 5, 25)]) + 50_000
-    requests = [TEXT[:5], TEXT[:600], Request(TEXT[:5], options(max_tokens=400))]
-    parts = [p for p in stream_many(pair, requests, options(), memory_budget=budget) if p.last]
-    errors = {part.number: part.error for part in parts}
-    assert errors[0] is None
-    assert "the prompt has 600 tokens, which take " in errors[1]
-    assert f"and {sizes.show(budget)} are there for all texts: shorten it" in errors[1]
-    assert f"ask for at most {STEP - 5} tokens, or raise memory-budget" in errors[2]
-
-
-@pytest.mark.parametrize("nbytes", [0, -1, 1.5, "8GB"])
-def test_what_is_no_budget_is_refused(nbytes: object) -> None:
-    with pytest.raises(OptionError, match="memory-budget must be"):
-        stream_many(decoder_only("llama"), [], memory_budget=nbytes)

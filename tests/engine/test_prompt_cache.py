@@ -54,25 +54,6 @@ def check(cache: PromptCache) -> None:
     assert all(order[child] > order[node] for node in nodes for child in node.children.values())
 
 
-def test_the_longest_beginning_is_found_whoever_wrote_it() -> None:
-    cache = PromptCache(1 << 20)
-    for text in ([1, 2, 3, 4, 5, 6], [1, 2, 3, 9, 9], [1, 2]):
-        keep(cache, text, target=memory(text))
-    assert cache.nbytes == COLUMN * (6 + 2), "what begins alike is kept once"
-    for prompt, count in (
-        ([1, 2, 3, 4, 5, 6, 7], 6),
-        ([1, 2, 3, 9, 9], 4),
-        ([1, 2, 3, 4, 8, 8], 4),
-        ([1, 2, 7], 2),
-    ):
-        found = cache.find(prompt, len(prompt) - 1)
-        assert holds(found[TARGET], prompt, count), prompt
-        assert length(found) == count
-    assert cache.find([2, 1], 1) == {}
-    assert cache.find([1, 2, 3], 0) == {}
-    check(cache)
-
-
 @pytest.mark.parametrize("seed", range(10))
 def test_forced_collisions_and_evictions_never_mix_texts(seed: int) -> None:
     chance = random.Random(seed)
@@ -99,21 +80,6 @@ def test_forced_collisions_and_evictions_never_mix_texts(seed: int) -> None:
             assert state.length <= count
             assert holds(state, prompt, state.length, lag=int(name == "eagle3"))
         check(cache)
-
-
-def test_what_was_used_longest_ago_goes_first() -> None:
-    cache = PromptCache(COLUMN * 12)
-    for text in ([1, 1, 1, 1], [2, 2, 2, 2], [3, 3, 3, 3]):
-        keep(cache, text, target=memory(text))
-    assert length(cache.find([1, 1, 1, 1, 5], 4)) == 4
-    keep(cache, [4, 4], target=memory([4, 4]))
-    assert length(cache.find([2, 2, 2, 2, 5], 4)) == 0
-    for text, count in (([1, 1, 1, 1], 4), ([3, 3, 3, 3], 4), ([4, 4], 2)):
-        assert length(cache.find([*text, 5], len(text))) == count
-    too_long = [7] * 13
-    keep(cache, too_long, target=memory(too_long))
-    assert length(cache.find([1, 1, 1, 1, 5], 4)) == 4, "for what does not fit nothing goes"
-    check(cache)
 
 
 def test_trees_of_tenants_share_nothing_but_the_bound() -> None:

@@ -2,14 +2,13 @@
 
 import json
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import mlx.core as mx
 import pytest
 
 from mlx_specdec.engine import prompt_cache, prompt_cache_files
-from mlx_specdec.engine.generate import generate
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.engine.prompt_cache import PromptCache
 from mlx_specdec.engine.prompt_cache_disk import Directory
@@ -22,8 +21,7 @@ from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.options import Options
 
 from ..support import tiny
-from ..support.drafter_pairs import made
-from ..support.pairs import PROMPT, ROOM, SYSTEM, encoder_decoder, model_of, pair_of, perturbed, run
+from ..support.pairs import PROMPT, ROOM, SYSTEM, model_of, pair_of, perturbed, run
 from .test_prompt_cache import check, holds, keep, length, memory
 
 DRAFTING = Options(max_tokens=6, num_draft=3, cost_cache=False)
@@ -44,50 +42,6 @@ def opened(directory: Path, pair: Pair, max_bytes: int = ROOM) -> PromptCache:
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prompt_cache, "STRETCH", 8)
-
-
-FAST = ("llama, 8 bits", "llama, eagle3", "mamba2", "t5")
-PAIRS: dict[str, Callable[[Path], Pair]] = {
-    "llama": lambda path: decoder("llama"),
-    "llama, 8 bits": lambda path: decoder("llama", caches=CacheSettings(8, 32), head_dim=32),
-    "llama, eagle3": lambda path: made("eagle3", "llama", path),
-    "gemma3": lambda path: decoder("gemma3"),
-    "mamba2": lambda path: decoder("mamba2"),
-    "qwen3_next": lambda path: decoder("qwen3_next"),
-    "qwen3_next, eagle3": lambda path: made("eagle3", "qwen3_next", path),
-    "t5": lambda path: encoder_decoder("own-head-scaled", 0.1),
-}
-
-
-@pytest.mark.parametrize(
-    ("room", "kind"),
-    [
-        pytest.param(
-            room, kind, id=f"{name}-{kind}", marks=() if kind in FAST else pytest.mark.slow
-        )
-        for room, name, kinds in (
-            (ROOM, "room", PAIRS),
-            (150_000, "little memory", (*FAST, "gemma3")),
-        )
-        for kind in kinds
-    ],
-)
-def test_a_restart_loses_nothing(room: int, kind: str, tmp_path: Path) -> None:
-    """Nor does a memory that is too small for all of it."""
-    pair, directory = PAIRS[kind](tmp_path), tmp_path / "cache"
-    prompts = [TEXT, [*SYSTEM, 1, 2], [*TEXT, 5, 6, 7]]
-    plain = [generate(pair, prompt, DRAFTING).tokens for prompt in prompts]
-    cache = opened(directory, pair, room)
-    assert [run(pair, prompt, DRAFTING, cache).tokens for prompt in prompts] == plain
-    hits = [run(pair, prompt, DRAFTING, cache).labels.cached_tokens for prompt in prompts]
-    cache.close()
-    again = opened(directory, pair, room)
-    results = [run(pair, prompt, DRAFTING, again) for prompt in prompts]
-    again.close()
-    assert [result.tokens for result in results] == plain
-    after = [result.labels.cached_tokens for result in results]
-    assert after == hits and (max(hits) > 8 or room < ROOM)
-    assert again.nbytes <= room
 
 
 def damaged(content: bytes, how: str) -> bytes:

@@ -1,12 +1,11 @@
 """A text that was begun from the cache is the text without it, in every family, whoever drafts."""
 
-import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
-from mlx_specdec.engine.generate import generate, stream_generate
+from mlx_specdec.engine.generate import generate
 from mlx_specdec.engine.memory import BatchSize
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.engine.prompt_cache import PromptCache
@@ -87,51 +86,6 @@ def make_options(temperature: float, **more: object) -> Options:
     )
 
 
-FAST = {("llama", 1.0), ("llama, eagle3", 0.0), ("t5", 0.0)}
-
-
-@pytest.mark.parametrize(
-    ("name", "temperature"),
-    # What is kept does not depend on the temperature: each kind of pair has both somewhere.
-    [
-        case if case in FAST else pytest.param(*case, marks=pytest.mark.slow)
-        for case in zip(PAIRS, itertools.cycle((1.0, 0.0)), strict=False)
-    ],
-)
-def test_a_hit_changes_nothing_but_what_is_read(
-    name: str, temperature: float, pairs: Callable[[str], Pair]
-) -> None:
-    pair, kind = pairs(name), PAIRS[name][0]
-    plain, drafting = (
-        make_options(temperature, regular=True),
-        make_options(temperature, num_draft=3),
-    )
-    first = generate(pair, SYSTEM + PROMPT, plain)
-    assert len(set(first.tokens)) > 3, "a text of one token would prove little"
-    turn = [*SYSTEM, *PROMPT, *first.tokens, 17, 44]
-    branch = [*SYSTEM, 1, 2, 3]
-    again, another = (generate(pair, prompt, plain).tokens for prompt in (turn, branch))
-    cache = PromptCache(ROOM)
-    hits = []
-    for prompt, tokens in (
-        (SYSTEM + PROMPT, first.tokens),
-        (turn, again),
-        (branch, another),
-        (turn, again),
-    ):
-        result = run(pair, prompt, drafting, cache)
-        assert result.tokens == tokens, prompt
-        hits.append(result.labels.cached_tokens)
-    wanted = {
-        # The last round of a text is not looked back at.
-        CUT: [0, len(turn) - 8, len(SYSTEM) - 1, len(turn) - 2],
-        AS_A_WHOLE: [0, len(SYSTEM + PROMPT) - 1, 0, len(SYSTEM + PROMPT) - 1],
-        SOURCE: [0, 0, 0, len(turn)],
-    }
-    assert all(hit >= least for hit, least in zip(hits, wanted[kind], strict=True)), hits
-    assert kind == CUT or hits[2] == 0
-
-
 @pytest.mark.parametrize("name", fast_first(["llama"], ["llama", "llama, eagle3", "gemma3", "t5"]))
 def test_nobody_writes_into_what_is_kept(name: str, pairs: Callable[[str], Pair]) -> None:
     pair, options, cache = pairs(name), make_options(0.0, num_draft=3), PromptCache(ROOM)
@@ -182,35 +136,3 @@ def test_of_newcomers_that_begin_alike_one_reads_for_all(
         assert results[number].tokens == generate(pair, prompt, options).tokens
     cached = [results[number].labels.cached_tokens for number in range(4)]
     assert cached == ([0, 300, 0, 300] if room == ROOM else [0, 0, 0, 0])
-
-
-@pytest.mark.parametrize("steps", [0, 1, 3])
-def test_what_an_interrupted_text_has_read_is_kept(
-    steps: int, pairs: Callable[[str], Pair]
-) -> None:
-    pair, cache = pairs("llama, eagle3"), PromptCache(ROOM)
-    options = make_options(0.0, num_draft=2, prefill_step_size=8)
-    run_of = stream_generate(pair, SYSTEM + PROMPT, options, cache=cache)
-    emissions = iter(run_of)
-    for _ in range(steps):
-        next(emissions)
-    run_of.interrupt()
-    assert run_of.result().finish_reason == "interrupted"
-    again = run(pair, SYSTEM + PROMPT, options, cache)
-    assert again.labels.cached_tokens == (0, 7, 17)[min(steps, 2)]
-    plain = generate(pair, SYSTEM + PROMPT, make_options(0.0, regular=True))
-    assert again.tokens == plain.tokens
-
-
-@pytest.mark.parametrize("name", fast_first(["mamba2"], ["gemma3", "mamba2", "qwen3_next, eagle3"]))
-def test_a_turn_that_begins_otherwise_than_its_prompt_ended_is_read_from_the_checkpoint(
-    name: str, pairs: Callable[[str], Pair]
-) -> None:
-    """As where a template ends prompts with the beginning of a thought, and drops thoughts."""
-    pair, cache, options = pairs(name), PromptCache(ROOM), make_options(0.0, num_draft=3)
-    system = [(7 * place) % 60 + 3 for place in range(100)]
-    run(pair, [*system, 5, 6, 7], options, cache)
-    turn = [*system, 5, 9, 11, 12]
-    result = run(pair, turn, options, cache)
-    assert result.labels.cached_tokens == len([*system, 5, 6, 7]) - 16
-    assert result.tokens == generate(pair, turn, make_options(0.0, regular=True)).tokens

@@ -8,14 +8,13 @@ import pytest
 
 from mlx_specdec.engine import loading
 from mlx_specdec.engine.generate import generate
-from mlx_specdec.engine.pair import Pair
-from mlx_specdec.errors import CheckpointError, OptionError, SourceError
+from mlx_specdec.errors import CheckpointError, SourceError
 from mlx_specdec.options import Options
 
 from ..support import heads
 from ..support.heads import base_of, pair_of, some_heads
 from ..support.models import make_llama, make_t5
-from ..support.pairs import PROMPT, SIZE, Numbers
+from ..support.pairs import PROMPT
 
 
 def test_heads_that_know_the_next_words_save_passes() -> None:
@@ -105,10 +104,3 @@ def test_heads_on_heads_are_refused(tmp_path: Path) -> None:
 def test_a_missing_base_is_named(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"heads names a base model that is missing: .*\.\./base"):
         loading.load(heads.write(tmp_path / "heads", "../base"))
-
-
-def test_heads_that_are_requested_must_be_there() -> None:
-    base = base_of("llama")
-    pair = Pair("target", None, base, None, Numbers(), frozenset(), SIZE, "float32", 0.0)
-    with pytest.raises(OptionError, match="no Medusa heads"):
-        generate(pair, PROMPT, Options(proposer="medusa"))

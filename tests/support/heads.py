@@ -8,10 +8,6 @@ from .medusa_files import tensors as tensors
 from .medusa_files import write as write
 from .pairs import SIZE, Numbers, model_for
 
-DECODERS = ("llama", "gemma3_wrapped", "qwen3_next")
-TRANSLATORS = ("own-head-scaled", "tied-scaled-relu")
-
-
 base_of = model_for
 
 

@@ -1,7 +1,6 @@
 """Pairs of tiny models that are made once, and a tokenizer of numbers for them."""
 
 import functools
-import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,13 +9,11 @@ import mlx.core as mx
 from mlx.utils import tree_map
 
 from mlx_specdec.decoding.loop import PromptReader
-from mlx_specdec.draft_length.length import DraftLength
 from mlx_specdec.engine.generate import stream_generate
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.engine.prompt_cache import PromptCache
 from mlx_specdec.interfaces import Context, Model
 from mlx_specdec.interfaces.records import Result
-from mlx_specdec.interfaces.results import RoundReport
 from mlx_specdec.models.base import Base
 from mlx_specdec.models.drafters.medusa import MedusaHeads
 from mlx_specdec.models.encoder_decoder.context import EncoderDecoderModel
@@ -41,8 +38,6 @@ FIXTURES = Path(__file__).parents[1] / "fixtures" / "t5"
 BART = FIXTURES.parent / "bart"
 SIZE = 64
 PROMPT = [5, 9, 12, 7, 33, 21, 8]
-ONE_OF_EACH_CACHE = ("llama", "gemma3_wrapped", "mamba2", "own-head-scaled")
-"""Rows that are counted back, windows, recurrent state, and the T5's own cache."""
 
 
 class Numbers(Tokenizer):
@@ -117,20 +112,6 @@ def model_for(name: str) -> Base:
 
 def pair_for(name: str) -> Pair:
     return encoder_decoder(name, 0.1) if (FIXTURES / name).exists() else decoder_only(name)
-
-
-class Switching(DraftLength):
-    """A draft length that goes back and forth between pipelined plain steps and rounds."""
-
-    def __init__(self) -> None:
-        self._counts = itertools.cycle([0, 0, 4, 4, 4, 4, 1, 0, 0, 0, 6, 6, 2])
-        self._next = next(self._counts)
-
-    def choose(self, remaining: int, rows: int = 1) -> int:
-        return min(self._next, remaining - 1)
-
-    def on_round(self, report: RoundReport) -> None:
-        self._next = next(self._counts)
 
 
 ROOM = 1 << 24
