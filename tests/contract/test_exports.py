@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import tomllib
 import typing
 from collections.abc import Iterator
 
@@ -87,3 +88,13 @@ def test_the_example_of_generate_runs(
 def test_a_removed_name_says_what_to_use_instead(name: str, instead: str) -> None:
     with pytest.raises(ImportError, match=rf"mlx_specdec.{name} was removed in .*: .*{instead}"):
         exec(f"from mlx_specdec import {name}")
+
+
+def test_the_wheel_brings_what_the_defaults_name() -> None:
+    """What is in weights/ and prompts/ of a clone is found inside an installed package."""
+    pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    wheel = pyproject["tool"]["hatch"]["build"]["targets"]["wheel"]
+    needed = {"mlx_specdec", "weights/t5-enfr", "weights/t5-enfr-draft"}
+    assert needed | {"prompts/translation.jsonl"} <= set(wheel["only-include"])
+    assert all((ROOT / name).exists() for name in wheel["only-include"])
+    assert wheel["sources"] == {name: f"mlx_specdec/{name}" for name in ("weights", "prompts")}
