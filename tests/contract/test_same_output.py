@@ -163,20 +163,18 @@ def near(one: Outcome, other: Outcome) -> bool:
 def test_the_output_is_that_of_plain_decoding(name: str, tmp_path: Path) -> None:
     at, dice = [*PAIRS, *SHIPPED].index(name), random.Random(name)
     rows = [{**BUSY, "temperature": [*FACTORS["temperature"]][at % 3]}]
-    rows += ROWS[2 * at : 2 * at + 2]
+    rows += ROWS[2 * at : 2 * at + 2]  # none for shipped models, with which these take long
     pair = {**PAIRS, **SHIPPED}[name](tmp_path)
     requests = [request_of(pair, row, number, dice) for number, row in enumerate(rows)]
     regular = [with_options(request, regular=True) for request in requests]
     plain = together(pair, regular, batch_size=1)
     expected = [outcome.key for outcome in plain]
     assert all(len(outcome.logprobs) == len(outcome.tokens) for outcome in plain)
-    cache = PromptCache(1 << 24)
-    for _ in range(2):
-        drafted = alone(pair, requests[0], cache=cache)
-        assert drafted.key == expected[0]
-        assert drafted.result.stats.drafted > 0
-    own = Knowing(plain[-1].tokens, dice)
-    assert alone(pair, requests[-1], proposer=own).key == expected[-1]
+    # Prompts begin alike, so that the second one finds cached tokens if caches can be cut.
+    cache, own = PromptCache(1 << 24), Knowing(plain[-1].tokens, dice)
+    assert alone(pair, requests[-1], proposer=own, cache=cache).key == expected[-1]
+    drafted = alone(pair, requests[0], cache=cache)
+    assert drafted.key == expected[0] and drafted.result.stats.drafted > 0
     batch = together(pair, [*requests, requests[0]], batch_size=2)
     assert [outcome.key for outcome in batch] == [*expected, expected[0]]
     assert all(map(near, batch, [*plain, plain[0]]))
@@ -191,13 +189,13 @@ def test_dozens_of_rounds_keep_every_cache_right(name: str, tmp_path: Path) -> N
     """Log-probabilities show at once if a rewind keeps a wrong position."""
     pair = PAIRS[name](tmp_path)
     bias = dict.fromkeys(pair.eos_token_ids, -math.inf)
-    options = Options(max_tokens=70, temperature=0.9, seed=4, logit_bias=bias, num_draft=4)
+    options = Options(max_tokens=48, temperature=0.9, seed=4, logit_bias=bias, num_draft=4)
     request = Request([5, 9, 12, 7, 33, 21, 8], replace(options, cost_cache=False), top_logprobs=64)
     [plain] = together(pair, [with_options(request, regular=True)])
     [drafted] = together(pair, [with_options(request, proposer="draft")])
     assert drafted.key == plain.key and near(drafted, plain)
     stats = drafted.result.stats
-    assert 15 < stats.rounds < 70 and 0 < stats.accepted < stats.drafted
+    assert 10 < stats.rounds < 48 and 0 < stats.accepted < stats.drafted
 
 
 @pytest.mark.parametrize("name", CACHES)
