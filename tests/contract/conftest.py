@@ -1,9 +1,11 @@
-"""Tiny models that several files of the contract share: a translator, its draft, a completer."""
+"""What several files of the contract share: tiny models, and one server of many of them."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from .several import Several, serve_several
 from .support import checkpoint, moved
 from .translators import translator
 
@@ -21,3 +23,10 @@ def t5_draft(t5: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return checkpoint(tmp_path_factory.mktemp("llama"))
+
+
+@pytest.fixture(scope="session")
+def several(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Several]:
+    """One server of several small models, for tests that change nothing in it."""
+    with serve_several(tmp_path_factory.mktemp("several")) as running:
+        yield running

@@ -10,6 +10,7 @@ import os
 import re
 import runpy
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -17,7 +18,7 @@ import time
 import urllib.error
 import urllib.request
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -38,6 +39,14 @@ SLOWLY = re.compile(
     re.MULTILINE,
 )
 """Lines that a program prints about work of more than two seconds, as on a busy machine."""
+
+
+def wait_until(holds: Callable[[], object]) -> None:
+    """Wait until a condition holds."""
+    end = time.monotonic() + PATIENCE
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 @dataclass(frozen=True)
@@ -169,7 +178,7 @@ def moved(source: Path, target: Path, amount: float = 0.05) -> Path:
     for file in source.iterdir():
         if file.suffix != ".safetensors":
             (target / file.name).write_bytes(file.read_bytes())
-    weights = mx.load(str(source / "model.safetensors"))
+    weights: Any = mx.load(str(source / "model.safetensors"))
     keys = mx.random.split(mx.random.key(1), len(weights))
     changed = {
         name: array + amount * mx.random.normal(array.shape, key=key)
@@ -226,9 +235,13 @@ class Server:
         self.process.stderr.close()
         self._listens.set()
 
+    def listens(self) -> None:
+        """Wait until the server listens."""
+        assert self._listens.wait(PATIENCE) and self.port, self.log
+
     def ready(self) -> None:
         """Wait until the server listens and its first model is loaded."""
-        assert self._listens.wait(PATIENCE) and self.port, self.log
+        self.listens()
         end = time.monotonic() + PATIENCE
         while self.get("/health").status != 200:
             assert time.monotonic() < end and self.process.poll() is None, self.log
@@ -236,15 +249,23 @@ class Server:
 
     def waits_for(self, text: str) -> None:
         """Wait until a line of the log contains a text, or the server has ended."""
-        end = time.monotonic() + PATIENCE
-        while not any(text in line for line in self.log) and self.process.poll() is None:
-            assert time.monotonic() < end, self.log
-            time.sleep(0.01)
+        wait_until(
+            lambda: any(text in line for line in self.log) or self.process.poll() is not None
+        )
 
-    def ask(self, path: str, body: Any = None, **headers: str) -> Answer:
+    def connect(self, sent: bytes = b"") -> socket.socket:
+        """Return a connection on which some bytes have been sent."""
+        connection = socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE)
+        connection.sendall(sent)
+        return connection
+
+    def ask(
+        self, path: str, body: Any = None, *, method: str | None = None, **headers: str
+    ) -> Answer:
         """Send a body as JSON, or the bytes themselves; without a body the method is GET."""
         data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
-        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", data)
+        url = f"http://127.0.0.1:{self.port}{path}"
+        request = urllib.request.Request(url, data, method=method)
         for name, value in {"Content-Type": "application/json", **headers}.items():
             request.add_header(name.replace("_", "-"), value)
         try:
@@ -256,8 +277,23 @@ class Server:
                 fields = {name.lower(): value for name, value in error.headers.items()}
                 return Answer(error.code, fields, error.read())
 
-    def get(self, path: str) -> Answer:
-        return self.ask(path)
+    def get(self, path: str, **headers: str) -> Answer:
+        return self.ask(path, **headers)
+
+    def metrics(self, **headers: str) -> dict[str, float]:
+        """Return the values of /metrics by their names with labels."""
+        lines = self.get("/metrics", **headers).body.decode().splitlines()
+        pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+        return {name: float(value) for name, value in pairs}
+
+    def requests(self, model: str, **headers: str) -> tuple[float, float]:
+        """Return the numbers of requests to a model that are decoded and that wait."""
+        metrics = self.metrics(**headers)
+        running, waiting = (
+            metrics[f'mlx_specdec:model_requests_{state}{{model_name="{model}"}}']
+            for state in ("running", "waiting")
+        )
+        return running, waiting
 
     def ok(self, path: str, **body: Any) -> Any:
         """Send a body that must be answered with 200, and return the JSON of the answer."""
@@ -277,11 +313,27 @@ class Server:
                 reader.join()
 
 
+def post(path: str, body: Any, *lines: str) -> bytes:
+    """Return the bytes of a request, with further lines of its head."""
+    content = json.dumps(body).encode()
+    head = (f"POST {path} HTTP/1.1", "Host: localhost", f"Content-Length: {len(content)}", *lines)
+    return "\r\n".join(head).encode() + b"\r\n\r\n" + content
+
+
 @contextlib.contextmanager
-def served(*flags: object, **environment: str) -> Iterator[Server]:
-    """Start `mlx-specdec serve` with these flags on a free port, and end it afterwards."""
+def served(
+    *flags: object, waits: bool = True, program: str = "", **environment: str
+) -> Iterator[Server]:
+    """Start `mlx-specdec serve` with these flags on a free port, and end it afterwards.
+
+    Args:
+        waits: Whether to wait until the first model is loaded.
+        program: Python's code that runs before the package in the server's process.
+    """
+    code = f"{program}\nimport runpy\nrunpy.run_module('mlx_specdec', run_name='__main__')"
+    start = ("-c", code) if program else ("-m", "mlx_specdec")
     running = subprocess.Popen(
-        [sys.executable, "-m", "mlx_specdec", "serve", "--port", "0", *map(str, flags)],
+        [sys.executable, *start, "serve", "--port", "0", *map(str, flags)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -292,7 +344,7 @@ def served(*flags: object, **environment: str) -> Iterator[Server]:
     )
     server = Server(running)
     try:
-        server.ready()
+        (server.ready if waits else server.listens)()
         yield server
     finally:
         server.close()

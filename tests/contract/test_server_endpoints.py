@@ -1,0 +1,320 @@
+"""Which models a server has, what it tells about them, and the bodies that it reads."""
+
+import contextlib
+import json
+import re
+import select
+from typing import Any
+
+import pytest
+
+from .several import PROMPT, Several
+from .support import PATIENCE, post
+
+COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
+USER = {"role": "user", "content": "x"}
+
+
+def test_a_model_has_other_names_and_unknown_names_are_not_found(several: Several) -> None:
+    server = several.server
+    for name in ("tiny", "my/tiny", "tiny:latest"):
+        assert server.ok(COMPLETIONS, model=name, prompt="x", max_tokens=1)["model"] == "tiny"
+    assert server.get("/v1/models/my/tiny").json["id"] == "tiny"
+    assert server.get("/props?model=my/tiny").json["model_alias"] == "tiny"
+    # The first model answers requests that name none.
+    assert server.ok(COMPLETIONS, prompt="x", max_tokens=1)["model"] == "tiny"
+    bodies: dict[str, dict[str, Any]] = {
+        COMPLETIONS: {"prompt": "x"},
+        CHATS: {"messages": []},
+        "/v1/messages": {"messages": []},
+        "/tokenize": {"prompt": "x"},
+    }
+    for path, body in bodies.items():
+        for unknown in ("../../etc", "other/tiny"):
+            assert server.ask(path, {**body, "model": unknown}).status == 404
+    for refused in (
+        server.ask(COMPLETIONS, {"prompt": "x", "model": 5}),
+        server.ask(COMPLETIONS, {"prompt": "x", "model": "other"}),
+        server.get("/v1/models/other"),
+    ):
+        assert refused.status == 404 and refused.json["error"]["code"] == "model_not_found"
+        assert "ask for tiny, counted, chat, " in refused.json["error"]["message"]
+
+
+def test_a_context_may_be_cut(several: Several) -> None:
+    server = several.server
+    body = {"model": "short", "prompt": [5] * 12}
+    reply = server.ok(COMPLETIONS, **body, max_tokens=52)
+    assert server.get("/props?model=short").json["n_ctx"] == 64
+    assert reply["usage"]["completion_tokens"] == 52
+    # A larger limit has no effect.
+    for most in (53, 10**30, -1):
+        assert server.ok(COMPLETIONS, **body, max_tokens=most)["choices"] == reply["choices"]
+    assert reply["choices"][0]["finish_reason"] == "length"
+
+
+def test_the_page_is_one_file_and_asks_this_server_alone(several: Several) -> None:
+    answer = several.server.get("/")
+    assert answer.status == 200 and answer.headers["content-type"].startswith("text/html")
+    assert "connect-src 'self'" in answer.headers["content-security-policy"]
+    assert b"://" not in answer.body
+
+
+def test_what_is_described_is_there(several: Several) -> None:
+    server = several.server
+    answer = server.get("/openapi.json").json
+    for described, operations in answer["paths"].items():
+        for path in {described, described.removeprefix("/v1")}:
+            for method in operations:
+                body = b"{" if method == "post" else None
+                found = server.ask(re.sub(r"{\w+}", "x", path), body, method=method.upper())
+                assert b"this path" not in found.body, (method, path)
+    references = re.findall(r'"\$ref": "#/components/schemas/(\w+)"', json.dumps(answer))
+    schemas = answer["components"]["schemas"]
+    assert {*references} == schemas.keys()
+    # Unsupported fields are described by the values that change nothing.
+    fields = schemas["TextRequest"]["properties"]
+    assert fields["min_tokens"] == {"enum": [0, None]} and fields["adapters"] == {"enum": [None]}
+    assert fields["n"]["anyOf"][0] == {"type": "integer", "minimum": 1}
+    assert schemas["Speculative"]["additionalProperties"] is False
+    assert "prompt" in schemas["TextRequest"]["required"]
+
+
+def test_paths_without_v1_are_the_same(several: Several) -> None:
+    server = several.server
+    body = {"model": "tiny", "prompt": "def", "max_tokens": 4, "seed": 1}
+    one, other = (server.ok(path, **body)["choices"] for path in (COMPLETIONS, "/completions"))
+    assert one == other
+    assert server.get("/models").json == server.get("/v1/models").json
+
+
+def test_every_answer_has_an_id_and_errors_say_what_to_do(several: Several) -> None:
+    server = several.server
+    answers = [
+        server.get("/health"),
+        server.get("/nothing"),
+        server.ask(CHATS, {}),
+        server.get(CHATS),
+    ]
+    ids = {answer.headers["x-request-id"] for answer in answers}
+    assert len(ids) == 4 and {answer.headers["request-id"] for answer in answers} == ids
+    assert [answer.status for answer in answers] == [200, 404, 400, 405]
+    for answer in answers[1:]:
+        assert answer.json["error"]["type"] == "invalid_request_error"
+    said = server.ask("/", b"", method="PUT").json["error"]["message"]
+    assert said == "this path does not take PUT: use GET, HEAD, POST"
+    assert answers[0].json["status"] == "ok"
+    assert server.ask("/health", method="HEAD").status == 200
+
+
+def test_a_model_is_listed_as_clients_read_it(several: Several) -> None:
+    server = several.server
+    server.ok(COMPLETIONS, model="tiny", prompt="x", max_tokens=1)
+    listed = server.get("/v1/models").json
+    one, other = listed["data"][0], listed["models"][0]
+    assert one["id"] == one["display_name"] == other["slug"] == "tiny"
+    size = one["context_length"]
+    assert size == one["max_model_len"] == one["meta"]["n_ctx_train"] == other["context_window"]
+    assert one["status"]["value"] == "loaded" and one["meta"]["size"] > 0
+    # One missing field drops Codex's complete catalogue.
+    assert {"display_name", "shell_type", "visibility", "supported_in_api", "priority"} <= {*other}
+    assert {"truncation_policy", "base_instructions", "supported_reasoning_levels"} <= {*other}
+    props = server.get("/props").json
+    defaults = props["default_generation_settings"]
+    assert (defaults["n_ctx"], defaults["max_tokens"]) == (size, 24)
+    assert props["modalities"] == {"vision": False, "audio": False}
+    assert props["chat"] == "role prefixes" and "/" not in props["model_alias"]
+    assert (props["total_slots"], props["n_ctx"], props["rule"]) == (4, 4096, "coupled")
+    assert (props["num_draft"], props["has_draft_model"]) == (2, True)
+
+
+def test_tokens_and_texts(several: Several) -> None:
+    server, ids = several.server, several.ids("déjà vu")
+    for body in ({"content": "déjà vu"}, {"prompt": "déjà vu"}):
+        answer = server.ok("/tokenize", **body)
+        assert (answer["tokens"], answer["count"], answer["max_model_len"]) == (ids, len(ids), 4096)
+    answer = server.ok("/tokenize", messages=[USER])
+    assert answer["tokens"] == several.ids("USER: x\nASSISTANT:")
+    assert server.ok("/detokenize", tokens=ids)["content"] == "déjà vu"
+    for wrong in ({}, {"content": "a", "prompt": "a"}, {"messages": [USER], "content": 5}):
+        assert server.ask("/tokenize", wrong).status == 400
+    for tokens in (None, "x", [1.5], [-1], [10**9]):
+        assert server.ask("/detokenize", {"tokens": tokens}).status == 400
+    assert server.ask("/apply-template", {}).status == 400
+    for messages in (None, [], [{"role": "x"}]):
+        assert server.ask("/apply-template", {"messages": messages}).status == 400
+
+
+def test_each_model_has_its_own_figures_under_vllms_names(several: Several) -> None:
+    server, body = several.server, {"model": "counted", "prompt": PROMPT}
+    reply = [server.ok(COMPLETIONS, **body, max_tokens=10 + more) for more in range(3)]
+    answer = server.get("/metrics")
+    assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    lines = answer.body.decode().splitlines()
+    heads = [line for line in lines if line.startswith("# TYPE")]
+    assert len({*heads}) == len(heads)
+    values = server.metrics()
+    assert all(re.fullmatch(r"[a-z0-9_:]+(\{[^}]*\})?", name) for name in values)
+    drafted = sum(one["timings"]["draft_n"] for one in reply)
+    accepted = sum(one["timings"]["draft_n_accepted"] for one in reply)
+    assert drafted > accepted > 0
+    labels = '{model_name="counted",engine="0"}'
+    for name, value in {
+        f"vllm:prompt_tokens_total{labels}": sum(one["usage"]["prompt_tokens"] for one in reply),
+        f"vllm:num_requests_running{labels}": 0,
+        f"vllm:num_requests_waiting{labels}": 0,
+        f"vllm:generation_tokens_total{labels}": 33,
+        f"vllm:spec_decode_num_draft_tokens_total{labels}": drafted,
+        f"vllm:spec_decode_num_accepted_tokens_total{labels}": accepted,
+        f"vllm:time_to_first_token_seconds_count{labels}": 3,
+        f"vllm:e2e_request_latency_seconds_count{labels}": 3,
+        'vllm:request_success_total{model_name="counted",engine="0",finished_reason="length"}': 3,
+        'mlx_specdec:model_loaded{model_name="counted"}': 1,
+        'mlx_specdec:model_requests_running{model_name="counted"}': 0,
+        'mlx_specdec:model_requests_waiting{model_name="counted"}': 0,
+    }.items():
+        assert values[name] == value, name
+    places = [name for name in values if "per_pos" in name and '"counted"' in name]
+    assert sum(values[name] for name in places) == accepted
+    listed = {one["id"]: one["meta"]["size"] for one in server.get("/v1/models").json["data"]}
+    assert values['mlx_specdec:model_bytes{model_name="counted"}'] == listed["counted"]
+
+
+UNREAD: list[tuple[bytes, str]] = [
+    (b"{", "cannot be read as JSON"),
+    ('{"a": "∀"}'.encode("utf-16"), "invalid start byte"),
+    (b'{"a": ' + b"1" * 5000 + b"}", "too many digits"),
+    (b"[" * 50_000, "nested too deeply"),
+    (b'{"a": NaN}', "NaN is no number"),
+    (b"[1]", "must be a JSON object"),
+]
+
+
+def test_a_body_that_is_no_json_is_refused(several: Several) -> None:
+    for body, words in UNREAD:
+        answer = several.server.ask("/tokenize", body)
+        assert answer.status == 400 and words in answer.json["error"]["message"], body[:20]
+    plain = b'\xef\xbb\xbf{"content": "\\u00e9\\ud83d\\ude42"}'
+    assert several.server.ask("/tokenize", plain).json["tokens"] == several.ids("é🙂")
+    packed = several.server.ask("/tokenize", b"{}", Content_Encoding="gzip")
+    assert packed.status == 415
+    # A number beyond the range of floats is read as the largest float.
+    large = several.server.ask(COMPLETIONS, b'{"prompt": "x", "temperature": 1e999}')
+    assert large.status == 400 and "temperature must be" in large.json["error"]["message"]
+
+
+def test_half_a_character_is_replaced_in_every_string_of_a_body(several: Several) -> None:
+    for text, read in (
+        (rb"x\ud83d", "x\ufffd"),
+        (rb"\ud83d\ude42\ud83dy", "🙂\ufffdy"),
+        (rb"\\ud83d", r"\ud83d"),
+    ):
+        answer = several.server.ask("/tokenize", b'{"\\ude42": 0, "content": "' + text + b'"}')
+        assert answer.json["tokens"] == several.ids(read)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"prompt": [5, True]}, "prompt[1] must be a whole number, not true"),
+        ({"prompt": [5, -1]}, "prompt[1] must be a token id below 320, not -1"),
+        (
+            {"prompt": "x", "structured_outputs": {"y" * 10**6: 1}},
+            f"structured_outputs.{'y' * 60} is not supported by this server: leave it out",
+        ),
+        (
+            {"prompt": "x", "guided_choice": {"type": "y" * 10**6, "z": [1]}},
+            "guided_choice must be a non-empty list, each entry of which is a string, not "
+            f'{{"type": "{"y" * 50}...',
+        ),
+    ],
+    ids=["type", "bound", "name", "value"],
+)
+def test_an_error_names_the_field_and_shows_a_little_of_its_value(
+    several: Several, body: dict[str, Any], message: str
+) -> None:
+    answer = several.server.ask(COMPLETIONS, {"model": "tiny", **body})
+    assert (answer.status, answer.json["error"]["message"]) == (400, message)
+
+
+def test_requests_cannot_replace_the_chat_template(several: Several) -> None:
+    for name in ("chat_template", "tools", "documents", "messages", "continue_final_message"):
+        body = {"messages": [USER], "chat_template_kwargs": {name: "{{ a }}"}}
+        answer = several.server.ask(CHATS, {"model": "in-place", **body})
+        said = answer.json["error"]["message"]
+        assert answer.status == 400
+        assert said.startswith(f"chat_template_kwargs.{name} is not supported")
+
+
+FITS = 32 * 64
+"""The number of characters that a context of 64 tokens takes."""
+
+
+@pytest.mark.parametrize(
+    ("body", "tokens"),
+    [
+        ({"prompt": ["x", "[" * (FITS + 1)]}, ""),
+        ({"messages": [{"role": "user", "content": ""}] * FITS}, ""),
+        ({"messages": [USER], "chat_template_kwargs": {"a": ["x" * FITS]}}, ""),
+        ({"prompt": "x", "prediction": {"type": "content", "content": "x" * (FITS + 1)}}, ""),
+        ({"prompt": [5] * 64}, "64 tokens > 63"),
+        ({"prompt": [[5], [5] * 100]}, "100 tokens > 63"),
+        ({"messages": [{"role": "user", "content": "é" * 46}]}, "64 tokens > 63"),
+    ],
+    ids=["text", "messages", "variables", "prediction", "ids", "second", "chat"],
+)
+def test_a_text_that_cannot_fit_is_refused(
+    several: Several, body: dict[str, Any], tokens: str
+) -> None:
+    path = CHATS if "messages" in body else COMPLETIONS
+    answer = several.server.ask(path, {"model": "short", **body})
+    assert (answer.status, answer.json["error"]["code"]) == (400, "context_length_exceeded")
+    assert tokens in answer.json["error"]["message"]
+
+
+def test_token_ids_that_fit_are_read(several: Several) -> None:
+    for prompt, more, count in (([5] * 63, {}, 63), ([5] * FITS, {"truncate_prompt_tokens": 3}, 3)):
+        body = {"model": "short", "prompt": prompt, "max_tokens": 1, **more}
+        assert several.server.ok(COMPLETIONS, **body)["usage"]["prompt_tokens"] == count
+
+
+def test_large_bodies_have_a_bound_each_and_together(several: Several) -> None:
+    """Of five bodies of 16 MiB without their last byte, one does not fit. The others leave room for
+    small bodies only."""
+    server, most = several.server, 16 << 20
+    large = json.dumps({"model": "short", "prompt": "x" * (most - 40)}).encode()
+    large += b" " * (most - len(large))
+    assert server.ask(COMPLETIONS, large + b" ").status == 413
+    head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {most}\r\n\r\n"
+    with contextlib.ExitStack() as stack:
+        several_at_once = [stack.enter_context(server.connect(head.encode())) for _ in range(5)]
+        for connection in several_at_once:
+            connection.sendall(large[:-1])
+        [refused] = select.select(several_at_once, [], [], PATIENCE)[0]
+        answer = b""
+        while not answer.endswith(b"}"):
+            answer += refused.recv(10_000)
+        assert answer.startswith(b"HTTP/1.1 429 ") and b"too many large bodies" in answer
+        assert server.ok(COMPLETIONS, model="short", prompt="x", max_tokens=1)["choices"]
+        for connection in several_at_once:
+            if connection is not refused:
+                connection.sendall(large[-1:])
+                assert connection.recv(100).startswith(b"HTTP/1.1 400 ")
+    assert server.ask(COMPLETIONS, large).status == 400
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\n" + b"X-Many: a\r\n" * 20_000 + b"\r\n", 400),
+        (post("/v1/completions%0d%0aX-Bad:%201", {}), 404),
+        (b"nonsense\r\n\r\n", 400),
+    ],
+    ids=["headers", "path", "nonsense"],
+)
+def test_nonsense_is_refused(several: Several, sent: bytes, status: int) -> None:
+    with several.server.connect() as connection:
+        with contextlib.suppress(ConnectionError):
+            connection.sendall(sent)
+        assert f"HTTP/1.1 {status}".encode() in connection.recv(65536)
+    assert several.server.get("/health").status == 200
