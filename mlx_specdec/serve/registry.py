@@ -60,7 +60,7 @@ class ServedModel:
         served: Whether the model has had a request since it was loaded, or `unload` was called.
         resting: Whether it takes no new requests, because another model needs memory.
         leases: Requests that are being read and are not submitted yet.
-        waiting: Requests that wait until the model takes requests.
+        waiting: Requests that wait until the model is loaded.
         problem: The error of the last load, for the requests that waited for it.
         facts: Facts that are known after the first load.
         metrics: The counters of its requests.

@@ -170,10 +170,12 @@ class Service:
     async def _prepare(self, request: Request, model: ServedModel, waits: bool) -> float:
         """Return after a model takes requests, with the seconds for which the request has waited.
         Raises Problem, at once unless it waits, and ClientDisconnect if the client leaves."""
-        began = time.monotonic()
-        model.waiting += 1
+        began, counted = time.monotonic(), False
         try:
             while not self.registry.prepare(model):
+                # Requests for a loaded model that must leave do not count, or it would never leave.
+                if not counted and model.state != "loaded":
+                    model.waiting, counted = model.waiting + 1, True
                 seconds = time.monotonic() - began
                 if not waits or seconds > self.settings.limits.seconds:
                     raise self.registry.not_loaded(model)
@@ -181,7 +183,7 @@ class Service:
                     raise ClientDisconnect
                 await asyncio.sleep(LOAD_POLL_SECONDS)
         finally:
-            model.waiting -= 1
+            model.waiting -= counted
         return time.monotonic() - began
 
     async def _generate(self, request: Request, stream: "ResponseStream") -> Response:
