@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from .support import Server, checkpoint, served
+from .support import Server, checkpoint, served, wait_until
 
 LONGEST = 64
 LONG, ENDLESS = "é" * 100, "é" * (40 * LONGEST)
@@ -109,3 +109,9 @@ def test_max_tokens_without_room_in_memory_names_the_tokens_that_have(small: Ser
     )
     assert found is not None, said
     assert int(found[1]) == int(found[2]) == 5 + int(found[3])
+    # One request with so many tokens fits at a time, and the others wait.
+    body = {"prompt": [5] * 5, "max_tokens": int(found[3])}
+    assert small.ask("/v1/completions", {**body, "max_tokens": int(found[3]) + 1}).status == 400
+    assert len(small.ok("/v1/completions", **body, ignore_eos=True, n=2)["choices"]) == 2
+    wait_until(lambda: small.metrics()["mlx_specdec:memory_reserved_bytes"] == 0)
+    assert small.metrics()["mlx_specdec:memory_budget_bytes"] == 256_000

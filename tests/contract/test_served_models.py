@@ -70,6 +70,9 @@ def test_every_line_names_its_model(several: Server) -> None:
     assert clients(several, 9, "calls") == AGENTS
     assert clients(several, 9, "chats") == CHATS
     assert clients(several, 9, "plain") == []
+    assert not any(
+        "API_KEY" in line.replace("OPENAI_API_KEY=unused", "") for line in several.printed
+    )
 
 
 def test_clients_do_not_see_paths_in_an_error_of_loading(several: Server, models: Path) -> None:

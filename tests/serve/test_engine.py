@@ -9,7 +9,6 @@ from typing import NoReturn
 
 import pytest
 
-from mlx_specdec.engine.request import Request
 from mlx_specdec.engine.scheduler import Scheduler
 from mlx_specdec.errors import OptionError
 from mlx_specdec.interfaces.records import Step
@@ -19,19 +18,10 @@ from mlx_specdec.serve.engine import STOPPING, Engine
 from mlx_specdec.text.tokenizer import load_tokenizer
 
 from ..support import tiny
-from ..support.serving import OPTIONS, PROMPT, Heard, ask, running, wait_until
+from ..support.serving import OPTIONS, ask, running, wait_until
 from ..support.tokenizers import byte_level
 
 ENDLESS = replace(OPTIONS, max_tokens=4000)
-
-
-def test_closing_ends_what_is_there_with_an_error(llama: tuple[Path, Path]) -> None:
-    with running(llama, batch_size=1) as engine:
-        body = [ask(engine, ENDLESS)[1] for _ in range(3)]
-        engine.close()
-        assert [heard.last().error for heard in body] == [STOPPING] * 3
-        with pytest.raises(RuntimeError, match=STOPPING):
-            engine.submit([Request(PROMPT, OPTIONS)], Heard())
 
 
 def test_closing_ends_requests_during_a_long_step(
@@ -95,19 +85,6 @@ def test_an_engine_whose_ranks_have_lost_step_ends(
         assert ask(engine)[1].last().error == STOPPING
         assert engine.join(60)
         assert isinstance(engine.problem, ValueError)
-
-
-def test_a_long_prompt_is_read_between_rounds_of_others(engine: Engine) -> None:
-    options, heard = replace(OPTIONS, prefill_step_size=8, max_tokens=300), Heard()
-    [short] = engine.submit([Request(PROMPT, options)], heard)
-    heard.parts.get(timeout=60)
-    [long] = engine.submit([Request([7] * 800, options)], heard)
-    between = 0
-    while (part := heard.parts.get(timeout=60)).number != long:
-        assert part.number == short
-        between += 1
-    assert between > 50
-    engine.cancel([short, long])
 
 
 def test_an_engine_logs_why_it_decodes_one_request_at_a_time(

@@ -9,15 +9,15 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ..cli.test_serve import needs_extra, serving
-from ..support.serving import wait_until
+from .support import ROOT, checkpoint, served, wait_until
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "docs" / "examples" / "haproxy.cfg"
+EXAMPLE = ROOT / "docs" / "examples" / "haproxy.cfg"
 HAPROXY = shutil.which("haproxy", path="/usr/sbin:/usr/local/sbin:/usr/local/bin:/opt/homebrew/bin")
 KEYS = [f"key {number}" for number in range(8)]
 LONG = "x" * 40_000
@@ -102,23 +102,20 @@ def traffic(port: int) -> Iterator[list[tuple[int, str, str, int]]]:
             each.join()
 
 
-@needs_extra
 @pytest.mark.slow
 @pytest.mark.skipif(HAPROXY is None, reason="haproxy is not installed")
-def test_no_request_is_lost_while_a_server_restarts(
-    llama: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_no_request_is_lost_while_a_server_restarts(tmp_path: Path) -> None:
     ports = free_ports(3)
-    flags = ["--model", llama[0], "--no-cache", "--drain-seconds", 3]
+    flags = ["--model", checkpoint(tmp_path / "model"), "--no-cache", "--drain-seconds", 3]
     with ExitStack() as stack:
         stack.enter_context(proxy(tmp_path, ports))
-        first, second = (stack.enter_context(serving(*flags, "--port", port)) for port in ports[1:])
+        first, second = (stack.enter_context(served(*flags, "--port", port)) for port in ports[1:])
 
         def places() -> dict[str, str]:
             return {key: ask(ports[0], key)[1] for key in KEYS}
 
         for port in ports[1:]:
-            wait_until(lambda port=port: healthy(port))
+            wait_until(partial(healthy, port))
         wait_until(lambda: set(places().values()) == {"a", "b"})
         before = places()
         text = ask(ports[0], KEYS[0])[2]
@@ -133,8 +130,9 @@ def test_no_request_is_lost_while_a_server_restarts(
         wait_until(lambda: len({ask(ports[0], key, **last)[1] for key in KEYS}) == 1)
 
         with traffic(ports[0]) as answers:
-            assert first.end(signal.SIGTERM) == 0
-            stack.enter_context(serving(*flags, "--port", ports[1]))
+            first.process.send_signal(signal.SIGTERM)
+            assert first.process.wait(60) == 0
+            stack.enter_context(served(*flags, "--port", ports[1]))
             wait_until(lambda: healthy(ports[1]))
             count = len(answers)
             wait_until(lambda: "a" in {each[1] for each in answers[count:]})

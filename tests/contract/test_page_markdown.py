@@ -5,14 +5,13 @@ import random
 import re
 import shutil
 import subprocess
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-import mlx_specdec
+from .several import Several
 
-PAGE = Path(mlx_specdec.__file__).with_name("serve") / "page.html"
 ELEMENTS = """
 class Element {
   constructor(tag) { Object.assign(this, { tag, className: "", childNodes: [], own: "" }); }
@@ -46,9 +45,22 @@ NODE = shutil.which("node")
 pytestmark = pytest.mark.skipif(NODE is None, reason="node is not installed")
 
 
-def render(*cases: list[tuple[str, str]]) -> list[dict[str, Any]]:
-    """Render texts in pieces. Returns each element and its text."""
-    page = PAGE.read_text()
+Render = Callable[..., list[dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def page(several: Several) -> str:
+    """The page as the server sends it."""
+    return several.server.get("/").body.decode()
+
+
+@pytest.fixture(scope="module")
+def render(page: str) -> Render:
+    """A function that renders texts in pieces, and returns each element and its text."""
+    return lambda *cases: rendered(page, *cases)
+
+
+def rendered(page: str, *cases: list[tuple[str, str]]) -> list[dict[str, Any]]:
     [markdown] = re.findall(r"// Markdown begins.*?// Markdown ends", page, re.DOTALL)
     [add] = re.findall(r"^function add\(.*?^}", page, re.DOTALL | re.MULTILINE)
     script = "\n".join((ELEMENTS, add, markdown, ASK))
@@ -56,7 +68,8 @@ def render(*cases: list[tuple[str, str]]) -> list[dict[str, Any]]:
         [str(NODE), "-e", script], input=json.dumps(cases), capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    elements: list[dict[str, Any]] = json.loads(done.stdout)
+    return elements
 
 
 def every(element: dict[str, Any]) -> list[dict[str, Any]]:
@@ -90,7 +103,7 @@ def f(x):
 """
 
 
-def test_blocks_and_marks_become_elements() -> None:
+def test_blocks_and_marks_become_elements(render: Render) -> None:
     [done] = render([(TEXT, "")])
     blocks = [one for one in done["element"]["children"] if one["class"] != "empty"]
     kinds = ["heading", "paragraph", "item", "item", "numbered", "quote", "code", "rule", "table"]
@@ -109,7 +122,7 @@ def test_blocks_and_marks_become_elements() -> None:
     assert link == "https://a.b/c?d=e"
 
 
-def test_nothing_is_read_as_html_and_no_link_runs_a_script() -> None:
+def test_nothing_is_read_as_html_and_no_link_runs_a_script(render: Render, page: str) -> None:
     text = (
         "<script>alert(1)</script> <img src=x onerror=alert(1)> **<b>x</b>**\n"
         '[a](javascript:alert(1)) [b](data:text/html,x) [c](https://ok.example/"onclick=) '
@@ -121,11 +134,10 @@ def test_nothing_is_read_as_html_and_no_link_runs_a_script() -> None:
     assert done["text"] == text
     assert [one["href"] for one in elements if one["tag"] == "a"] == []
     # Elements are only made, and never parsed from a text.
-    page = PAGE.read_text()
     assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|DOMParser", page)
 
 
-def test_any_text_in_any_pieces_keeps_its_characters_and_its_marks() -> None:
+def test_any_text_in_any_pieces_keeps_its_characters_and_its_marks(render: Render) -> None:
     rng = random.Random(7)
     signs = [
         "*",
@@ -164,7 +176,7 @@ def test_any_text_in_any_pieces_keeps_its_characters_and_its_marks() -> None:
         assert shown(pieces["element"]) == shown(whole["element"])
 
 
-def test_a_long_text_of_marks_ends() -> None:
+def test_a_long_text_of_marks_ends(render: Render) -> None:
     hostile = ["*" * 3000, "_a " * 3000, "`" * 3000, "[" * 3000 + "](" * 500, "**a" * 2000]
     results = render(*([(text, "")] for text in hostile))
     assert [done["text"] for done in results] == hostile
