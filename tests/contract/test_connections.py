@@ -4,41 +4,19 @@ import contextlib
 import resource
 import select
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from .support import PATIENCE, ROOT, Server
+from .support import PATIENCE, checkpoint, served
 
-MODEL = ROOT / "weights" / "t5-enfr-draft"
-START = """
-import resource, runpy, sys
-files = int(sys.argv.pop(1))
-resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
-runpy.run_module("mlx_specdec", run_name="__main__")
-"""
+PROGRAM = "import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, ({files}, {files}))"
 
 
-@contextlib.contextmanager
-def served(files: int) -> Iterator[Server]:
-    """Start a server that can open some files at once."""
-    running = subprocess.Popen(
-        [sys.executable, "-c", START, str(files), "serve", "--port", "0", "--model", str(MODEL)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-        bufsize=1,
-    )
-    server = Server(running)
-    try:
-        server.ready()
-        yield server
-    finally:
-        server.close()
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return checkpoint(tmp_path_factory.mktemp("model"))
 
 
 @contextlib.contextmanager
@@ -57,9 +35,9 @@ def opening(count: int) -> Iterator[None]:
 
 @pytest.mark.parametrize(("files", "count"), [(256, 160), (4096, 1400)])
 def test_silent_connections_beyond_a_bound_are_closed_without_a_traceback(
-    files: int, count: int
+    model: Path, files: int, count: int
 ) -> None:
-    with served(files) as server:
+    with served("--model", model, program=PROGRAM.format(files=files)) as server:
         with opening(2000), contextlib.ExitStack() as stack:
             address = ("127.0.0.1", server.port)
             silent = [

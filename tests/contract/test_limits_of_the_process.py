@@ -2,8 +2,6 @@
 
 import contextlib
 import ctypes
-import http.client
-import json
 import os
 import resource
 import signal
@@ -12,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import pytest
@@ -71,16 +70,6 @@ def test_commands_run_with_few_open_files(llama: Path, tmp_path: Path) -> None:
     assert done.code == 0, done.err
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the limits are read from /proc")
-def test_a_server_keeps_its_limits_of_open_files(llama: Path) -> None:
-    """The server raises the soft limit, and loading a model lowers neither limit."""
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    with few_at_first(), served("--model", llama) as server:
-        server.ok("/v1/completions", prompt="A text", max_tokens=2)
-        limits = resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE)
-    assert limits == (4096 if hard == resource.RLIM_INFINITY else min(4096, hard), hard)
-
-
 def test_a_loaded_model_leaves_no_graph_of_random_weights(llama: Path, tmp_path: Path) -> None:
     """MLX's layers draw weights at random. If these draws were never computed, each load would make
     the graph behind MLX's random state larger."""
@@ -101,14 +90,12 @@ def silent_hub() -> Iterator[str]:
 def test_signals_end_a_server_while_a_model_loads(
     signals: tuple[signal.Signals, ...], llama: Path, tmp_path: Path
 ) -> None:
-    models = ("--model", llama, "--model", "nobody/slow")
+    models, slow = ("--model", llama, "--model", "nobody/slow"), "nobody/slow"
     with silent_hub() as url:
-        hub = {"HF_ENDPOINT": url, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path)}
+        hub: dict[str, Any] = {"HF_ENDPOINT": url, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path)}
         with served(*models, **hub) as server:
-            body = json.dumps({"model": "nobody/slow", "prompt": "A text"})
-            with contextlib.closing(http.client.HTTPConnection("127.0.0.1", server.port)) as one:
-                one.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
-                server.waits_for("loading nobody/slow")
+            assert server.ask("/v1/completions", {"model": slow, "prompt": "x"}).status == 503
+            server.waits_for(f"loading {slow}")
             for number in signals:
                 server.process.send_signal(number)
                 server.waits_for("shutting down")
@@ -116,11 +103,18 @@ def test_signals_end_a_server_while_a_model_loads(
     assert not any("Traceback" in line for line in server.log), server.log
 
 
-def test_a_signal_ends_a_server_that_writes_its_prompt_cache(llama: Path, tmp_path: Path) -> None:
-    """The first signal ends a server after its caches are written, and the next one at once."""
-    with served("--model", llama, "--prompt-cache-dir", tmp_path) as server:
+@pytest.mark.skipif(sys.platform != "linux", reason="the limits are read from /proc")
+def test_a_server_keeps_its_limits_and_writes_its_prompt_cache_at_a_signal(
+    llama: Path, tmp_path: Path
+) -> None:
+    """The server raises the soft limit of open files, and loading a model lowers neither limit. The
+    first signal ends the server after its caches are written, and the next one at once."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    with few_at_first(), served("--model", llama, "--prompt-cache-dir", tmp_path) as server:
         server.ok("/v1/completions", prompt="A text " * 60, max_tokens=2)
+        limits: Any = resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE)
         while server.process.poll() is None:
             server.process.send_signal(signal.SIGTERM)
         assert server.process.returncode == 0
+    assert limits == (4096 if hard == resource.RLIM_INFINITY else min(4096, hard), hard)
     assert not any("Traceback" in line for line in server.log), server.log

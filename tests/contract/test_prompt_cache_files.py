@@ -20,7 +20,7 @@ from .support import ROOT, checkpoint, command, moved
 PROMPT = "Damaged files are computed anew. " * 12
 OTHER = "What another user has written stays. " * 12
 """Prompts of several blocks each."""
-TOKENS = 48
+TOKENS = 20
 
 
 @pytest.fixture(scope="module")

@@ -89,7 +89,7 @@ def test_a_restarted_server_answers_mixed_requests_like_each_of_them_alone(
     """The first server is killed. The caches of the second one are small, so that both models read
     the first one's files again and again."""
     cache = ("--prompt-cache-dir", tmp_path, "--prompt-cache-bytes", "400KB")
-    sent = requests(60)
+    sent = requests(40)
     with served(*flags, *cache) as server:
         alone = [completion(server, request) for request in sent]
         server.process.kill()
