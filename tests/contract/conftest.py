@@ -1,13 +1,14 @@
-"""What several files of the contract share: tiny models, and one server of many of them."""
+"""Tiny models, and servers of many tiny models, that several files of the contract share."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from .several import Several, serve_several
-from .support import checkpoint, moved
+from .support import checkpoint, moved, served
 from .translators import translator
+from .zoo import Model, preset, write_models
 
 
 @pytest.fixture(scope="session")
@@ -30,3 +31,13 @@ def several(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Several]:
     """One server of several small models, for tests that change nothing in it."""
     with serve_several(tmp_path_factory.mktemp("several")) as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Model]]:
+    """Return one of many tiny models, all of them behind one server, by its name in zoo.py."""
+    root = tmp_path_factory.mktemp("zoo")
+    flags = write_models(root)
+    file = preset(root / "models.toml", flags)
+    with served("--models-preset", file, "--wait-for-model", "--no-cache") as server:
+        yield lambda name: Model(server, name, flags[name]["model"])

@@ -16,18 +16,16 @@ from ..support.tokenizers import byte_level
 WIDTH = 128
 """Size of the hidden states. Each token has a code of this many random signs, so that the codes of
 two tokens are nearly orthogonal."""
-LEAST = 4
-"""Smallest number of characters of a token of an answer."""
 END = 1
 """The token that ends a sequence."""
 
 
-def pieces_of(answer: str, taken: set[str]) -> list[str]:
-    """Split an answer into pieces that differ from each other and from all taken ones. Add them to
-    the taken ones."""
+def pieces_of(answer: str, taken: set[str], least: int) -> list[str]:
+    """Split an answer into pieces of at least some characters that differ from each other and from
+    all taken ones. Add them to the taken ones."""
     pieces, begin = list[str](), 0
     for end in range(1, len(answer) + 1):
-        if end - begin >= LEAST and answer[begin:end] not in taken:
+        if end - begin >= least and answer[begin:end] not in taken:
             pieces.append(answer[begin:end])
             taken.add(answer[begin:end])
             begin = end
@@ -46,6 +44,7 @@ def learned(
     template: str,
     *,
     tokens: Sequence[str] = (),
+    least: int = 4,
     **settings: object,
 ) -> Path:
     """Write a model that gives each of these answers to its cue, whatever else is in the prompt.
@@ -55,6 +54,7 @@ def learned(
             given to all prompts that do not end with a cue.
         template: The chat template. Its output must end with the cue.
         tokens: Further special tokens.
+        least: Smallest number of characters of a token of an answer.
         settings: Further entries of tokenizer_config.json.
     """
     byte_level(directory, chat_template=template, **settings)
@@ -62,7 +62,7 @@ def learned(
     tokenizer = Tokenizer.from_file(file)
     tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in tokens])
     taken = {*tokenizer.get_vocab(), *answers}
-    chains = {cue: pieces_of(answer, taken) for cue, answer in answers.items()}
+    chains = {cue: pieces_of(answer, taken, least) for cue, answer in answers.items()}
     added = [*answers, *(piece for chain in chains.values() for piece in chain)]
     tokenizer.add_tokens([AddedToken(piece, normalized=False) for piece in added])
     tokenizer.save(file)

@@ -5,9 +5,6 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer
 
-from mlx_specdec.text.markers import CallFormat, Marker
-from mlx_specdec.text.tool_formats import FORMATS
-
 from . import tiny
 from .tokenizers import byte_level
 from .tools import ANTHROPIC as ANTHROPIC
@@ -15,6 +12,7 @@ from .tools import GET_TOOLS as GET_TOOLS
 from .tools import KEY as KEY
 from .tools import MODEL as MODEL
 from .tools import NAMED as NAMED
+from .tools import SCHEMA as SCHEMA
 from .tools import TOOLS as TOOLS
 from .tools import function as function
 
@@ -47,8 +45,3 @@ def make_tooled(
     tokenizer.save(file)
     tiny.write("llama", directory, 0, vocab_size=tokenizer.get_vocab_size())
     return directory
-
-
-def of_parser(name: str) -> CallFormat:
-    found = FORMATS[name]
-    return CallFormat(name, found, Marker(found.begin, (7,)), Marker(found.end, (8,)))
