@@ -81,8 +81,9 @@ MIDDLE = "total = sum(each.size for each in files if each.name)"
 
 def format_template(shown: str) -> str:
     """Return a template that shows a format of calls, and does not write calls in Qwen's format."""
-    plain = TEMPLATE.replace("tool_call>", "call>").replace("tool_call.", "call.function.")
-    return plain.replace("{% set tool_call = call.function %}", f"{{{{ {json.dumps(shown)} }}}}")
+    return f"{{# {shown} #}}" + TEMPLATE.replace("tool_call>", "call>").replace(
+        "{% set tool_call = call.function %}", "{% set call = call.function %}"
+    ).replace("tool_call.", "call.")
 
 
 def write_models(root: Path) -> dict[str, dict[str, Any]]:
@@ -123,7 +124,11 @@ def write_models(root: Path) -> dict[str, dict[str, Any]]:
             **drafted,
             "max-model-len": 1024,
         },
-        "marked": {"model": made("marked", template=TEMPLATE, tokens=MARKS, special=True)},
+        "marked": {
+            "model": made("marked", template=TEMPLATE, tokens=MARKS, special=True),
+            "draft-model": root / "opens-draft",
+            **drafted,
+        },
         "calls": {"model": made("calls", template=TEMPLATE, tokens=CALLS), **drafted},
         "opens": {"model": opens, "draft-model": moved(opens, root / "opens-draft"), **drafted},
         "opens-text": {"model": made("opens-text", template=OPENS, tokens=MARKS)},
@@ -157,6 +162,8 @@ def write_models(root: Path) -> dict[str, dict[str, Any]]:
     for name, marks in (("middle", FILLING), ("suffix-first", SUFFIX_FIRST)):
         model = learned(root / name, {"<<>>": MIDDLE}, "", tokens=marks, least=1)
         flags[name] = {"model": model, **lookup}
+    for rule in ("token", "block", "typical"):
+        flags[f"opens-{rule}"] = {**flags["opens"], "rule": rule, "num-draft": 4}
     for name, (shown, marks) in FORMATS.items():
         template = format_template(shown)
         flags[name] = {"model": made(name, template=template, tokens=marks, special=True)}
