@@ -73,6 +73,29 @@ CHANNELS = (
     "{% elif m.content %}<|start|>{{ m.role }}<|message|>{{ m.content }}<|end|>{% endif %}"
     "{% endfor %}{% if add_generation_prompt %}<|start|>assistant{% endif %}"
 )
+ANALYSIS = CHANNELS + "<|channel|>analysis<|message|>"
+KEEP = '{"name": "ab", "age": 7}'
+THOUGHT = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
+ANSWER = "<|channel|>final<|message|>Yes."
+PREAMBLE = "<|channel|>commentary<|message|>Wait.<|end|><|start|>assistant"
+CALLING = f"<|channel|>commentary to=functions.keep <|constrain|>json<|message|>{KEEP}"
+CALLED = f" to=functions.keep<|channel|>commentary json<|message|>{KEEP}"
+RESULT = "<|start|>functions.keep to=assistant<|channel|>commentary<|message|>3<|end|>"
+ONE = [("keep", KEEP)]
+CHANNEL_ANSWERS: dict[str, tuple[str, str, str, list[tuple[str, str]]]] = {
+    "answer": (ANSWER, "", "Yes.", []),
+    "thought": (f"{THOUGHT}{ANSWER}<|return|>", "Hm.", "Yes.", []),
+    "no header": ("Yes, to be sure.", "", "Yes, to be sure.", []),
+    "call": (f"{THOUGHT}{CALLING}", "Hm.", "", ONE),
+    "recipient first": (CALLED, "", "", ONE),
+    "preamble": (f"{THOUGHT}{PREAMBLE}{CALLING}<|call|>", "Hm.", "Wait.", ONE),
+    "own result": (f"{CALLING}<|call|>{RESULT}<|start|>assistant{ANSWER}", "", "Yes.", ONE),
+    "twice": (f"{CALLING}<|call|><|start|>assistant{CALLING}", "", "", ONE * 2),
+    "cut header": ("<|channel|>ana", "", "", []),
+    "cut call": (CALLING[:-5], "", KEEP[:-5], []),
+    "less than": ("<|channel|>final<|message|>a <| b <|en", "", "a <| b <|en", []),
+}
+"""What models write in channels by a cue, and how it is read: thoughts, content and calls."""
 FILLING = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|file_sep|>")
 SUFFIX_FIRST = ("[PREFIX]", "[SUFFIX]")
 MIDDLE = "total = sum(each.size for each in files if each.name)"
@@ -134,6 +157,7 @@ def write_models(root: Path) -> dict[str, dict[str, Any]]:
         "opens-text": {"model": made("opens-text", template=OPENS, tokens=MARKS)},
         "budgeted": {"model": opens, "thinking-budget": 2},
         "channels": {"model": channels, **drafted},
+        "analysis": {"model": made("analysis", template=ANALYSIS, tokens=HARMONY, special=True)},
         "padded": {"model": padded, "draft-model": root / "tiny-draft", **drafted},
         "words": {"model": words},
         "translator": {"model": ROOT / "weights/t5-enfr", "num-draft": 2},
@@ -162,6 +186,16 @@ def write_models(root: Path) -> dict[str, dict[str, Any]]:
     for name, marks in (("middle", FILLING), ("suffix-first", SUFFIX_FIRST)):
         model = learned(root / name, {"<<>>": MIDDLE}, "", tokens=marks, least=1)
         flags[name] = {"model": model, **lookup}
+    answers = {f"<<{cue}>>": answer for cue, (answer, *_) in CHANNEL_ANSWERS.items()}
+    spoken = "{% for tool in tools or [] %}{{ tool.function.name }}{% endfor %}"
+    spoken += "<|start|>assistant{{ messages[-1].content }}"
+    for name, template, least in (
+        ("harmony", f"{{# <|channel|> #}}{spoken}", 4),
+        ("harmony-short", f"{{# <|channel|> #}}{spoken}", 1),
+        ("no-channels", spoken, 4),
+    ):
+        model = learned(root / name, answers, template, tokens=HARMONY, least=least)
+        flags[name] = {"model": model, "max-tokens": 200}
     for rule in ("token", "block", "typical"):
         flags[f"opens-{rule}"] = {**flags["opens"], "rule": rule, "num-draft": 4}
     for name, (shown, marks) in FORMATS.items():

@@ -1,0 +1,118 @@
+"""Models that write messages in channels, as gpt-oss does in OpenAI's Harmony format."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from ..support.tooled import NAMED, SCHEMA, TOOLS
+from .zoo import (
+    CHANNEL_ANSWERS,
+    CHAT,
+    HARMONY,
+    KEEP,
+    MESSAGES,
+    PERSON,
+    RESPONSES,
+    USER,
+    Model,
+    bound_to,
+    joined,
+)
+
+Models = Callable[[str], Model]
+TOOL = {"type": "function", "name": "keep", "parameters": SCHEMA}
+
+
+@pytest.mark.parametrize("model", ["harmony", "harmony-short"])
+@pytest.mark.parametrize("case", CHANNEL_ANSWERS)
+def test_messages_are_read_in_any_pieces(models: Models, model: str, case: str) -> None:
+    _, reasoning, content, calls = CHANNEL_ANSWERS[case]
+    body = {"messages": [{"role": "user", "content": f"<<{case}>>"}], "tools": TOOLS}
+    choice = models(model).choice(CHAT, **body)
+    streamed = joined(models(model).streamed(CHAT, **body))
+    for message in (choice["message"], streamed):
+        found = [call["function"] for call in message.get("tool_calls", [])]
+        assert [(call["name"], call["arguments"]) for call in found] == calls
+        assert (message.get("reasoning_content") or "") == reasoning
+        assert (message["content"] or "") == content
+    assert choice["finish_reason"] == ("tool_calls" if calls else "stop")
+    # Without tools, a call is a text.
+    message = models(model).message(messages=body["messages"])
+    assert "tool_calls" not in message
+    assert not calls or KEEP in message["content"]
+
+
+def test_parallel_calls_can_be_turned_off(models: Models) -> None:
+    body = {"messages": [{"role": "user", "content": "<<twice>>"}], "tools": TOOLS}
+    for more, count in (({}, 2), ({"parallel_tool_calls": False}, 1)):
+        assert len(models("harmony").message(**body, **more)["tool_calls"]) == count
+
+
+def test_a_message_can_be_continued(models: Models) -> None:
+    pytest.importorskip("llguidance", reason="the extra grammar is not installed")
+    messages = [USER, {"role": "assistant", "content": "Y"}]
+    body = {"messages": messages, "continue_final_message": True, **bound_to("es.")}
+    assert models("channels").message(**body)["content"] == "es."
+
+
+def test_other_apis_have_the_same_parts(models: Models) -> None:
+    model = models("harmony")
+    items = model.ok(RESPONSES, input="<<call>>", tools=[TOOL])["output"]
+    assert [item["type"] for item in items] == ["reasoning", "function_call"]
+    assert (items[1]["name"], items[1]["arguments"]) == ("keep", KEEP)
+    tools = [{"name": "keep", "input_schema": SCHEMA}]
+    body = {"messages": [{"role": "user", "content": "<<call>>"}], "tools": tools}
+    reply = model.ok(MESSAGES, **body, max_tokens=99)
+    assert [block["type"] for block in reply["content"]] == ["thinking", "tool_use"]
+    assert reply["content"][1]["input"] == {"name": "ab", "age": 7}
+
+
+@pytest.mark.parametrize("effort", ["none", "low"])
+def test_a_call_or_a_format_can_be_demanded(models: Models, effort: str) -> None:
+    pytest.importorskip("llguidance", reason="the extra grammar is not installed")
+    model = models("channels")
+    # The end of a thought is likely, so that it comes soon.
+    bias = model.bias(**{"<|end|>": 4})
+    body: dict[str, Any] = {"temperature": 1.0, "seed": 4, "reasoning_effort": effort}
+    call = {"tools": TOOLS, "tool_choice": NAMED}
+    for more in (call, {"guided_json": SCHEMA}, {"regex": "ab[ab]"}):
+        message = model.message(**body, **more, logit_bias=bias)
+        plain = model.message(**body, **more, logit_bias=bias, speculative=False)
+        assert plain["content"] == message["content"]
+        assert effort == "low" or "reasoning_content" not in message
+        if more is call:
+            [found] = message["tool_calls"]
+            assert re.fullmatch(PERSON, found["function"]["arguments"])
+        else:
+            assert re.fullmatch(more.get("regex", PERSON), message["content"])
+    # Without a c there is no commentary, and so no call.
+    bias |= {str(id): -100 for piece, id in model.vocabulary.items() if piece[0] == "c"}
+    message = model.message(**body, tools=TOOLS, guided_json=SCHEMA, logit_bias=bias)
+    assert re.fullmatch(PERSON, message["content"])
+
+
+def test_a_thought_in_a_message_of_analysis_has_a_budget(models: Models) -> None:
+    model = models("analysis")
+    body = {"messages": [USER], "max_tokens": 9, "logit_bias": model.bias(**{"<|end|>": -30})}
+    for budget, count in (({}, 9), ({"reasoning": {"max_tokens": 4}}, 4)):
+        usage = model.ok(CHAT, **body, **budget)["usage"]
+        assert usage["completion_tokens_details"]["reasoning_tokens"] == count
+
+
+def test_a_call_with_a_thought_and_a_preamble_can_be_sent_back(models: Models) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "keep", "arguments": KEEP}}
+    turn = {"role": "assistant", "content": "Wait.", "reasoning_content": "Hm."}
+    messages = [USER, {**turn, "tool_calls": [call]}, {"role": "tool", "content": "kept"}]
+    prompt = models("channels").ok("/apply-template", messages=messages, tools=TOOLS)["prompt"]
+    assert "analysis<|message|>Hm.\nWait.<|end|>" in prompt
+    assert f"to=functions.keep<|channel|>commentary json<|message|>{KEEP}<|call|>" in prompt
+    assert prompt.endswith("<|end|><|start|>assistant")
+
+
+def test_a_vocabulary_alone_makes_no_channels(models: Models) -> None:
+    model = models("no-channels")
+    message = model.message(messages=[{"role": "user", "content": "<<answer>>"}])
+    assert message["content"] == CHANNEL_ANSWERS["answer"][0]
+    assert {*HARMONY} <= model.vocabulary.keys()
