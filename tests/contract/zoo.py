@@ -161,6 +161,7 @@ def write_models(root: Path) -> dict[str, dict[str, Any]]:
         "padded": {"model": padded, "draft-model": root / "tiny-draft", **drafted},
         "words": {"model": words},
         "translator": {"model": ROOT / "weights/t5-enfr", "num-draft": 2},
+        "translator-raw": {"model": ROOT / "weights/t5-enfr", "no-chat-template": True},
         "system-tools": {"model": made("system-tools", template=SYSTEM_TOOLS)},
         "text-arguments": {"model": made("text-arguments", template=TEXT_ARGUMENTS)},
         "no-tools": {
@@ -185,10 +186,11 @@ def write_models(root: Path) -> dict[str, dict[str, Any]]:
     }
     for name, marks in (("middle", FILLING), ("suffix-first", SUFFIX_FIRST)):
         model = learned(root / name, {"<<>>": MIDDLE}, "", tokens=marks, least=1)
-        flags[name] = {"model": model, **lookup}
+        for path in (COMPLETIONS, "/infill"):
+            flags[f"{name}{path.replace('/', '-')}"] = {"model": model, **lookup}
     answers = {f"<<{cue}>>": answer for cue, (answer, *_) in CHANNEL_ANSWERS.items()}
     spoken = "{% for tool in tools or [] %}{{ tool.function.name }}{% endfor %}"
-    spoken += "<|start|>assistant{{ messages[-1].content }}"
+    spoken += "<|start|>assistant{{ '\\n' + messages[-1].content }}"
     for name, template, least in (
         ("harmony", f"{{# <|channel|> #}}{spoken}", 4),
         ("harmony-short", f"{{# <|channel|> #}}{spoken}", 1),
@@ -210,7 +212,7 @@ def preset(file: Path, flags: Mapping[str, Mapping[str, Any]]) -> Path:
     for name, settings in flags.items():
         lines = {"max-tokens": 24, **settings}.items()
         values = {
-            key: value if isinstance(value, int) else json.dumps(str(value)) for key, value in lines
+            key: json.dumps(value if isinstance(value, int) else str(value)) for key, value in lines
         }
         tables += [f"[{name}]", *(f"{key} = {value}" for key, value in values.items())]
     file.write_text("\n".join(tables), encoding="utf-8")
