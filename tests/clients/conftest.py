@@ -1,20 +1,17 @@
-"""A real server on loopback for clients of others, of the extra `clients`; all of it is slow."""
+"""Real servers for clients of others, of the extra `clients`; all of it is slow."""
 
 import inspect
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer
 
-from mlx_specdec.serve.engine import Engine
-from mlx_specdec.text.infill import MARKS
-from mlx_specdec.text.tokenizer import load_tokenizer
-
-from ..support.models import moved
-from ..support.serving import running
-from ..support.tooled import CALLS, make_tooled
+from ..contract.support import ROOT, moved, served
+from ..support.tooled import CALLS, MODEL, make_tooled
 
 HERE = Path(__file__).parent
+FILLING = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -24,56 +21,56 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for each in items:
-        if HERE not in each.path.parents:
+    for item in items:
+        if HERE not in item.path.parents:
             continue
-        each.add_marker(pytest.mark.slow)
-        # What libraries of others warn of is none of ours to mend.
-        each.add_marker(pytest.mark.filterwarnings("ignore"))
-        if inspect.iscoroutinefunction(getattr(each, "function", None)):
+        item.add_marker(pytest.mark.slow)
+        # Warnings of other libraries cannot be mended here.
+        item.add_marker(pytest.mark.filterwarnings("ignore"))
+        if inspect.iscoroutinefunction(getattr(item, "function", None)):
             # langchain-openai keeps one client for all tests, which lives in one loop.
-            each.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)
+            item.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)
 
 
-def address_of(engine: Engine) -> Iterator[str]:
-    """Where an engine is served. Skips without the extras server and grammar."""
+def address_of(model: Path, *flags: object) -> Iterator[str]:
+    """Serve a model, and yield the address of the server. Skips without the extra grammar."""
     pytest.importorskip("llguidance", reason="the extra grammar is not installed")
-    from ..support.serving import listening
-
-    with listening(engine) as place:
-        yield f"http://127.0.0.1:{place.port}"
+    settings = ("--num-draft", 2, "--max-tokens", 24, "--no-cache")
+    with served("--model", model, *settings, *flags) as server:
+        yield f"http://127.0.0.1:{server.port}"
 
 
 @pytest.fixture(scope="session")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Where a tiny model with a draft is served that knows tools."""
-    directory = make_tooled(tmp_path_factory.mktemp("tooled"), marks=CALLS)
-    draft = moved(directory, tmp_path_factory.mktemp("tooled-draft"))
-    with running((directory, draft)) as engine:
-        yield from address_of(engine)
+def tooled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model that knows tools."""
+    return make_tooled(tmp_path_factory.mktemp("tooled") / MODEL, marks=CALLS)
+
+
+@pytest.fixture(scope="session")
+def root(tooled: Path) -> Iterator[str]:
+    """The address of a tiny model with a draft that knows tools."""
+    draft = moved(tooled, tooled.with_name("draft"))
+    yield from address_of(tooled, "--draft-model", draft)
 
 
 @pytest.fixture(scope="session")
 def filling(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Where one is served that fills in texts as well."""
-    directory = make_tooled(tmp_path_factory.mktemp("filling"), marks=(*CALLS, *MARKS[0]))
-    with running((directory, None)) as engine:
-        yield from address_of(engine)
+    """The address of a model that fills in texts as well."""
+    directory = tmp_path_factory.mktemp("filling") / MODEL
+    yield from address_of(make_tooled(directory, marks=(*CALLS, *FILLING)))
 
 
 @pytest.fixture(scope="session")
 def thinking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Where one is served that knows thoughts as well, which have no end in random texts."""
-    directory = make_tooled(tmp_path_factory.mktemp("thinking"))
-    with running((directory, None)) as engine:
-        yield from address_of(engine)
+    """The address of a model that knows thoughts as well, which have no end in random texts."""
+    yield from address_of(make_tooled(tmp_path_factory.mktemp("thinking") / MODEL))
 
 
 @pytest.fixture(scope="session")
-def ending(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
+def ending(tooled: Path) -> dict[str, int]:
     """logit_bias with which a random model ends the strings that it has begun."""
-    directory = make_tooled(tmp_path_factory.mktemp("pieces"), marks=CALLS)
-    return {str(load_tokenizer(directory, kind="decoder-only").pieces().index('"')): 20}
+    tokenizer = Tokenizer.from_file(str(tooled / "tokenizer.json"))
+    return {str(tokenizer.token_to_id('"')): 20}
 
 
 @pytest.fixture(scope="session")
@@ -84,13 +81,13 @@ def base_url(root: str) -> str:
 
 @pytest.fixture(scope="session")
 def shipped() -> Iterator[str]:
-    """Where the shipped Python model is served, which has no chat template."""
-    with running((Path("weights/py-llama"), Path("weights/py-llama-draft"))) as engine:
-        yield from address_of(engine)
+    """The address of the shipped Python model, which has no chat template."""
+    draft = ROOT / "weights/py-llama-draft"
+    yield from address_of(ROOT / "weights/py-llama", "--draft-model", draft)
 
 
 @pytest.fixture(scope="session")
 def translator() -> Iterator[str]:
-    """Where the pair is served that `serve` takes without a model."""
-    with running((Path("weights/t5-enfr"), Path("weights/t5-enfr-draft"))) as engine:
-        yield from address_of(engine)
+    """The address of the pair that `serve` takes without a model."""
+    draft = ROOT / "weights/t5-enfr-draft"
+    yield from address_of(ROOT / "weights/t5-enfr", "--draft-model", draft)

@@ -16,7 +16,6 @@ PREFIX = "translate English to French: "
 
 def test_a_chat_template_is_used_where_there_is_one(models: Models) -> None:
     model = models("templated")
-    assert model.server.get("/props?model=templated").json["chat"] == "template"
     own = {"role": "system", "content": "Own."}
     for messages, prompt in (
         ([USER], "[system] Hush.\n[user] Who?\n[assistant]"),
@@ -29,6 +28,7 @@ def test_a_chat_template_is_used_where_there_is_one(models: Models) -> None:
         assert model.message(**body, temperature=0, max_tokens=8)["content"] == raw
         calm = {**body, "chat_template_kwargs": {"calm": "yes"}, "max_tokens": 1}
         assert model.ok(CHAT, **calm)["usage"]["prompt_tokens"] > reply["count"]
+    assert model.server.get("/props?model=templated").json["chat"] == "template"
     begun = [USER, {"role": "assistant", "content": "It "}]
     for more, end in (
         ({}, "[assistant] It \n[assistant]"),
@@ -71,17 +71,16 @@ def test_a_template_may_take_arguments_as_text(models: Models) -> None:
 
 def test_a_translator_answers_a_single_message(models: Models) -> None:
     model, text = models("translator"), "I am cold."
-    props = model.server.get("/props?model=translator").json
-    assert (props["chat"], props["task_prefix"]) == ("single user message", PREFIX)
     body = {"temperature": 0.7, "seed": 3}
     message = model.message(messages=[{"role": "user", "content": text}], **body)
+    props = model.server.get("/props?model=translator").json
+    assert (props["chat"], props["task_prefix"]) == ("single user message", PREFIX)
     for prompt in (text, PREFIX + text):
         answer = model.ok(COMPLETIONS, prompt=prompt, **body)
         assert answer["choices"][0]["text"] == message["content"]
     assert model.written(prompt=text, speculative=False, **body) == message["content"]
     # Without a template, the model gets no task but the prompt.
     raw = models("translator-raw")
-    assert raw.server.get("/props?model=translator-raw").json["task_prefix"] == ""
     counts = [
         answer["usage"]["prompt_tokens"]
         for answer in (
@@ -91,6 +90,7 @@ def test_a_translator_answers_a_single_message(models: Models) -> None:
         )
     ]
     assert counts[0] == counts[1] < counts[2]
+    assert raw.server.get("/props?model=translator-raw").json["task_prefix"] == ""
 
 
 def test_the_blank_before_a_continuation_is_part_of_it(models: Models) -> None:

@@ -346,6 +346,13 @@ def test_the_prompt_stands_before_the_text_with_echo(tiny: Model) -> None:
     assert text_of(tiny.streamed(COMPLETIONS, prompt=TEXT, **body, echo=True)) == TEXT + text
 
 
+def test_an_event_is_one_line_for_everybody_who_splits_lines(tiny: Model) -> None:
+    text = "é\x85d\u2028😀\u2029"
+    events = tiny.ask(COMPLETIONS, prompt=text, max_tokens=1, echo=True, stream=True).events
+    assert text_of(events).startswith(text)
+    assert events[-1]["choices"][0]["finish_reason"] == "length"
+
+
 @pytest.mark.parametrize("path", PATHS)
 def test_a_stream_says_on_demand_what_was_drafted(tiny: Model, path: str) -> None:
     body = {"max_tokens": 24, "seed": 3, "temperature": 0.6, "logprobs": path == CHAT or 0}

@@ -26,6 +26,13 @@ def test_both_endpoints_write_the_middle_and_the_same_plainly(models: Models) ->
     chosen = model.ok(FILL, **asked, response_fields=["content", "timings/prompt_n"])
     assert list(chosen) == ["content", "timings/prompt_n"]
     assert model.ok(FILL, **{**asked, "n_predict": 0})["content"] == ""
+    extra = [{"filename": "a.py", "text": "lines = []"}]
+    longer = model.ok(FILL, **{**asked, "n_predict": 0}, input_extra=extra)
+    count = len(model.ids("a.py\nlines = []\n")) - len(model.ids(""))
+    assert longer["tokens_evaluated"] == filled["tokens_evaluated"] + count + 1
+    # A prompt that does not fit is cut around the gap.
+    halves = {"input_prefix": " x" * 400, "input_suffix": " y" * 400}
+    assert model.ok(FILL, **halves, n_predict=5)["tokens_predicted"] <= 5
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, FILL])
