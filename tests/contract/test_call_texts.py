@@ -22,7 +22,10 @@ LEAST = (1, 4)
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     root, flags = tmp_path_factory.mktemp("formats"), list[Any]()
     for format in dict.fromkeys(name for name, *_ in TEXTS):
-        answers = {f"<<{at}>>": text for at, (name, text, _) in enumerate(TEXTS) if name == format}
+        places = [at for at, (name, *_) in enumerate(TEXTS) if name == format]
+        # Short answers come first, since all tokens of the model's answers differ.
+        places.sort(key=lambda at: len(TEXTS[at][1]))
+        answers = {f"<<{at}>>": TEXTS[at][1] for at in places}
         for least in LEAST:
             model = root / f"{format}-{least}"
             thoughts = ("<think>", "</think>")

@@ -76,7 +76,7 @@ def test_a_call_or_a_format_can_be_demanded(models: Models, effort: str) -> None
     # The end of a thought is likely, so that it comes soon.
     bias = model.bias(**{"<|end|>": 4})
     body: dict[str, Any] = {"temperature": 1.0, "seed": 4, "reasoning_effort": effort}
-    call = {"tools": TOOLS, "tool_choice": NAMED}
+    call: dict[str, Any] = {"tools": TOOLS, "tool_choice": NAMED}
     for more in (call, {"guided_json": SCHEMA}, {"regex": "ab[ab]"}):
         message = model.message(**body, **more, logit_bias=bias)
         plain = model.message(**body, **more, logit_bias=bias, speculative=False)

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -110,7 +111,7 @@ def test_the_blank_before_a_continuation_is_part_of_it(models: Models) -> None:
     begun = [user, {"role": "assistant", "content": "Les"}]
     continued = model.message(messages=begun, continue_final_message=True, **body)
     assert continued["content"] == " des des"
-    options = {"max_tokens": 2, "logit_bias": {id: 100.0}, "cost_cache": False}
+    options: dict[str, Any] = {"max_tokens": 2, "logit_bias": {id: 100.0}, "cost_cache": False}
     assert generate(pair, "Les", Options(chat_template=False, **options)).text == " des des"
     assert generate(pair, "Les", Options(**options)).text == "des des"
     pytest.importorskip("llguidance", reason="the extra grammar is not installed")

@@ -298,7 +298,7 @@ def test_a_call_that_was_cut_can_be_sent_back(models: Models, arguments: str) ->
 
 
 def test_calls_and_results_are_sent_back_to_the_model(models: Models) -> None:
-    call = {"id": "call_1", "type": "function"}
+    call: dict[str, Any] = {"id": "call_1", "type": "function"}
     call |= {"function": {"name": "keep", "arguments": '{"a":1}'}}
     messages = [
         USER,

@@ -131,7 +131,12 @@ SAID = {"role": "assistant", "content": "Nobody."}
 IMAGE = {"type": "input_image", "image_url": "data:image/png;base64,iVBORw0KGgo="}
 PDF = {"type": "input_file", "filename": "a.pdf", "file_data": "data:application/pdf;base64,JVBE"}
 CALL = {"type": "function_call", "name": "keep", "arguments": "{}"}
-SILENT = {"type": "reasoning", "summary": [], "content": None, "encrypted_content": "gAAAA"}
+SILENT: dict[str, Any] = {
+    "type": "reasoning",
+    "summary": [],
+    "content": None,
+    "encrypted_content": "gAAAA",
+}
 REFUSAL = {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}
 INPUTS: dict[str, Any] = {
     "a text": "Who?",

@@ -57,7 +57,7 @@ FORMATS: dict[str, tuple[str, tuple[str, ...]]] = {
     "mistrals-lists": ("[TOOL_CALLS]", ("[TOOL_CALLS]",)),
 }
 """What the template of a format of tool calls shows, and its special tokens."""
-HARMONY = ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>")
+HARMONY: tuple[str, ...] = ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>")
 HARMONY += ("<|end|>", "<|call|>", "<|return|>")
 CHANNELS = (
     "{% if tools %}<|start|>developer<|message|>namespace functions {% for tool in tools %}"
@@ -184,8 +184,8 @@ def write_models(root: Path) -> dict[str, dict[str, Any]]:
         "model": flags["own-calls"]["model"],
         "tool-call-parser": "llama3_json",
     }
-    for name, marks in (("middle", FILLING), ("suffix-first", SUFFIX_FIRST)):
-        model = learned(root / name, {"<<>>": MIDDLE}, "", tokens=marks, least=1)
+    for name, tokens in (("middle", FILLING), ("suffix-first", SUFFIX_FIRST)):
+        model = learned(root / name, {"<<>>": MIDDLE}, "", tokens=tokens, least=1)
         for path in (COMPLETIONS, "/infill"):
             flags[f"{name}{path.replace('/', '-')}"] = {"model": model, **lookup}
     answers = {f"<<{cue}>>": answer for cue, (answer, *_) in CHANNEL_ANSWERS.items()}
@@ -201,8 +201,8 @@ def write_models(root: Path) -> dict[str, dict[str, Any]]:
     for rule in ("token", "block", "typical"):
         flags[f"opens-{rule}"] = {**flags["opens"], "rule": rule, "num-draft": 4}
     for name, (shown, marks) in FORMATS.items():
-        template = format_template(shown)
-        flags[name] = {"model": made(name, template=template, tokens=marks, special=True)}
+        shows = format_template(shown)
+        flags[name] = {"model": made(name, template=shows, tokens=marks, special=True)}
     return flags
 
 
