@@ -8,6 +8,7 @@ import pytest
 
 from ..support.tooled import NAMED, SCHEMA, TOOLS
 from .zoo import (
+    AGAIN,
     CHANNEL_ANSWERS,
     CHAT,
     HARMONY,
@@ -25,13 +26,13 @@ Models = Callable[[str], Model]
 TOOL = {"type": "function", "name": "keep", "parameters": SCHEMA}
 
 
-@pytest.mark.parametrize("model", ["harmony", "harmony-short"])
+@pytest.mark.parametrize("again", AGAIN)
 @pytest.mark.parametrize("case", CHANNEL_ANSWERS)
-def test_messages_are_read_in_any_pieces(models: Models, model: str, case: str) -> None:
-    _, reasoning, content, calls = CHANNEL_ANSWERS[case]
-    body = {"messages": [{"role": "user", "content": f"<<{case}>>"}], "tools": TOOLS}
-    choice = models(model).choice(CHAT, **body)
-    streamed = joined(models(model).streamed(CHAT, **body))
+def test_messages_are_read_in_any_pieces(models: Models, case: str, again: str) -> None:
+    model, (_, reasoning, content, calls) = models("harmony"), CHANNEL_ANSWERS[case]
+    body = {"messages": [{"role": "user", "content": f"<<{case}{again}>>"}], "tools": TOOLS}
+    choice = model.choice(CHAT, **body)
+    streamed = joined(model.streamed(CHAT, **body))
     for message in (choice["message"], streamed):
         found = [call["function"] for call in message.get("tool_calls", [])]
         assert [(call["name"], call["arguments"]) for call in found] == calls
@@ -39,7 +40,7 @@ def test_messages_are_read_in_any_pieces(models: Models, model: str, case: str) 
         assert (message["content"] or "") == content
     assert choice["finish_reason"] == ("tool_calls" if calls else "stop")
     # Without tools, a call is a text.
-    message = models(model).message(messages=body["messages"])
+    message = model.message(messages=body["messages"])
     assert "tool_calls" not in message
     assert not calls or KEEP in message["content"]
 

@@ -11,9 +11,13 @@ from typing import Any
 from ..support import tiny
 from ..support.tokenizers import unigram
 from ..support.tooled import CALLS, MARKS, TEMPLATE
+from .call_texts import TEXTS
 from .learned import learned
 from .support import ROOT, Answer, Server, checkpoint, moved
+from .test_tool_calls import template_of
 
+AGAIN = ("", " again")
+"""The ends of the two cues of each answer."""
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
 TEXT = "def read_lines"
@@ -109,6 +113,14 @@ def format_template(shown: str) -> str:
     ).replace("tool_call.", "call.")
 
 
+def twice(answers: Mapping[str, str]) -> dict[str, str]:
+    """Return each answer for two cues, such as <<a>> and <<a again>>. A model writes the second one
+    with other tokens than the first one, since all its tokens differ. For the same reason, short
+    answers come first."""
+    ordered = sorted(answers.items(), key=lambda answer: len(answer[1]))
+    return {f"<<{cue}{more}>>": text for cue, text in ordered for more in AGAIN}
+
+
 def write_models(root: Path) -> dict[str, dict[str, Any]]:
     """Write the models, and return the flags of each one by its name."""
 
@@ -188,16 +200,18 @@ def write_models(root: Path) -> dict[str, dict[str, Any]]:
         model = learned(root / name, {"<<>>": MIDDLE}, "", tokens=tokens, least=1)
         for path in (COMPLETIONS, "/infill"):
             flags[f"{name}{path.replace('/', '-')}"] = {"model": model, **lookup}
-    answers = {f"<<{cue}>>": answer for cue, (answer, *_) in CHANNEL_ANSWERS.items()}
-    spoken = "{% for tool in tools or [] %}{{ tool.function.name }}{% endfor %}"
+    spoken = "{% for tool in tools or [] %}{{ tool.function.name }}, {% endfor %}"
     spoken += "<|start|>assistant{{ '\\n' + messages[-1].content }}"
-    for name, template, least in (
-        ("harmony", f"{{# <|channel|> #}}{spoken}", 4),
-        ("harmony-short", f"{{# <|channel|> #}}{spoken}", 1),
-        ("no-channels", spoken, 4),
-    ):
-        model = learned(root / name, answers, template, tokens=HARMONY, least=least)
+    answers = twice({cue: answer for cue, (answer, *_) in CHANNEL_ANSWERS.items()})
+    for name, sign in (("harmony", "{# <|channel|> #}"), ("no-channels", "")):
+        model = learned(root / name, answers, sign + spoken, tokens=HARMONY, least=1)
         flags[name] = {"model": model, "max-tokens": 200}
+    for format in {name for name, *_ in TEXTS}:
+        texts = {str(at): text for at, (name, text, _) in enumerate(TEXTS) if name == format}
+        answers = twice(texts)
+        template, name = template_of(format), f"texts-{format}"
+        model = learned(root / name, answers, template, tokens=MARKS[:2], least=1)
+        flags[name] = {"model": model, "max-tokens": 400}
     for rule in ("token", "block", "typical"):
         flags[f"opens-{rule}"] = {**flags["opens"], "rule": rule, "num-draft": 4}
     for name, (shown, marks) in FORMATS.items():
