@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from importlib import metadata
@@ -14,18 +15,19 @@ pytest.importorskip("llm", reason="the extra llm is not installed")
 import llm
 
 from mlx_specdec import Options, generate, load
-from mlx_specdec.cli import llm_plugin
 
-from ..support.shipped import ROOT
+from ..contract.support import ROOT
 from ..support.tooled import make_tooled
 
 PYTHON, DRAFT = "weights/py-llama", "weights/py-llama-draft"
 
 
 def model(name: str) -> llm.Model:
+    """Return a model of the plugin by its name."""
+    entry = metadata.EntryPoint("mlx-specdec", "mlx_specdec.cli.llm_plugin", "llm")
     found: dict[str, llm.Model] = {}
-    llm_plugin.register_models(lambda one: found.update({one.model_id: one}))
-    return found[llm_plugin.PREFIX + name]
+    entry.load().register_models(lambda one: found.update({one.model_id: one}))
+    return found[f"mlx-specdec/{name}"]
 
 
 def test_a_streamed_text_is_that_of_the_library_with_the_same_options() -> None:
@@ -42,11 +44,9 @@ def test_a_streamed_text_is_that_of_the_library_with_the_same_options() -> None:
     assert model("py-llama").prompt(prompt, **settings, stream=False).text() == wanted.text
 
 
-def test_a_conversation_goes_on_and_is_read_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    directory = str(make_tooled(tmp_path))
-    spoken = llm_plugin.SpecdecModel(directory)
+def test_a_conversation_goes_on_with_a_model_that_is_loaded_once(tmp_path: Path) -> None:
+    directory = str(make_tooled(tmp_path / "spoken"))
+    spoken = type(model("py-llama"))(directory)
     conversation = spoken.conversation()
     settings = {"max_tokens": 12, "temperature": 0.9, "seed": 1}
     first = conversation.prompt("Who?", system="Be brief.", **settings).text()
@@ -60,10 +60,8 @@ def test_a_conversation_goes_on_and_is_read_once(
     pair = load(directory)
     for text, history in ((first, messages[:2]), (second, messages)):
         assert text == generate(pair, history, Options(**settings)).text
-    [(loaded, _)] = llm_plugin._loaded.values()
-    monkeypatch.setattr("mlx_specdec.engine.loading.load", None)
-    spoken.prompt("Who?", max_tokens=1).text()
-    assert next(iter(llm_plugin._loaded.values()))[0] is loaded
+    shutil.rmtree(directory)
+    assert spoken.prompt("Who?", system="Be brief.", **settings).text() == first
 
 
 def test_a_schema_is_kept_to() -> None:
