@@ -82,7 +82,7 @@ FITTING: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [*(("opens", kind) for kind in FITTING), ("opens-text", "regex"), ("opens-text", "call")],
+    [*(("opens", kind) for kind in FITTING), ("opens-text", "regex")],
 )
 def test_what_binds_an_answer_leaves_the_thought_before_it_free(
     models: Models, name: str, kind: str

@@ -273,7 +273,7 @@ def test_a_wrong_field_is_named(
 
 
 def test_a_schema_may_be_nested_64_deep(models: Callable[[str], Model]) -> None:
-    schema = {"type": "array", "prefixItems": [], "items": False, "$defs": {"x": deep(61)}}
+    schema = {"type": "array", "prefixItems": [], "items": False, "$defs": {"x": deep(62)}}
     choice = models("tiny").choice(
         COMPLETIONS, prompt="x", structured_outputs={"json": schema}, max_tokens=8
     )
