@@ -8,7 +8,8 @@ import pytest
 from tokenizers import Tokenizer
 
 from ..contract.support import ROOT, moved, served
-from ..support.tooled import CALLS, MODEL, make_tooled
+from ..support.tooled import CALLS, make_tooled
+from ..support.tools import MODEL
 
 HERE = Path(__file__).parent
 FILLING = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ..support.tooled import GET_TOOLS
+from ..support.tools import GET_TOOLS
 from .call_texts import TEXTS, Said
 from .zoo import AGAIN, CHAT, Model, joined
 
@@ -24,10 +24,9 @@ def said(message: Any) -> Said:
 def test_a_text_means_the_same_in_any_tokens(models: Callable[[str], Model], at: int) -> None:
     format, _, expected = TEXTS[at]
     model = models(f"texts-{format}")
-    for again in AGAIN:
-        message = {"role": "user", "content": f"<<{at}{again}>>"}
-        body = {"messages": [message], "tools": GET_TOOLS}
-        choice = model.choice(CHAT, **body)
-        assert said(choice["message"]) == expected
-        assert said(joined(model.streamed(CHAT, **body))) == expected
-        assert choice["finish_reason"] == ("tool_calls" if expected[2] else "stop")
+    body: dict[str, Any] = {"tools": GET_TOOLS}
+    first, second = ([{"role": "user", "content": f"<<{at}{again}>>"}] for again in AGAIN)
+    choice = model.choice(CHAT, messages=first, **body)
+    assert said(choice["message"]) == expected
+    assert choice["finish_reason"] == ("tool_calls" if expected[2] else "stop")
+    assert said(joined(model.streamed(CHAT, messages=second, **body))) == expected

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ..support.tooled import NAMED, SCHEMA, TOOLS
+from ..support.tools import NAMED, SCHEMA, TOOLS
 from .zoo import (
     AGAIN,
     CHANNEL_ANSWERS,
@@ -26,23 +26,23 @@ Models = Callable[[str], Model]
 TOOL = {"type": "function", "name": "keep", "parameters": SCHEMA}
 
 
-@pytest.mark.parametrize("again", AGAIN)
 @pytest.mark.parametrize("case", CHANNEL_ANSWERS)
-def test_messages_are_read_in_any_pieces(models: Models, case: str, again: str) -> None:
+def test_messages_are_read_in_any_tokens(models: Models, case: str) -> None:
     model, (_, reasoning, content, calls) = models("harmony"), CHANNEL_ANSWERS[case]
-    body = {"messages": [{"role": "user", "content": f"<<{case}{again}>>"}], "tools": TOOLS}
-    choice = model.choice(CHAT, **body)
-    streamed = joined(model.streamed(CHAT, **body))
+    first, second = ([{"role": "user", "content": f"<<{case}{again}>>"}] for again in AGAIN)
+    choice = model.choice(CHAT, messages=first, tools=TOOLS)
+    streamed = joined(model.streamed(CHAT, messages=second, tools=TOOLS))
     for message in (choice["message"], streamed):
         found = [call["function"] for call in message.get("tool_calls", [])]
         assert [(call["name"], call["arguments"]) for call in found] == calls
         assert (message.get("reasoning_content") or "") == reasoning
         assert (message["content"] or "") == content
     assert choice["finish_reason"] == ("tool_calls" if calls else "stop")
-    # Without tools, a call is a text.
-    message = model.message(messages=body["messages"])
-    assert "tool_calls" not in message
-    assert not calls or KEEP in message["content"]
+
+
+def test_without_tools_a_call_is_a_text(models: Models) -> None:
+    message = models("harmony").message(messages=[{"role": "user", "content": "<<call>>"}])
+    assert "tool_calls" not in message and message["content"] == KEEP
 
 
 def test_parallel_calls_can_be_turned_off(models: Models) -> None:

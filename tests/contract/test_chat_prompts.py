@@ -8,7 +8,7 @@ import pytest
 
 from mlx_specdec import Options, generate, load
 
-from ..support.tooled import TOOLS
+from ..support.tools import TOOLS
 from .zoo import CHAT, COMPLETIONS, MESSAGES, USER, Model
 
 Models = Callable[[str], Model]

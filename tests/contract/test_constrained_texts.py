@@ -11,7 +11,7 @@ import pytest
 
 from mlx_specdec import Options
 
-from ..support.tooled import SCHEMA
+from ..support.tools import SCHEMA
 from .zoo import COMPLETIONS, PERSON, TEXT, Model
 
 pytest.importorskip("llguidance", reason="the extra grammar is not installed")

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from ..support.tooled import ANTHROPIC, CALLS, NAMED, SCHEMA, TOOLS, function
+from ..support.tooled import CALLS
+from ..support.tools import ANTHROPIC, NAMED, SCHEMA, TOOLS, function
 from .zoo import CHAT, FORMATS, MESSAGES, PERSON, RESPONSES, USER, Model, bound_to, joined
 
 pytest.importorskip("llguidance", reason="the extra grammar is not installed")
@@ -126,7 +127,8 @@ def test_only_calls_of_tools_are_calls(models: Models) -> None:
     assert streamed["content"] == "Yes." and functions(streamed) == functions(message)
     assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
     assert len(functions(model.message(**body, **SINGLE))) == 1
-    assert "tool_calls" not in model.message(**bound_to("<tool_call>{}</tool_call>", CALLS))
+    without = bound_to("<tool_call>{}</tool_call>", CALLS)
+    assert "tool_calls" not in model.message(**without, reasoning_effort="none")
 
 
 @pytest.mark.parametrize("more", [{}, PLAIN], ids=["drafted", "plain"])

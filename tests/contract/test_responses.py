@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ..support.tooled import SCHEMA, function
+from ..support.tools import SCHEMA, function
 from .zoo import PERSON, RESPONSES, Model, bound_to
 
 pytest.importorskip("llguidance", reason="the extra grammar is not installed")

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from ..support.tooled import MARKS, NAMED, SCHEMA, TOOLS
+from ..support.tooled import MARKS
+from ..support.tools import NAMED, SCHEMA, TOOLS
 from .zoo import CHAT, MESSAGES, PERSON, RESPONSES, USER, Model, bound_to, joined
 
 pytest.importorskip("llguidance", reason="the extra grammar is not installed")

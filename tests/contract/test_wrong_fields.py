@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ..support.tooled import ANTHROPIC, NAMED, SCHEMA, TOOLS, function
+from ..support.tools import ANTHROPIC, NAMED, SCHEMA, TOOLS, function
 from .zoo import CHAT, COMPLETIONS, MESSAGES, RESPONSES, USER, Model
 
 pytest.importorskip("llguidance", reason="the extra grammar is not installed")

@@ -204,13 +204,13 @@ def write_models(root: Path) -> dict[str, dict[str, Any]]:
     spoken += "<|start|>assistant{{ '\\n' + messages[-1].content }}"
     answers = twice({cue: answer for cue, (answer, *_) in CHANNEL_ANSWERS.items()})
     for name, sign in (("harmony", "{# <|channel|> #}"), ("no-channels", "")):
-        model = learned(root / name, answers, sign + spoken, tokens=HARMONY, least=1)
+        model = learned(root / name, answers, sign + spoken, tokens=HARMONY, least=2)
         flags[name] = {"model": model, "max-tokens": 200}
     for format in {name for name, *_ in TEXTS}:
         texts = {str(at): text for at, (name, text, _) in enumerate(TEXTS) if name == format}
         answers = twice(texts)
         template, name = template_of(format), f"texts-{format}"
-        model = learned(root / name, answers, template, tokens=MARKS[:2], least=1)
+        model = learned(root / name, answers, template, tokens=MARKS[:2], least=2)
         flags[name] = {"model": model, "max-tokens": 400}
     for rule in ("token", "block", "typical"):
         flags[f"opens-{rule}"] = {**flags["opens"], "rule": rule, "num-draft": 4}

@@ -12,7 +12,7 @@ from mlx_specdec.text.markers import CallFormat, Marker, Markers
 from mlx_specdec.text.tool_formats import FORMATS
 
 from ..contract.call_texts import TEXTS, Said
-from ..support.tooled import GET_TOOLS
+from ..support.tools import GET_TOOLS
 
 THINKING = Markers(Marker("<think>", (5,)), Marker("</think>", (6,)))
 

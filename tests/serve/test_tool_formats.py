@@ -11,7 +11,7 @@ from mlx_specdec.serve.constraints import grammar_of
 from mlx_specdec.serve.events import Call, Reader
 from mlx_specdec.text.markers import Markers
 
-from ..support.tooled import TOOLS
+from ..support.tools import TOOLS
 from .test_events import of_parser
 
 pytest.importorskip("llguidance", reason="the extra grammar is not installed")

@@ -13,7 +13,7 @@ from mlx_specdec.serve.events import Arguments, Call, Event, Reader, Text
 from mlx_specdec.text.markers import Markers
 
 from ..support.call_templates import TEMPLATES, written
-from ..support.tooled import function
+from ..support.tools import function
 from .test_events import of_parser
 
 PARAMETERS = {
