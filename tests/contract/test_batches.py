@@ -109,7 +109,8 @@ def test_one_string_is_no_list_of_prompts(llama: Any) -> None:
 @pytest.mark.parametrize("batch_size", [1, 3, "auto"])
 def test_prompts_may_be_endless(llama: Any, batch_size: Any) -> None:
     """They are taken as rows become free, and completions come while there are more."""
-    requests, taken, found = requests_of(5), itertools.count(), {}
+    requests, taken = requests_of(5), itertools.count()
+    found: dict[int, tuple[int, ...]] = {}
 
     def endless() -> Iterator[Request]:
         for request in itertools.cycle(requests):
@@ -132,7 +133,8 @@ def test_a_request_that_is_given_up_ends_at_once(pair: Any, steps: int) -> None:
     """While it waits, while its prompt is prefilled in chunks, and while it is decoded."""
     requests = requests_of(7, prefill_step_size=7)
     expected = [outcome.key for outcome in together(pair, requests, FREE, batch_size=4)]
-    run, texts, given_up = stream_many(pair, requests, FREE, batch_size=4), {}, {0, 2, 6}
+    run, given_up = stream_many(pair, requests, FREE, batch_size=4), {0, 2, 6}
+    texts: dict[int, tuple[Any, ...]] = {}
     for count, step in enumerate(run):
         if count == steps:
             for number in given_up - {step.number}:
@@ -258,7 +260,7 @@ def test_models_that_cannot_share_passes_say_why(
     found = sorted(step.number for step in run if step.result is not None)
     message = f"/target cannot take several sequences in one pass: {reason}"
     assert (found, run.batch_size) == ([0, 1], 1 if reason else 4)
-    assert reason is None or run.why_not.endswith(message)
+    assert reason is None or str(run.why_not).endswith(message)
 
 
 @pytest.mark.filterwarnings("ignore:the prompt has")

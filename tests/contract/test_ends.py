@@ -177,18 +177,14 @@ def test_extreme_settings_mean_their_limits(pair: Any) -> None:
     """A result is strict JSON, whatever the settings are."""
     others = dict.fromkeys({*range(SIZE)} - {9}, -math.inf)
     greedy = generate(pair, PROMPT, Options(max_tokens=8)).tokens
-    filters: dict[str, Any]
-    changes: dict[str, Any]
+    cases: list[tuple[dict[str, Any], tuple[int, ...]]] = [
+        ({"temperature": 1e-30}, greedy),
+        ({"temperature": 1.0, "logit_bias": {7: 1e20}}, (7,) * 8),
+        ({"temperature": 1.0, "logit_bias": others}, (9,) * 8),
+        ({"temperature": 1e30, "max_tokens": 0}, ()),
+    ]
     for filters in ({}, {"top_p": 0.9}, {"top_k": 5, "min_p": 0.1}, {"rule": "token"}):
-        for changes, tokens in (
-            ({"temperature": 1e-30}, greedy),
-            ({"temperature": 1.0, "logit_bias": {7: 1e20}}, (7,) * 8),
-            (
-                {"temperature": 1.0, "logit_bias": others},
-                (9,) * 8,
-            ),
-            ({"temperature": 1e30, "max_tokens": 0}, ()),
-        ):
+        for changes, tokens in cases:
             result = generate(pair, PROMPT, Options(**{"max_tokens": 8, **filters, **changes}))
             assert result.tokens == tokens
             json.dumps(result.as_dict(), allow_nan=False)
