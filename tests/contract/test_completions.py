@@ -119,7 +119,8 @@ def test_only_the_last_chunk_has_usage(tiny: Model, path: str) -> None:
     *chunks, last = tiny.streamed(path, **body, stream_options={"include_usage": True})
     assert chunks and all(chunk["usage"] is None for chunk in chunks)
     assert last["choices"] == [] and last["usage"]["completion_tokens"] == 4
-    for more in ({}, {"stream_options": {}}):
+    bodies: list[dict[str, Any]] = [{}, {"stream_options": {}}]
+    for more in bodies:
         chunks = tiny.streamed(path, **body, **more)
         assert all("usage" not in chunk and chunk["choices"] for chunk in chunks)
 
@@ -208,7 +209,7 @@ def test_logprobs_are_the_targets_own(
     own = [expected[at, token].item() for at, token in enumerate(tokens)]
     logprobs = choice["logprobs"]
     assert logprobs["token_logprobs"] == pytest.approx(own, abs=1e-3)
-    best = mx.sort(expected, axis=-1)[:, ::-1].tolist()
+    best: Any = mx.sort(expected, axis=-1)[:, ::-1].tolist()
     for tops, values in zip(logprobs["top_logprobs"], best, strict=True):
         assert list(tops.values()) == pytest.approx(values[:3], abs=1e-3) and len(tops) == 3
     pieces = [bytes_of(name) for name in logprobs["tokens"]]

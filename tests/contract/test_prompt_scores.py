@@ -48,7 +48,7 @@ def test_each_token_has_the_log_probability_of_a_direct_pass(
     assert found["token_logprobs"][0] is None and found["top_logprobs"][0] is None
     own = mx.take_along_axis(expected[:-1], mx.array(ids[1:])[:, None], axis=-1)[:, 0]
     assert found["token_logprobs"][1:-1] == pytest.approx(own.tolist(), abs=1e-4)
-    best = mx.sort(expected[:-1], axis=-1)[:, -3:].tolist()
+    best: Any = mx.sort(expected[:-1], axis=-1)[:, -3:].tolist()
     for tops, values in zip(found["top_logprobs"][1:-1], best, strict=True):
         assert sorted(tops.values()) == pytest.approx(values, abs=1e-4)
     assert len(found["tokens"]) == len(ids) + 1 == len(found["token_logprobs"])

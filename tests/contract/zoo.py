@@ -198,8 +198,8 @@ def write_models(root: Path) -> dict[str, dict[str, Any]]:
     }
     for name, tokens in (("middle", FILLING), ("suffix-first", SUFFIX_FIRST)):
         model = learned(root / name, {"<<>>": MIDDLE}, "", tokens=tokens, least=1)
-        for path in (COMPLETIONS, "/infill"):
-            flags[f"{name}{path.replace('/', '-')}"] = {"model": model, **lookup}
+        for url in (COMPLETIONS, "/infill"):
+            flags[f"{name}{url.replace('/', '-')}"] = {"model": model, **lookup}
     spoken = "{% for tool in tools or [] %}{{ tool.function.name }}, {% endfor %}"
     spoken += "<|start|>assistant{{ '\\n' + messages[-1].content }}"
     answers = twice({cue: answer for cue, (answer, *_) in CHANNEL_ANSWERS.items()})
