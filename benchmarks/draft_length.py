@@ -21,10 +21,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from mlx_specdec.draft_length.auto import AutoLength, Source
-from mlx_specdec.draft_length.length import DraftLength, FixedLength
-from mlx_specdec.draft_length.saved import Memory
-from mlx_specdec.interfaces.results import RoundReport, RoundTimes, SequenceRound
+import mlx.core as mx
+
+from mlx_specdec.decoding.costs import Memory
+from mlx_specdec.decoding.statistics import Timed
+from mlx_specdec.decoding.worth import Candidate, Worth
+from mlx_specdec.interfaces import Proposal
+from mlx_specdec.interfaces.records import Step
 
 RECORDED = Path(__file__).with_name("acceptance.json")
 CURVES: dict[str, dict[int, float]] = {
@@ -75,13 +78,21 @@ class Machine:
             drift = share * drift + math.sqrt(1 - share**2) * dice.gauss(0, DRIFT)
 
 
+@dataclass
+class Decoded:
+    """What a draft length learns of a row."""
+
+    committed: list[int]
+    remaining: int
+
+
 class Decoding:
-    """The steps of decoding.loop.Decoding, without a model."""
+    """The steps of decoding.loop.Group, without a model."""
 
     def __init__(self, machine: Machine, slowness: Iterator[float], first: Counter[bool]) -> None:
         self.clock, self._machine, self._slowness, self._rounds = 0.0, machine, slowness, first
 
-    def run(self, lengths: DraftLength, text: str) -> None:
+    def run(self, lengths: Worth, text: str) -> None:
         """Decode a recorded sequence, which has "1" at each position where the draft is right."""
         at, in_flight = 0, False
         lengths.begin(0, 1, MAX_TOKENS)
@@ -99,11 +110,18 @@ class Decoding:
             slow = FIRST[min(self._rounds[drafted > 0], len(FIRST) - 1)]
             self._rounds[drafted > 0] += 1
             ended = at + emitted == len(text)
-            left, committed = MAX_TOKENS - at - emitted, range(1 + at + accepted + 1)
-            row = SequenceRound(drafted, accepted, emitted, at, committed, ended=ended, left=left)
-            times = RoundTimes(STEP * cost * slow * next(self._slowness))
+            row = Decoded([0] * (1 + at + accepted + 1), MAX_TOKENS - at - emitted)
+            step = Step(
+                tokens=(0,) * emitted,
+                drafted=min(drafted, emitted) if ended else drafted,
+                accepted=min(accepted, emitted),
+                finish_reason="length" if ended else None,
+            )
+            seconds = STEP * cost * slow * next(self._slowness)
+            proposal = Proposal(mx.zeros((1, drafted), dtype=mx.int32))
             pipelined = in_flight and not drafted
-            lengths.on_round(RoundReport(drafted, (row,), times, pipelined=pipelined, ended=ended))
+            timed = Timed(seconds, interval=seconds, pipelined=pipelined)
+            lengths.learn([row], [step], proposal, timed)
             at += emitted
         if in_flight:
             self.clock += self._machine.cost(0)  # the last pass is wasted
@@ -113,7 +131,7 @@ def fixed(machine: Machine, texts: Sequence[str], length: int) -> float:
     """Return the plain steps that a fixed draft length takes."""
     decoding = Decoding(machine, machine.slowness(random.Random(0)), Counter())
     for text in texts:
-        decoding.run(FixedLength(length), text)
+        decoding.run(Worth(length), text)
     return decoding.clock
 
 
@@ -124,7 +142,7 @@ def auto(machine: Machine, texts: Sequence[str], seed: int) -> tuple[float, floa
     for _ in range(2):
         decoding = Decoding(machine, slowness, first)
         for text in dice.sample(texts, len(texts)):
-            decoding.run(AutoLength([Source("draft")], memory), text)
+            decoding.run(Worth(None, [Candidate("draft")], memory), text)
         clocks.append(decoding.clock)
     return clocks[0], clocks[1]
 

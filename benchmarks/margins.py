@@ -28,10 +28,10 @@ if __name__ == "__main__":
 
 import mlx.core as mx
 
-from mlx_specdec.decoding.loop import CHUNK, PromptReader
+from mlx_specdec.decoding.loop import CHUNK
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.engine.request import Prompt, beginning, encode, for_model, make_noise
-from mlx_specdec.interfaces import Context
+from mlx_specdec.interfaces import Context, feed
 from mlx_specdec.largest import largest
 from mlx_specdec.models.exact import ExactContext
 from mlx_specdec.options import MOST_EXACT, Options
@@ -123,9 +123,10 @@ def score(pair: Pair, options: Options, prompt: Prompt, tokens: Sequence[int]) -
     rows = ROWS if pair.target.rows_agree else 1
     if options.exact:
         context, rows = ExactContext(context), MOST_EXACT + 1
-    reader = PromptReader(context, [committed], [ids], step_size=CHUNK)
-    while not reader.done:
-        reader.step()
+    context.evaluate()
+    for start in range(0, len(committed) - 1, CHUNK):
+        feed(context, [committed[:-1][start : start + CHUNK]])
+        context.evaluate()
     eps = float(mx.finfo(pair.target.state_dtype).eps)
     values: list[float] = []
     ties: list[bool] = []

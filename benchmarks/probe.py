@@ -12,7 +12,7 @@ import json
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +23,13 @@ from mlx_specdec import SpecdecError, load, process
 if __name__ == "__main__":
     process.load()
 
-from mlx_specdec.engine.generate import stream_generate
+from mlx_specdec.engine.generate import generate
 from mlx_specdec.engine.pair import LEAST_ACCEPTED, Pair
 from mlx_specdec.errors import OptionError
 from mlx_specdec.interfaces import FINAL, Progress, after, ignore_progress
 from mlx_specdec.models.base import layer_of
 from mlx_specdec.models.drafters.kinds import kind_named, try_out
 from mlx_specdec.options import Options
-from mlx_specdec.proposers.hidden_state import HiddenStateDrafter
 from mlx_specdec.text.prompts import read_prompts
 
 SHIFTS = (0, -1, 1)
@@ -157,10 +156,10 @@ def probe(
         moved = copy.copy(network)
         moved.taps = tuple(map(after, layers))
         try_out(moved, pair.target)
+        tried = replace(pair, drafter_network=moved)
         counts = [0, 0, 0, 0]
         for number, prompt in enumerate(prompts, start=1):
-            proposer = HiddenStateDrafter(moved, SETTINGS, pair.vocabulary)
-            stats = stream_generate(pair, prompt, SETTINGS, proposer=proposer).result().stats
+            stats = generate(tried, prompt, replace(SETTINGS, proposer=network.kind)).stats
             firsts = (*stats.drafted_by_position[:1], *stats.accepted_by_position[:1]) or (0, 0)
             added = (*firsts, stats.drafted, stats.accepted)
             counts = [sum(both) for both in zip(counts, added, strict=True)]

@@ -40,8 +40,8 @@ class Recording:
     def __init__(self, options: Options) -> None:
         self._rule, self.right = make_rule(options), ""
 
-    def verify(self, log_p: mx.array, proposal: Proposal, noise: Noise) -> Verdict:
-        verdict = self._rule.verify(log_p, proposal, noise)
+    def __call__(self, log_p: mx.array, proposal: Proposal, noise: Noise, delta: float) -> Verdict:
+        verdict = self._rule(log_p, proposal, noise, delta)
         if not proposal.size:
             return verdict
         right = bool(verdict.accepted[0, 0].item())

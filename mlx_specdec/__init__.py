@@ -18,13 +18,13 @@ from .version import __version__ as __version__
 
 if TYPE_CHECKING:
     from .conversion.convert import convert as convert
+    from .decoding.row import Request as Request
     from .engine.generate import generate as generate
     from .engine.generate import generate_many as generate_many
     from .engine.generate import stream_generate as stream_generate
     from .engine.generate import stream_many as stream_many
     from .engine.loading import load as load
     from .engine.prompt_cache import PromptCache as PromptCache
-    from .engine.request import Request as Request
     from .errors import CheckpointError as CheckpointError
     from .errors import DecodingError as DecodingError
     from .errors import DocumentError as DocumentError
@@ -56,7 +56,7 @@ _HOMES = {
     "PromptError": "errors",
     "Proposal": "interfaces",
     "Proposer": "interfaces",
-    "Request": "engine.request",
+    "Request": "decoding.row",
     "Result": "interfaces.records",
     "RewindError": "errors",
     "SourceError": "errors",

@@ -9,10 +9,11 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from .errors import OptionError
-from .proposers import DRAFTERS
+from .models.drafters import KINDS
 from .sampling.grammar import Grammar, compiled, schema_text
 from .sampling.settings import Sampling, integer, number
 
+PROPOSERS = ("ngram", "draft", *KINDS, "medusa")
 RULES = ("coupled", "token", "block", "typical")
 MOST_DRAFTED = 64
 MOST_EXACT = 4
@@ -31,7 +32,7 @@ def mtp_of(draft_model: object) -> str | None:
 
 def proposers() -> tuple[str, ...]:
     """Return the names that `Options.proposer` may have."""
-    return ("auto", *DRAFTERS, "none")
+    return ("auto", *PROPOSERS, "none")
 
 
 @dataclass(frozen=True)

@@ -81,11 +81,3 @@ def surroundings_are_left_out(
     # Most tests keep nothing, and need no directory for it.
     costs = tmp_path_factory.getbasetemp() / f"costs-of-rounds-{next(NUMBERS)}"
     monkeypatch.setenv("MLX_SPECDEC_CACHE", str(costs))
-
-
-@pytest.fixture
-def shadowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every context has a shadow: a rewind that kept the wrong rows is noticed at once."""
-    from .support.shadows import check_contexts  # which imports MLX
-
-    check_contexts(monkeypatch)

@@ -24,7 +24,7 @@ from .flags import REQUIRED, Constraints, Flags, SpecialTokens, command, flag, g
 from .loading import MemoryFlags, TextFlags, count_or_auto, load_drafting
 
 if TYPE_CHECKING:
-    from ..engine.request import Request
+    from ..decoding.row import Request
     from ..engine.scheduler import Scheduler
     from ..interfaces.records import Labels, Step
     from ..text.chat import Messages
@@ -283,7 +283,7 @@ class BatchRun:
 
     def requests(self) -> Iterator[Request]:
         """Yield the requests of lines, which are read when the scheduler needs them."""
-        from ..engine.request import Request
+        from ..decoding.row import Request
 
         number = 0
         for line in self.lines.prompts:

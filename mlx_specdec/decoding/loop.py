@@ -3,21 +3,18 @@ decoding steps. A round does no arithmetic of its own and blocks on the device o
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import mlx.core as mx
 
 from ..checkpoints import disk
-from ..draft_length.length import DraftLength
 from ..errors import DecodingError
 from ..interfaces import (
     Context,
     Noise,
     Progress,
     Proposal,
-    Proposer,
     Rule,
     Scores,
     Verdict,
@@ -25,10 +22,13 @@ from ..interfaces import (
     no_proposal,
 )
 from ..interfaces.records import Step
-from ..interfaces.results import TARGET, Cached, Reusable
-from .sequence import Batch
-from .sequence import Sequence as Decoded
+from ..interfaces.results import TARGET, Reusable
+from ..sampling.distribution import log_probabilities
+from ..sampling.noise import noise_of
+from .proposer import Proposer
+from .row import Row, token_logprobs
 from .statistics import Stopwatch
+from .worth import Worth
 
 CHUNK = 512
 """Prefill chunk on a CPU, in tokens. Larger chunks are slower there and need more memory."""
@@ -39,108 +39,13 @@ ROOM = 4 << 30
 heads at 16,000 tokens need 2 GB for the scores in half precision."""
 
 
-def chunk(prompts: int, *, holds_scores: bool) -> int:
+def chunk_size(prompts: int, *, holds_scores: bool) -> int:
     """Return the prefill chunk on this machine, in tokens per prompt, for a number of prompts.
     holds_scores: See `models.base.Base.holds_scores`."""
     if holds_scores or mx.default_device() == mx.Device(mx.cpu):
         return CHUNK
     free = disk.usable_memory() - mx.get_active_memory()
     return LARGE_CHUNK if free >= prompts * ROOM else CHUNK
-
-
-@dataclass(eq=False)
-class PromptReader:
-    """The prefill of a target's context and of its proposer, one chunk at a time.
-
-    Attributes:
-        target: A context, which may already hold cached tokens.
-        prefixes: `Model.prefix` of each prompt.
-        prompts: The prompts, for `Proposer.begin`.
-        proposer: Receives the target's results for every chunk.
-        progress: Receives the tokens done and the length of the longest prompt.
-        step_size: Tokens per sequence and pass; see `chunk`.
-        cached: State for `Proposer.recall`, per sequence.
-        checkpoint: Length of the first prefix at which a chunk must end; 0 means none.
-        score: If a caller wants the log-probabilities of the only prompt, a function that receives
-            the logits of a chunk, (rows, width), and the token after each row, and waits for them.
-        drafting: Seconds on the `clock` that the proposer took."""
-
-    target: Context
-    prefixes: Sequence[Sequence[int]]
-    prompts: Sequence[Sequence[int]]
-    proposer: Proposer | None = None
-    progress: Progress | None = None
-    step_size: int = CHUNK
-    cached: Sequence[Mapping[str, Cached]] = ()
-    checkpoint: int = 0
-    score: Callable[[mx.array, Sequence[int]], None] | None = None
-    clock: Callable[[], float] = time.perf_counter
-    drafting: float = field(default=0.0, init=False)
-    begun: bool = field(default=False, init=False)
-    done: bool = field(default=False, init=False)
-
-    def __post_init__(self) -> None:
-        self._cached_lengths = self.target.lengths
-        self._left = [
-            prefix[length:-1]
-            for prefix, length in zip(self.prefixes, self._cached_lengths, strict=True)
-        ]
-        self._read = 0
-        self._checkpoint = self.checkpoint - self._cached_lengths[0]
-
-    @property
-    def left(self) -> int:
-        """How many tokens of the longest prefix are not prefilled yet."""
-        return max(map(len, self._left)) - self._read
-
-    @property
-    def to_cache(self) -> bool:
-        """Whether to cache the state now: at the checkpoint, or at the end if there is none."""
-        return self._read == self._checkpoint if self._checkpoint > 0 else self.done
-
-    def step(self) -> None:
-        """Prefill one chunk and wait for it. An encoder runs with the first chunk."""
-        if not self.begun:
-            self.begun = True
-            self._report(min(self._cached_lengths))
-            if self.proposer is not None:
-                if any(self._cached_lengths) or any(self.cached):
-                    self.proposer.recall(self._cached_lengths, self.cached)
-                self._timed(lambda proposer: proposer.begin(self.prompts))
-        upto = self._read + self.step_size
-        if self._read < self._checkpoint:
-            upto = min(upto, self._checkpoint)
-        chunks = [list(prefix[self._read : upto]) for prefix in self._left]
-        row_scores: list[Scores] = []
-        if any(chunks):
-            taps = self.proposer.taps if self.proposer is not None else ()
-            scores = feed(self.target, chunks, taps)
-            row_scores = [scores.of(row, len(tokens)) for row, tokens in enumerate(chunks)]
-            if self.score is not None:
-                first = self._cached_lengths[0] + self._read + 1
-                self.score(scores.logits[0], self.prefixes[0][first : first + len(chunks[0])])
-        self.target.evaluate()
-        if row_scores:
-            self._timed(lambda proposer: proposer.observe(chunks, row_scores))
-        self._read += max(map(len, chunks))
-        self.done = self._read >= max(map(len, self._left))
-        longest = max(map(len, self.prompts))
-        self._report(longest if self.done else min(self._cached_lengths) + self._read)
-
-    def filter(self, keep: Sequence[int]) -> None:
-        """Keep these rows, in this order. The first chunk must have been prefilled."""
-        self._left = [self._left[row] for row in keep]
-        self.prompts = [self.prompts[row] for row in keep]
-
-    def _timed(self, call: Callable[[Proposer], object]) -> None:
-        if self.proposer is not None:
-            began = self.clock()
-            call(self.proposer)
-            self.drafting += self.clock() - began
-
-    def _report(self, tokens: int) -> None:
-        if self.progress is not None:
-            self.progress(tokens, max(map(len, self.prompts)))
 
 
 CLEAR_EVERY = 256
@@ -160,149 +65,288 @@ class _Pass:
 
 
 @dataclass(eq=False, kw_only=True)
-class Decoding:
-    """The decoding of a batch. Call `step` until every sequence has a finish reason.
+class Group:
+    """The rows that share passes. Call `step` until every row has a finish reason.
 
     Attributes:
-        target: The target's context, which `reader` prefills.
+        rows: The rows. One that has ended stays until no pass is in flight.
+        target: The target's context of these rows, which may already hold cached tokens.
         proposer: The source of draft tokens; None means plain decoding.
+        worth: Chooses the draft length.
         watch: Times the stages of each round.
-        delta: The lenience of the rule."""
+        chunk: Tokens per row and pass of the prefill; see `chunk_size`.
+        checkpoint: How many tokens before the end of the first row's prompt a chunk must end,
+            because the state is cached there; 0 means nowhere.
+        progress: Receives the tokens done and the length of the longest prompt."""
 
+    rows: list[Row]
     target: Context
     proposer: Proposer | None
     rule: Rule
-    batch: Batch
-    draft_length: DraftLength
-    reader: PromptReader
+    worth: Worth
     watch: Stopwatch
-    delta: float = 0.0
+    chunk: int = CHUNK
+    checkpoint: int = 0
+    progress: Progress | None = None
+    begun: bool = field(default=False, init=False)
     _in_flight: _Pass | None = field(default=None, init=False)
-    _joining: list[Decoding] = field(default_factory=list, init=False)
+    _joining: list[Group] = field(default_factory=list, init=False)
     _cleared: int = field(default=0, init=False)
     _broken: bool = field(default=False, init=False)
 
     @property
-    def sequences(self) -> tuple[Decoded, ...]:
-        return self.batch.sequences
+    def members(self) -> list[Row]:
+        """The rows, and those that are about to join."""
+        return [*self.rows, *(row for other in self._joining for row in other.rows)]
 
-    def join(self, other: Decoding) -> None:
-        """Append the sequences of another decoding of the same kind, as soon as no pass is in
-        flight. The other decoding has finished its prefill and must not be used afterwards."""
+    @property
+    def unread(self) -> int:
+        """How many tokens of the longest prompt are not prefilled yet."""
+        return max(len(row.unread) for row in self.rows)
+
+    @property
+    def reading(self) -> bool:
+        """Whether the prefill is not over. An encoder runs in the prefill."""
+        return not self.begun or self.unread > 0
+
+    @property
+    def to_cache(self) -> bool:
+        """Whether to cache the state now: at the checkpoint, or at the end if there is none."""
+        if self.checkpoint:
+            return len(self.rows[0].unread) == self.checkpoint - 1
+        return not self.reading
+
+    def join(self, other: Group) -> None:
+        """Append the rows of another group of the same kind, as soon as no pass is in flight. The
+        other group has finished its prefill and must not be used afterwards."""
         self._joining.append(other)
 
-    def reusable(self, row: int) -> dict[str, Reusable]:
-        """Return the cacheable state of one of the `sequences`, by name. It is empty before the
-        first step and after an interrupted step."""
-        if self._broken or not (self.reader.begun or self.reader.done):
+    def snapshot(self, row: Row) -> dict[str, Reusable]:
+        """Return the cacheable state of one of the rows, by name. It is empty before the first step
+        and after an interrupted step."""
+        if self._broken or not self.begun or row not in self.rows:
             return {}
-        states = {} if self.proposer is None else self.proposer.reusable(row)
-        return {**states, TARGET: self.target.reusable(row)}
+        states = {} if self.proposer is None else self.proposer.snapshot(row)
+        return {**states, TARGET: self.target.snapshot(self.rows.index(row))}
 
-    def step(self) -> tuple[Step, ...]:
-        """Remove ended sequences, add waiting ones, then prefill one chunk or run one round.
+    def step(self) -> list[Step]:
+        """Remove ended rows, add waiting ones, then prefill one chunk or run one round.
 
-        Returns one step per sequence, which is empty in a prefill. Raises DecodingError if an
-        exception interrupted an earlier step, which leaves the state inconsistent."""
+        Returns one step per row, which is empty in a prefill. Raises DecodingError if an exception
+        interrupted an earlier step, which leaves the state inconsistent."""
         if self._broken:
             raise DecodingError("a step was interrupted in its middle: start the text again")
         self._broken = True
-        if self._in_flight is None and (self.reader.begun or self.reader.done):
+        if self._in_flight is None and self.begun:
             self._leave_and_join()
-        if not self.reader.done:
-            self.reader.step()
-            steps = tuple(Step() for _ in self.batch.sequences)
-        elif remaining := self.batch.remaining:
+        if self.reading:
+            self._read()
+            steps = [Step(row.number) for row in self.rows]
+        elif remaining := max([row.remaining for row in self.rows]):
             steps = self._round(remaining)
         else:
-            steps = tuple(sequence.finish("length") for sequence in self.batch.sequences)
+            steps = [row.finish("length") for row in self.rows]
         self._broken = False
         self._free_buffers()
         return steps
 
-    def _round(self, remaining: int) -> tuple[Step, ...]:
+    def _read(self) -> None:
+        """Prefill one chunk and wait for it. An encoder runs with the first chunk."""
+        if not self.begun:
+            self._report()
+            self.begun = True
+        rows, size = self.rows, self.chunk
+        if len(rows[0].unread) >= self.checkpoint > 0:
+            size = min(size, len(rows[0].unread) - self.checkpoint + 1)
+        chunks = [row.unread[:size] for row in rows]
+        scores = Scores(mx.zeros((len(rows), 0, 1)))
+        if any(chunks):
+            scores = feed(
+                self.target, chunks, () if self.proposer is None else self.proposer.hidden
+            )
+        self.target.evaluate()
+        self.watch.interrupt()
+        for place, (row, tokens) in enumerate(zip(rows, chunks, strict=True)):
+            row.seen, row.unread = tokens, row.unread[size:]
+            row.processed += len(tokens)
+            if row.request.scores_prompt and tokens:
+                first = row.processed - len(tokens) + 1
+                row.score(scores.logits[place], row.committed[first : first + len(tokens)])
+        if self.proposer is not None:
+            began = self.watch.clock()
+            self.proposer.observe(rows, scores)
+            seconds = self.watch.clock() - began
+            for row in rows:
+                row.drafting += seconds
+        self._report()
+
+    def _report(self) -> None:
+        """Report the progress of the prefill."""
+        if self.progress is not None:
+            longest = max(len(row.prompt) for row in self.rows)
+            processed = min(row.processed for row in self.rows)
+            self.progress(processed if self.reading else longest, longest)
+
+    def _round(self, remaining: int) -> list[Step]:
         """Propose, submit a target pass, and commit the accepted tokens."""
-        batch, proposer, rows = self.batch, self.proposer, len(self.batch.sequences)
-        count = 0 if proposer is None else self.draft_length.choose(remaining, rows)
+        rows, proposer = self.rows, self.proposer
+        most = 0 if proposer is None else self.worth.choose(remaining, len(rows))
+        limits = [max(0, min(most, row.most_drafted, row.remaining - 1)) for row in rows]
+        drafts = proposer is not None and any(limits)
         current, self._in_flight = self._in_flight, None
-        self.watch.begin(drafts=count > 0 and current is None)
+        self.watch.begin(drafts=drafts and current is None)
         if current is None:
-            noise, proposal = batch.noise(), no_proposal(rows)
-            if proposer is not None and count > 0:
-                proposal = batch.cut(proposer.propose(batch.committed, count, noise))
+            noise, proposal = self._noise(), no_proposal(len(rows))
+            if proposer is not None and drafts:
+                proposal = self._cut(proposer.propose(rows, limits, noise))
                 self.watch.drafted(proposal)
             current = self._submit(proposal, noise)
         ahead = current.proposal.size == 0 and remaining > 1
         # If a constraint binds the token after the next one, its mask depends on the next one.
-        ahead = ahead and not (batch.bound(2) or self._joining or batch.any_ended)
-        if ahead and proposer is not None and count > 0:
+        ahead = ahead and not (self._bound(2) or self._joining or any(row.ended for row in rows))
+        if ahead and proposer is not None and drafts:
             # A draft starts from the token of this step. Without a draft, the pipeline stays full.
-            ahead = not proposer.ready(batch.committed, count)
+            ahead = not proposer.ready(rows, limits)
         if ahead:
             chosen = current.verdict.next[:, None]
-            self._in_flight = self._submit(current.proposal, batch.noise(1), chosen)
+            self._in_flight = self._submit(current.proposal, self._noise(1), chosen)
         return self._commit(current)
 
     def _submit(self, proposal: Proposal, noise: Noise, chosen: mx.array | None = None) -> _Pass:
-        """Submit a target pass over one token per sequence and the proposal after it. That token is
+        """Submit a target pass over one token per row and the proposal after it. That token is
         `chosen`, (batch, 1) int32, of the previous pass, or by default the newest committed one,
         which is not in the KV cache yet."""
-        newest = self.batch.newest() if chosen is None else chosen
+        newest = mx.array([row.committed[-1:] for row in self.rows], dtype=mx.int32)
+        newest = newest if chosen is None else chosen
         tokens = mx.concatenate([newest, proposal.tokens], axis=1) if proposal.size else newest
-        taps = () if self.proposer is None else self.proposer.taps
-        scores = self.target.advance(tokens, proposed=proposal.size, taps=taps)
+        hidden = () if self.proposer is None else self.proposer.hidden
+        scores = self.target.advance(tokens, proposal.size, hidden)
         self.watch.advanced(scores)
         following = proposal.tokens if chosen is None else chosen
-        log_p = self.batch.log_probabilities(scores.logits, following)
-        verdict = self.rule(log_p, proposal.for_rules(), noise, self.delta)
+        committed = [row.committed for row in self.rows]
+        distributions = [row.distribution for row in self.rows]
+        log_p = log_probabilities(distributions, scores.logits, committed, following)
+        delta = self.rows[0].options.delta
+        verdict = self.rule(log_p, proposal.for_rules(), noise, delta)
         mx.async_eval(verdict.next, verdict.accepted)
         # The host does this work while the pass is in flight.
-        self.batch.draw_ahead()
+        for row in self.rows:
+            row.random.draw_ahead()
         return _Pass(proposal, scores, verdict)
 
-    def _commit(self, done: _Pass) -> tuple[Step, ...]:
+    def _commit(self, done: _Pass) -> list[Step]:
         """Wait for the verdict, commit the accepted tokens and rewind the rejected ones."""
-        steps, rounds = self.batch.commit(done.proposal, done.verdict)
-        steps = self.batch.with_logprobs(steps, done.scores.logits)
-        ended = all(step.finish_reason is not None for step in steps)
+        rows, proposal = self.rows, done.proposal
+        had_ended = [row.ended for row in rows]
+        counts, steps = self._committed(proposal, done.verdict)
+        steps = self._with_logprobs(steps, done.scores.logits)
+        ended = all(row.ended for row in rows)
+        for row, count in zip(rows, counts, strict=True):
+            row.seen, row.processed = row.committed[-count - 2 : -1], len(row.committed) - 1
         if not ended:
-            if done.proposal.size:
-                lengths = tuple([len(row.committed) - 1 for row in rounds])
-                self.target.rewind(lengths)
+            if proposal.size:
+                self.target.rewind(tuple([row.processed for row in rows]))
             if self.proposer is not None:
-                verified = [row.committed[-row.accepted - 2 : -1] for row in rounds]
-                scores = [done.scores.of(row, len(tokens)) for row, tokens in enumerate(verified)]
-                self.proposer.observe(verified, scores)
-        pipelined = self._in_flight is not None
-        self.watch.finish(done.proposal, rounds, pipelined=pipelined, ended=ended)
+                self.proposer.observe(rows, done.scores)
+        timed = self.watch.finish(proposal, pipelined=self._in_flight is not None)
+        for row, step, before in zip(rows, steps, had_ended, strict=True):
+            if not before:
+                row.figures.add(step, timed, drafts=proposal.size > 0)
+        self.worth.learn(rows, steps, proposal, timed)
         return steps
 
+    def _committed(self, proposal: Proposal, verdict: Verdict) -> tuple[list[int], list[Step]]:
+        """Wait for the verdict and commit its tokens. Return how many draft tokens of each row were
+        accepted, and the steps. A row ends with "damaged" if its logits are NaN or infinite, with
+        "failed" after an exception."""
+        following: Any = verdict.next.tolist()
+        self.watch.judged(self)
+        size = proposal.size
+        accepted: Any = verdict.accepted.tolist() if size else None
+        drafted: Any = proposal.tokens.tolist() if size else None
+        counts, steps = [], []
+        for place, row in enumerate(self.rows):
+            count, tokens = 0, [following[place]]
+            if size:
+                count = sum(accepted[place])
+                tokens = [*drafted[place][:count], following[place]]
+            before = len(row.committed)
+            try:
+                step = row.commit(tokens, count)
+            except Exception as problem:
+                step = self._end(row, problem)
+                # The group still runs passes over this row.
+                row.committed[before:] = [max(0, token) for token in tokens]
+            if size and (n := proposal.count(place)):
+                n = min(n, len(step.tokens)) if row.ended else n
+                step = replace(step, drafted=n, proposer=proposal.source_of(place))
+            counts.append(count)
+            steps.append(step)
+        return counts, steps
+
+    def _end(self, row: Row, problem: Exception) -> Step:
+        """End one row of several; raise the problem if there is only one row."""
+        if len(self.rows) == 1:
+            raise problem
+        return row.fail(problem)
+
+    def _with_logprobs(self, steps: list[Step], logits: mx.array) -> list[Step]:
+        """Add log-probabilities to the steps of rows that request them. logits: (batch, m, width)
+        of the target."""
+        for place, row in enumerate(self.rows):
+            step, top = steps[place], row.request.top_logprobs
+            if top is None or not step.tokens:
+                continue
+            try:
+                found = token_logprobs(logits[place], step.tokens, top, row.distribution.vocabulary)
+                steps[place] = replace(step, logprobs=found)
+            except Exception as problem:
+                steps[place] = self._end(row, problem)
+        return steps
+
+    def _bound(self, count: int) -> bool:
+        """Return whether a constraint may exclude one of the next `count` tokens of a row."""
+        return any(row.distribution.bound(count) for row in self.rows)
+
+    def _cut(self, proposal: Proposal) -> Proposal:
+        """Cut a proposal after the first token that a constraint forbids. If a constraint is in
+        force, this waits for the draft tokens."""
+        if proposal.size == 0 or not self._bound(proposal.size + 1):
+            return proposal
+        drafted: Any = proposal.tokens.tolist()
+        counts = [proposal.count(place) for place in range(len(drafted))]
+        for place, row in enumerate(self.rows):
+            if (constraint := row.distribution.constraint) is not None:
+                counts[place] = constraint.verifiable(drafted[place][: counts[place]])
+        made = proposal.cut(counts)
+        # The masks read the tokens again. They would wait for the pass that is submitted now.
+        mx.eval(made.tokens)
+        return made
+
+    def _noise(self, in_flight: int = 0) -> Noise:
+        """Return the noise of the next round; see `Row.noise`."""
+        return noise_of([row.noise(in_flight) for row in self.rows])
+
     def _leave_and_join(self) -> None:
-        """Remove ended sequences and add waiting ones, while no pass is in flight."""
-        if not self._joining and (len(self.batch.sequences) == 1 or not self.batch.any_ended):
+        """Remove ended rows and add waiting ones, while no pass is in flight."""
+        if not self._joining and (len(self.rows) == 1 or not any(row.ended for row in self.rows)):
             return
+        self.watch.interrupt()
         self._leave()  # before the join, so that fewer rows are copied
         for other in self._joining:
-            self.batch.join(other.batch)
-            self.target.join(other.target)
-            if self.proposer is not None and other.proposer is not None:
-                self.proposer.join(other.proposer)
-        self._leave()  # the first call removes nothing if all sequences had ended
+            self.rows = self.rows + other.rows
+            self.target.merge(other.target)
+        self._leave()  # the first call removes nothing if all rows had ended
         self._joining = []
 
     def _leave(self) -> None:
-        sequences = self.batch.sequences
-        staying = [row for row, sequence in enumerate(sequences) if not sequence.ended]
-        if 0 < len(staying) < len(sequences):
-            self.batch.filter(staying)
-            self.target.filter(staying)
-            if self.proposer is not None:
-                self.proposer.filter(staying)
-            if not self.reader.done:
-                self.reader.filter(staying)
+        staying = [place for place, row in enumerate(self.rows) if not row.ended]
+        if 0 < len(staying) < len(self.rows):
+            self.rows = [self.rows[place] for place in staying]
+            self.target.keep(staying)
 
     def _free_buffers(self) -> None:
-        grown = (max(map(len, self.batch.committed)) - GROWN) // CLEAR_EVERY
+        grown = (max(len(row.committed) for row in self.rows) - GROWN) // CLEAR_EVERY
         if grown != self._cleared:
             self._cleared = grown
             mx.clear_cache()

@@ -2,37 +2,51 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import mlx.core as mx
 
 from .. import process
 from ..interfaces import Proposal, Scores
-from ..interfaces.records import Seconds, SourceFigures, Statistics
-from ..interfaces.results import RoundListener, RoundReport, RoundTimes, SequenceRound
+from ..interfaces.records import Seconds, SourceFigures, Statistics, Step
+
+
+@dataclass(frozen=True)
+class Timed:
+    """Seconds of one round. `draft` and `verify` are None unless the round was timed in parts. Only
+    `total` includes work of earlier rounds that was still running on the device.
+
+    Attributes:
+        passes: The number of target passes that were submitted in the round.
+        interval: Seconds since the verdict of the round before; None if something else took a part
+            of them.
+        pipelined: Whether the pass for the next token is in flight."""
+
+    total: float
+    passes: int = 1
+    interval: float | None = None
+    pipelined: bool = False
+    draft: float | None = None
+    verify: float | None = None
 
 
 class Recorder:
-    """A RoundListener that collects the statistics of one completion.
+    """The figures of one row, from which its statistics follow.
 
     Attributes:
         drafts: Name of the proposer, draft tokens and accepted tokens of each speculative round."""
 
     def __init__(self) -> None:
-        self._passes = 0
         self._generated = 0
         self.drafts: list[tuple[str, int, int]] = []
-        self._times: list[tuple[bool, RoundTimes]] = []
+        self._rounds: list[tuple[bool, Timed]] = []
 
-    def on_round(self, report: RoundReport) -> None:
-        """Count a round."""
-        self._passes += report.passes
-        self._times.append((report.size > 0, report.times))
-        for row in report.sequences:
-            self._generated += row.emitted
-            if report.size:
-                drafted = min(row.drafted, row.emitted) if row.ended else row.drafted
-                self.drafts.append((row.source, drafted, min(row.accepted, row.emitted)))
+    def add(self, step: Step, timed: Timed, *, drafts: bool) -> None:
+        """Count a round. drafts: Whether any row of the group had draft tokens."""
+        self._rounds.append((drafts, timed))
+        self._generated += len(step.tokens)
+        if drafts:
+            self.drafts.append((step.proposer, step.drafted, step.accepted))
 
     def summary(
         self, *, load: float, prompt: float, decoding: float, prompt_draft: float = 0.0
@@ -52,19 +66,19 @@ class Recorder:
             rounds = [counts for source, *counts in self.drafts if source == name]
             totals = sum(n for n, _ in rounds), sum(n for _, n in rounds)
             sources[name] = SourceFigures(len(rounds), *totals)
-        speculative = [times for drafts, times in self._times if drafts]
+        speculative = [times for drafts, times in self._rounds if drafts]
         timed = [times for times in speculative if times.draft is not None]
         draft, verify, other = self._parts(speculative, timed, decoding)
         return Statistics(
-            rounds=len(self._times),
+            rounds=len(self._rounds),
             drafted=sum(drafted),
             accepted=sum(accepted),
             acceptance_rate=ratio(sum(accepted), sum(drafted)),
-            tokens_per_round=ratio(self._generated, len(self._times)),
+            tokens_per_round=ratio(self._generated, len(self._rounds)),
             drafted_by_position=tuple(sum(n > at for n in drafted) for at in positions),
             accepted_by_position=tuple(sum(n > at for n in accepted) for at in positions),
             by_source=sources,
-            target_passes=self._passes,
+            target_passes=sum(times.passes for _, times in self._rounds),
             timed_rounds=len(timed),
             seconds=Seconds(
                 load, prompt, prompt_draft, draft, verify, other, load + prompt + decoding
@@ -76,14 +90,14 @@ class Recorder:
         )
 
     def _parts(
-        self, speculative: Sequence[RoundTimes], timed: Sequence[RoundTimes], decoding: float
+        self, speculative: Sequence[Timed], timed: Sequence[Timed], decoding: float
     ) -> tuple[float | None, float | None, float | None]:
         """Divide `decoding` seconds into seconds of drafting, verification and other work."""
         total = sum(times.total for times in speculative)
         if total and not timed:
             return None, None, None
         scale = total / sum(times.total for times in timed) if total else 0.0
-        plain = sum(times.total for drafts, times in self._times if not drafts)
+        plain = sum(times.total for drafts, times in self._rounds if not drafts)
         draft = scale * sum(times.draft or 0.0 for times in timed)
         verify = scale * sum(times.verify or 0.0 for times in timed) + plain
         return draft, verify, max(0.0, decoding - draft - verify)
@@ -105,59 +119,56 @@ class Stopwatch:
     """A stopwatch for the stages of a round, which the loop notifies of each stage.
 
     Attributes:
-        timed: Whether some rounds are timed in parts.
-        shared: Returns whether other work uses the device between two rounds. If so, each round
-            waits for all work that it has submitted."""
+        timed: Whether some rounds are timed in parts."""
 
-    listeners: Sequence[RoundListener] = ()
     timed: bool = False
-    shared: Callable[[], bool] = lambda: False
     clock: Callable[[], float] = time.perf_counter
     _speculative: int = field(default=0, init=False)
+    _judged: tuple[object, float] | None = field(default=None, init=False)
+    _interval: float | None = field(default=None, init=False)
 
     def begin(self, *, drafts: bool) -> None:
         """Start a round. drafts: Whether the round calls the proposer."""
         self._passes = 0
         due = self._speculative < FIRST or self._speculative % TIMED_EVERY == 0
-        self._timed = self.timed and drafts and due
+        self._in_parts = self.timed and drafts and due
         self._started = self.clock()
-        if self._timed:
+        if self._in_parts:
             # Wait for work of earlier rounds, which must not count as drafting.
             mx.synchronize()
             self._began = self.clock()
 
     def drafted(self, proposal: Proposal) -> None:
         """Record that the proposal was submitted; a timed round waits for it."""
-        self._timed = self._timed and proposal.size > 0
-        if self._timed:
+        self._in_parts = self._in_parts and proposal.size > 0
+        if self._in_parts:
             mx.eval(proposal.tokens, [] if proposal.rows is None else proposal.rows)
             self._drafted_at = self.clock()
 
     def advanced(self, scores: Scores) -> None:
         """Record that the target's pass was submitted; a timed round waits for it."""
         self._passes += 1
-        if self._timed:
+        if self._in_parts:
             mx.eval(scores.logits)
             self._verified_at = self.clock()
 
-    def finish(
-        self,
-        proposal: Proposal,
-        sequences: tuple[SequenceRound, ...],
-        *,
-        pipelined: bool,
-        ended: bool,
-    ) -> None:
-        """Finish the round and report it to the listeners."""
-        if self.shared():
-            mx.synchronize()
-        times = RoundTimes(self.clock() - self._started)
-        if self._timed:
-            draft, verify = self._drafted_at - self._began, self._verified_at - self._drafted_at
-            times = RoundTimes(times.total, draft, verify)
+    def judged(self, group: object) -> None:
+        """Record that the verdict of a group's round is there."""
+        now, before = self.clock(), self._judged
+        alone = before is not None and before[0] is group and not self._in_parts
+        self._interval = now - before[1] if before is not None and alone else None
+        self._judged = group, now
+
+    def interrupt(self) -> None:
+        """Record that something else than a round has used the device."""
+        self._judged = None
+
+    def finish(self, proposal: Proposal, *, pipelined: bool) -> Timed:
+        """Finish the round and return its times."""
         self._speculative += proposal.size > 0
-        report = RoundReport(
-            proposal.size, sequences, times, proposal.source, self._passes, pipelined, ended
-        )
-        for listener in self.listeners:
-            listener.on_round(report)
+        timed = Timed(self.clock() - self._started, self._passes, self._interval, pipelined)
+        if not self._in_parts:
+            return timed
+        self.interrupt()
+        draft, verify = self._drafted_at - self._began, self._verified_at - self._drafted_at
+        return replace(timed, draft=draft, verify=verify)

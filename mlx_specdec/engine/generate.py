@@ -6,6 +6,7 @@ from typing import Literal
 import mlx.core as mx
 
 from .. import process
+from ..decoding.row import Prompt, Request
 from ..errors import DecodingError, OptionError, PromptError
 from ..interfaces import Progress, Proposer
 from ..interfaces.records import Result, Step
@@ -14,7 +15,7 @@ from ..sampling.settings import integer
 from .memory import AutoBatchSize, BatchSize
 from .pair import Pair
 from .prompt_cache import PromptCache
-from .request import Overrides, Prompt, Request, encode, for_model
+from .request import Overrides, encode, for_model
 from .scheduler import Scheduler
 
 

@@ -6,7 +6,7 @@ from dataclasses import astuple, dataclass
 from functools import partial
 
 from ..checkpoints import disk
-from ..decoding.loop import chunk
+from ..decoding.loop import chunk_size
 from ..errors import PromptError
 from ..proposers.draft_model import CHUNK
 from ..proposers.drafter import Drafter
@@ -97,7 +97,7 @@ class MemoryBudget:
         chosen: The drafters that are used.
         nbytes: The budget in bytes, or None for `default_budget`.
         cached: Limit of the prompt cache in bytes, for the default budget.
-        step: Number of prompt tokens in one pass, or None for `chunk`."""
+        step: Number of prompt tokens in one pass, or None for `chunk_size`."""
 
     def __init__(
         self,
@@ -137,7 +137,7 @@ class MemoryBudget:
     def of_reading(self, rows: Sequence[Extent]) -> int:
         """Estimate the bytes of working memory for the prefill of a batch's prompts in chunks."""
         longest = max(row.prompt for row in rows)
-        step = self._step or chunk(len(rows), holds_scores=self._target.holds_scores)
+        step = self._step or chunk_size(len(rows), holds_scores=self._target.holds_scores)
         return len(rows) * self._target.reading_nbytes(longest, min(step, longest))
 
     def room(self, prompt: int, most: int) -> int:

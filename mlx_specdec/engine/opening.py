@@ -8,24 +8,25 @@ from dataclasses import dataclass, replace
 from importlib.metadata import version
 
 from .. import process
-from ..decoding.loop import CHUNK, Decoding, PromptReader, chunk
-from ..decoding.sequence import Batch
+from ..decoding import costs
+from ..decoding.costs import MOST
+from ..decoding.loop import CHUNK, Group, chunk_size
+from ..decoding.proposer import Proposer
+from ..decoding.row import Request, Row
 from ..decoding.statistics import Stopwatch
-from ..draft_length import saved
-from ..draft_length.auto import MOST, AutoLength, Source
-from ..draft_length.length import DraftLength, FixedLength
+from ..decoding.worth import Candidate, Worth
 from ..errors import OptionError
-from ..interfaces import Proposer
 from ..interfaces.results import TARGET, Cached
 from ..models.exact import ExactContext
 from ..options import MOST_EXACT, Options
 from ..proposers import DRAFTERS, find, missing
-from ..proposers.combined import Checked, FirstOf, Limited, RowByRow
+from ..proposers.combined import FirstOf
 from ..proposers.drafter import Drafter, Setup
 from ..proposers.lookup import forcing, predicting
+from ..proposers.own import Checked
 from .pair import Pair
 from .prompt_cache import PromptCache
-from .request import Job, Overrides, Request, for_model, make_rule, most_drafted
+from .request import Overrides, for_model, make_rule, open_row
 
 TEMPERATURES = (0.0, 0.4, 0.8, 1.2)
 """Upper bounds of ranges of temperature. All temperatures of a range share the saved acceptance
@@ -53,12 +54,12 @@ def drafting(options: Options) -> tuple[object, ...]:
     return options.proposer, length, options.regular, options.exact, free
 
 
-def source(drafter: Drafter, options: Options) -> Source:
+def candidate(drafter: Drafter, options: Options) -> Candidate:
     """Return what the choice of the draft length needs to know about a drafter."""
     name = f"{drafter.identity or drafter.name}, {drafter.nbytes} bytes"
     sampled = ", sampled" if options.temperature > 0 else ""
     warmth = bisect_left(TEMPERATURES, options.temperature)
-    return Source(
+    return Candidate(
         drafter.name,
         min(drafter.most, MOST_EXACT) if options.exact else drafter.most,
         free=not drafter.nbytes,
@@ -68,18 +69,16 @@ def source(drafter: Drafter, options: Options) -> Source:
     )
 
 
-def make_draft_length(pair: Pair, chosen: Sequence[Drafter], options: Options) -> DraftLength:
-    """Return the draft length that the options ask for, with the saved costs of the pair."""
+def worth_of(pair: Pair, chosen: Sequence[Drafter], options: Options) -> Worth:
+    """Return the choice of the draft length that the options ask for, with the saved costs of the
+    pair."""
+    candidates = [candidate(drafter, options) for drafter in chosen]
     if options.num_draft != "auto":
-        return FixedLength(options.num_draft)
+        return Worth(options.num_draft, candidates)
     if not chosen:
-        return FixedLength(0)
-    return AutoLength([source(drafter, options) for drafter in chosen], memory(pair, options))
-
-
-def memory(pair: Pair, options: Options) -> saved.Memory:
-    """Return the saved costs of the pair; without `cost_cache`, those of the loaded pair."""
-    return saved.memory(pair_key(pair)) if options.cost_cache else pair.learned
+        return Worth(0)
+    memory = costs.memory(pair_key(pair)) if options.cost_cache else pair.learned
+    return Worth(None, candidates, memory)
 
 
 CHECKPOINT = 16
@@ -120,37 +119,21 @@ def drafters(pair: Pair, options: Options) -> tuple[Drafter, ...]:
 
 
 def make_proposer(
-    chosen: Sequence[Drafter],
-    options: Options,
-    lengths: DraftLength,
-    *,
-    batch: bool = False,
-    tenant: str = "",
+    chosen: Sequence[Drafter], worth: Worth, *, batch: bool = False
 ) -> Proposer | None:
-    """Return the proposer of one sequence or of a batch; None for plain decoding."""
+    """Return the proposer of rows; None for plain decoding. batch: Whether there may be several."""
     made: dict[str, Proposer] = {}
     for place, drafter in enumerate(chosen):
-        # In a batch the draft of a row depends on the other rows.
-        priced = lengths.learns and (drafter.stops or not drafter.nbytes)
-        prices = functools.partial(lengths.prices, drafter.name) if priced else None
         setup = Setup(
-            options,
-            options.ngram_min,
-            options.ngram_choice,
-            options.constraint,
             followed=place < len(chosen) - 1,
             # Batches often do best without drafts.
-            eager=not batch and lengths.eager(drafter.name),
-            prices=None if batch else prices,
-            tenant=tenant,
+            eager=lambda name=drafter.name: not batch and worth.eager(name),  # type: ignore[misc]
         )
-        make = functools.partial(drafter.make, setup)
-        proposer = make()
-        if batch and not proposer.batches:
-            proposer = RowByRow(make, prices) if prices else RowByRow(make)
-        made[drafter.name] = proposer
+        if worth.learns and (drafter.stops or not drafter.nbytes):
+            setup = replace(setup, prices=functools.partial(worth.prices, drafter.name))
+        made[drafter.name] = drafter.make(setup)
     if len(made) > 1:
-        return FirstOf(made, lengths.limit)
+        return FirstOf(made, worth.limit)
     return next(iter(made.values()), None)
 
 
@@ -172,7 +155,10 @@ class Opener:
         one_by_one: Whether each request may have a grammar or a prediction.
         batched: Whether several sequences share a pass of the target.
         why_not: The reason if they do not.
-        lengths: The draft length of all requests."""
+        named: The drafters of all rows that the options choose.
+        drafters: These, and those that serve requests that come one by one.
+        worth: The choice of the draft length of all rows.
+        proposer: The proposer of all rows, or None for plain decoding."""
 
     pair: Pair
     options: Options
@@ -192,119 +178,101 @@ class Opener:
             if self.overrides.proposer is not None:
                 self.overrides = replace(self.overrides, proposer=None)
                 self.options = replace(self.options, regular=True)
-        options, overrides = self.options, self.overrides
+        options, own = self.options, self.overrides.proposer
         bound, _ = for_model(self.pair, options)
-        self._forced = forcing(bound)
-        self._chosen = () if overrides.proposer is not None else drafters(bound, options)
+        self.named = () if own is not None else drafters(bound, options)
+        self.drafters: Sequence[Drafter] = self.named
+        if self.one_by_one and self.named:
+            self.drafters = (forcing(bound), predicting(), *self.named)
         self.why_not = self._reason_against_batches()
         self.batched = self.why_not is None
-        count = options.num_draft
-        if overrides.proposer is not None:
-            most = MOST_EXACT if options.exact else MOST
-            self.lengths: DraftLength = (
-                AutoLength([Source(most=most)]) if count == "auto" else FixedLength(count)
-            )
+        if own is not None:
+            count, most = options.num_draft, MOST_EXACT if options.exact else MOST
+            self.worth = Worth(None if count == "auto" else count, [Candidate(most=most)])
+            widths = self.pair.target.vocabulary, self.pair.vocabulary
+            self.proposer: Proposer | None = Checked(own, *widths)
         else:
-            self.lengths = make_draft_length(self.pair, self.drafters(), options)
+            self.worth = worth_of(self.pair, self.drafters, options)
+            self.proposer = make_proposer(self.drafters, self.worth, batch=self.batched)
 
-    def drafters(self, prediction: Sequence[int] = ()) -> Sequence[Drafter]:
-        """Return the drafters of sequences with this prediction, in order."""
-        if not (self.one_by_one and self._chosen):
-            return self._chosen
-        return (self._forced, predicting(prediction), *self._chosen)
-
-    def job(self, number: int, request: Request) -> Job:
-        """Create the job of a new request. Raises PromptError and OptionError."""
+    def row(self, number: int, request: Request) -> tuple[Row, Pair]:
+        """Return the row of a new request, and its models. Raises PromptError and OptionError."""
         alone = request.scores_prompt or not self.batched
         shares = drafting(self.options), number if alone else -1
-        return Job.of(self.pair, number, request, self._chosen, self.overrides, shares)
+        return open_row(self.pair, number, request, self.named, self.overrides, shares)
 
-    def open(self, jobs: Sequence[Job], watch: Stopwatch) -> Decoding:
-        options = jobs[0].options
-        prompts = [job.ids for job in jobs]
+    def open(self, rows: list[Row], watch: Stopwatch) -> Group:
+        """Return a group of these rows, whose prompts are to be prefilled."""
+        first, options = rows[0], rows[0].options
         if not self.batched:
-            sequence = jobs[0].sequence
-            self.lengths.begin(len(sequence.committed), len(prompts[0]), sequence.remaining)
-        proposer = self._make_proposer(jobs)
-        if self.overrides.proposer is not None:
-            widths = self.pair.target.vocabulary, self.pair.vocabulary
-            proposer = Checked(self.overrides.proposer, *widths)
-        cached = [self._cached(job, proposer) for job in jobs]
+            self.worth.begin(len(first.committed), len(first.prompt), first.remaining)
+        cached = [self._cached(row) for row in rows]
         prefixes = [states.pop(TARGET, None) for states in cached]
-        context = self.pair.target.open_batch(prompts, prefixes)
+        context = self.pair.target.open_batch([row.prompt for row in rows], prefixes)
         if options.exact:
             context = ExactContext(context)
-        length = len(prompts[0])
+        for row, states, length in zip(rows, cached, context.lengths, strict=True):
+            row.began = watch.clock()
+            row.processed, row.unread = length, row.committed[length:-1]
+            if self.proposer is not None and (length or states):
+                self.proposer.restore(row, states)
+        length = len(first.prompt)
         early = self.cache is not None and context.checkpoints and length > 4 * CHECKPOINT
-        for job in jobs:
-            job.began = watch.clock()
-        reader = PromptReader(
-            context,
-            [job.sequence.committed for job in jobs],
-            prompts,
-            proposer,
-            self.overrides.progress,
-            self._step_size(jobs),
-            cached,
-            checkpoint=length - CHECKPOINT if early else 0,
-            score=jobs[0].sequence.score if jobs[0].scores_prompt else None,
-            clock=watch.clock,
-        )
-        return Decoding(
+        early = early and first.processed < length - CHECKPOINT
+        return Group(
+            rows=rows,
             target=context,
-            proposer=proposer,
+            proposer=self.proposer,
             rule=make_rule(options),
-            batch=Batch([job.sequence for job in jobs]),
-            draft_length=self.lengths,
-            reader=reader,
+            worth=self.worth,
             watch=watch,
-            delta=options.delta,
+            chunk=self._chunk(rows),
+            checkpoint=CHECKPOINT if early else 0,
+            progress=self.overrides.progress,
         )
 
-    def _step_size(self, jobs: Sequence[Job]) -> int:
-        """Return the prefill chunk for the prompts of these jobs, in tokens per prompt."""
-        step = jobs[0].options.prefill_step_size
-        if self.options.exact or jobs[0].scores_prompt:
+    def _chunk(self, rows: Sequence[Row]) -> int:
+        """Return the prefill chunk for the prompts of these rows, in tokens per prompt."""
+        step, scored = rows[0].options.prefill_step_size, rows[0].request.scores_prompt
+        if self.options.exact or scored:
             # The size must not depend on free memory: equal prompts are to be divided alike.
             step = step or CHUNK
-        if jobs[0].scores_prompt:
+        if scored:
             step = min(step or CHUNK, max(1, SCORED // self.pair.target.vocabulary))
-        return step or chunk(len(jobs), holds_scores=self.pair.target.holds_scores)
+        return step or chunk_size(len(rows), holds_scores=self.pair.target.holds_scores)
 
-    def waits(self, job: Job, before: Sequence[Job]) -> bool:
-        """Return whether a job should wait for the first one among `before` that begins alike."""
-        if self.cache is None or job.scores_prompt:
+    def waits(self, row: Row, before: Sequence[Row]) -> bool:
+        """Return whether a row should wait for the first one among `before` that begins alike."""
+        if self.cache is None or row.request.scores_prompt:
             return False
-        if job.behind is None:
-            job.behind = next(
+        if row.behind is None:
+            row.behind = next(
                 (
                     earlier
                     for earlier in before
-                    if earlier.tenant == job.tenant
-                    and self.cache.waits(job.ids, earlier.ids, self._owner(job))
+                    if earlier.request.tenant == row.request.tenant
+                    and self.cache.waits(row.prompt, earlier.prompt, self._owner(row))
                 ),
                 None,
             )
-        return job.behind in before
+        return row.behind in before
 
-    def keep(self, job: Job, decoding: Decoding) -> None:
-        """Cache the computed state of a job, for later prompts with the same prefix."""
+    def keep(self, row: Row, group: Group) -> None:
+        """Cache the computed state of a row, for later prompts with the same prefix."""
         if self.cache is not None:
-            row = decoding.sequences.index(job.sequence)
-            computed = decoding.reusable(row)
-            self.cache.keep(job.ids, job.sequence.committed, computed, self._owner(job))
+            self.cache.keep(row.prompt, row.committed, group.snapshot(row), self._owner(row))
 
-    def _owner(self, job: Job) -> str:
-        """Return the tenant whose cached prefixes a job may use. Rotary factors for short sequences
+    def _owner(self, row: Row) -> str:
+        """Return the tenant whose cached prefixes a row may use. Rotary factors for short sequences
         have entries of their own."""
-        models = job.pair.reaching(sys.maxsize)
-        long = (models.target, models.draft) == (job.pair.target, job.pair.draft)
-        return job.tenant if long else f"{job.tenant}, short"
+        long = self.pair.reaching(sys.maxsize)
+        same = (long.target, long.draft) == (self.pair.target, self.pair.draft)
+        return row.request.tenant if same else f"{row.request.tenant}, short"
 
-    def remember(self, job: Job) -> None:
+    def remember(self, row: Row) -> None:
         """Add a finished sequence to the history in which lookup searches for the tenant."""
         if (history := self.pair.history) is not None:
-            history.add(job.tenant, job.ids, job.sequence.committed)
+            history.add(row.request.tenant, row.prompt, row.committed)
 
     def _reason_against_batches(self) -> str | None:
         pair = self.pair
@@ -314,38 +282,32 @@ class Opener:
             return "exact decodes one sequence in a pass"
         if why_not := pair.target.why_not_batched:
             return f"{pair.name} {CANNOT}: {why_not}"
-        drafts = any(drafter.name == "draft" for drafter in self._chosen)
+        drafts = any(drafter.name == "draft" for drafter in self.named)
         if drafts and pair.draft and (why_not := pair.draft.why_not_batched):
             return f"{pair.draft_name} {CANNOT}: {why_not}"
         if self.overrides.proposer is not None:
             return "the proposer that was passed drafts for one sequence"
         return None
 
-    def _make_proposer(self, jobs: Sequence[Job]) -> Proposer | None:
-        first = jobs[0]
-        proposer = make_proposer(
-            self.drafters(first.prediction),
-            first.options,
-            self.lengths,
-            batch=self.batched,
-            tenant=first.tenant,
-        )
-        limits = [most_drafted(job.options) for job in jobs]
-        limited = self.batched or limits[0] < most_drafted(self.options)
-        return Limited(proposer, limits) if proposer is not None and limited else proposer
-
-    def _cached(self, job: Job, proposer: Proposer | None) -> dict[str, Cached]:
-        """Return the cached state of the beginning of a job's prompt, by name. There is none if the
-        cache fails, or if the job needs the logits of its prompt, which are not cached."""
-        if self.cache is None or job.scores_prompt:
+    def _cached(self, row: Row) -> dict[str, Cached]:
+        """Return the cached state of the beginning of a row's prompt, by name. There is none if the
+        cache fails, or if the row needs the logits of its prompt, which are not cached."""
+        if self.cache is None or row.request.scores_prompt:
             return {}
+        # The newest token is left for the first round. A proposer that reads hidden states needs
+        # one more token.
+        hidden, needs = (
+            (False, ())
+            if self.proposer is None
+            else (bool(self.proposer.hidden), self.proposer.needs)
+        )
+        most = len(self.pair.target.prefix(row.prompt)) - 1 - hidden
         try:
-            owner = self._owner(job)
-            beginning = self.cache.beginning(self.pair.target, job.ids, proposer, owner)
+            found = self.cache.find(row.prompt, most, needs, self._owner(row))
         except Exception as problem:
             self.cache.clear()
             self.failed(problem)
             return {}
-        if beginning:
-            job.labels = replace(job.labels, cached_tokens=beginning[TARGET].length)
-        return beginning
+        if found:
+            row.cached_tokens = found[TARGET].length
+        return found

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..draft_length.saved import Memory
+from ..decoding.costs import Memory
 from ..errors import OptionError
 from ..interfaces import Progress, ignore_progress
 from ..models.base import Base

@@ -12,7 +12,6 @@ from itertools import takewhile
 
 import mlx.core as mx
 
-from ..interfaces import Model, Proposer
 from ..interfaces.results import TARGET, Cached, Reusable
 from .prompt_cache_disk import Directory, DiskBlock, Record, nbytes_of
 
@@ -107,15 +106,6 @@ class PromptCache:
         """The cached sequences, from the least to the most recently used one."""
         for leaf in [node for node in self._order if not node.children]:
             yield [token for node in _path(leaf) for token in node.tokens]
-
-    def beginning(
-        self, target: Model, prompt: Sequence[int], proposer: Proposer | None, tenant: str = ""
-    ) -> dict[str, Cached]:
-        """Return the cached state of the beginning of a prompt, by name, as far as a request can
-        use it. The newest token is left for the first round. A proposer that reads hidden states
-        needs one more token."""
-        taps, needs = (False, ()) if proposer is None else (bool(proposer.taps), proposer.needs)
-        return self.find(prompt, len(target.prefix(prompt)) - 1 - taps, needs, tenant)
 
     def find(
         self, prompt: Sequence[int], most: int, needs: Sequence[str] = (), tenant: str = ""

@@ -105,4 +105,4 @@ def _computed(model: Base) -> Reusable:
     """Return the reusable state of a sequence of one token. It is lazy: only shapes are needed."""
     context = model.open([0])
     context.advance(mx.zeros((1, 1), dtype=mx.int32))
-    return context.reusable(0)
+    return context.snapshot(0)

@@ -5,13 +5,11 @@ import math
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Self, cast
+from dataclasses import dataclass, replace
+from typing import cast
 
-from ..decoding.sequence import Sequence as Decoded
-from ..decoding.sequence import StopCriteria
-from ..decoding.statistics import Recorder
-from ..errors import DAMAGED, DecodingError, OptionError
+from ..decoding.row import Prompt, Request, Row
+from ..errors import DAMAGED, OptionError
 from ..interfaces import NoiseSource, Progress, Proposer, Rule, Verdict
 from ..interfaces.records import NO_TEXT, FinishReason, Labels, Result, Step
 from ..models.base import check_prompt
@@ -21,51 +19,13 @@ from ..sampling.constraint import Constraint
 from ..sampling.distribution import Distribution
 from ..sampling.noise import CoupledNoise, IndependentNoise, SilentNoise
 from ..sampling.thought_budget import ThoughtBudget
-from ..text.chat import Messages, check_settings
+from ..text.chat import check_settings
 from ..text.prompts import is_chat, prompt_ids
 from ..text.stream import StopStrings, TextStream
-from ..text.thoughts import Thoughts
 from ..text.tokenizer import SENTINEL
 from ..verification import rules
 from .memory import Extent
 from .pair import Pair
-
-Prompt = str | Sequence[int] | Messages
-
-
-@dataclass(frozen=True)
-class Request:
-    """A prompt with options of its own, for `stream_many` and `generate_many`.
-
-    Attributes:
-        prompt: A string, messages, or token ids; see `generate`.
-        options: The settings of this completion.
-        prediction: Token ids that the completion may turn out to have. They are drafted if
-            requests come one by one.
-        top_logprobs: The number of most likely tokens that each emission lists with their
-            log-probabilities; None lists nothing.
-        shown: The text of special tokens that are printed, by id.
-        ignore_eos: Whether no token ends the completion.
-        tenant: Whose earlier completions may be drafted from.
-        answers: Whether the completion is an answer in a chat, whose first blank is not printed.
-        thoughts: The thoughts before the first token and their budget, or None without thoughts.
-        scores_prompt: Whether the first part has the log-probabilities of the prompt's tokens, for
-            a decoder-only target. Such a request shares no pass, so that they are always the same.
-        open_end: Whether the completion ends if the model does not continue a text that the grammar
-            of the options accepts, although the grammar allows more text.
-    """
-
-    prompt: Prompt
-    options: Options
-    prediction: tuple[int, ...] = ()
-    top_logprobs: int | None = None
-    shown: Mapping[int, str] = field(default_factory=dict)
-    ignore_eos: bool = False
-    tenant: str = ""
-    answers: bool = False
-    thoughts: Thoughts | None = None
-    scores_prompt: bool = False
-    open_end: bool = False
 
 
 @dataclass(frozen=True)
@@ -89,162 +49,130 @@ def proposer_kind(chosen: Sequence[Drafter]) -> str:
     return "auto" if len(names) > 1 else "".join(names) or "none"
 
 
-@dataclass(eq=False)
-class Job:
-    """The state of a request in the scheduler.
+def open_row(
+    pair: Pair,
+    number: int,
+    request: Request,
+    chosen: Sequence[Drafter],
+    overrides: Overrides = Overrides(),
+    shares: tuple[object, ...] = (),
+) -> tuple[Row, Pair]:
+    """Return the row of a new request, and its models. Raises PromptError and OptionError.
 
-    Attributes:
-        ids: The token ids of the prompt.
-        reads_with: Equal for jobs whose prompts may be prefilled together.
-        rule: Equal for jobs that may be decoded together.
-        chosen: The drafters of all requests.
-        began, read: The times on the clock, in seconds, when the prefill began and ended.
-        drafting: The seconds that the drafters took in the prefill.
-        behind: A job that this one waits for, since its prompt has a prefix in common.
-            scores_prompt: See `Request`.
+    Args:
+        chosen: The drafters.
+        shares: Equal for rows that may share passes, if their rules and models are equal too.
     """
-
-    pair: Pair
-    number: int
-    options: Options
-    ids: list[int]
-    sequence: Decoded
-    labels: Labels
-    reads_with: object
-    rule: object
-    chosen: Sequence[Drafter]
-    prediction: tuple[int, ...]
-    tenant: str
-    scores_prompt: bool = False
-    recorder: Recorder = field(default_factory=Recorder)
-    text: list[str] = field(default_factory=list)
-    tokens: list[int] = field(default_factory=list)
-    began: float = 0.0
-    read: float = 0.0
-    drafting: float = 0.0
-    behind: Self | None = None
-
-    @classmethod
-    def of(
-        cls,
-        pair: Pair,
-        number: int,
-        request: Request,
-        chosen: Sequence[Drafter],
-        overrides: Overrides = Overrides(),
-        shares: object = None,
-    ) -> Self:
-        """Create the job of a new request. Raises PromptError and OptionError.
-
-        Args:
-            chosen: The drafters.
-            shares: Equal for jobs that may share passes, if their rules are equal too.
-        """
-        ids, bound, options = prepared(pair, request.prompt, request.options)
-        longest = len(ids) + options.max_tokens
-        pair, bound = pair.reaching(longest), bound.reaching(longest)
-        if request.ignore_eos:
-            bound = replace(bound, eos_token_ids=frozenset())
-        prefix = beginning(bound, ids, options)
-        grammar, bias = options.constraint, options.logit_bias
-        constraint = bound.constraint(grammar, bias, open_end=request.open_end)
-        most = bound.target.max_length
-        room = sys.maxsize if most is None else most - len(prefix)
-        chat = is_chat(bound.tokenizer, request.prompt, chat_template=options.chat_template)
-        # With a grammar, the output begins as the grammar demands, and not with a blank.
-        starts = request.answers or chat or constraint is not None
-        drafting = chosen if most_drafted(options) > 0 else ()
-        proposer = overrides.proposer
-        labels = Labels(
-            model=pair.name,
-            draft_model=pair.draft_name if any(drafter.identity for drafter in drafting) else None,
-            proposer=proposer_kind(drafting) if proposer is None else type(proposer).__name__,
-            rule=options.rule_name,
-            lossy=options.lossy,
-            delta=options.delta,
-            seed=options.seed,
-            num_draft=options.num_draft if drafting or proposer is not None else 0,
-            prompt_tokens=len(ids),
-            exact=options.exact,
-        )
-        shown = special_texts(pair) if options.show_special_tokens else {}
-        if not shown and sentinels(pair, ids):
-            # Without sentinels, the answer to a prompt with sentinels is useless.
-            shown = sentinels(pair, pair.tokenizer.special_ids)
-        stop = StopCriteria(
-            # EOS does not end a completion that only measures speed.
-            eos=bound.eos_token_ids,
-            remaining=min(options.max_tokens, room),
-            stream=TextStream(
-                bound.tokenizer, {**shown, **request.shown}, () if starts else prefix
+    ids, bound, options = prepared(pair, request.prompt, request.options)
+    longest = len(ids) + options.max_tokens
+    pair, bound = pair.reaching(longest), bound.reaching(longest)
+    if request.ignore_eos:
+        bound = replace(bound, eos_token_ids=frozenset())
+    prefix = beginning(bound, ids, options)
+    grammar, bias = options.constraint, options.logit_bias
+    constraint = bound.constraint(grammar, bias, open_end=request.open_end)
+    most = bound.target.max_length
+    room = sys.maxsize if most is None else most - len(prefix)
+    chat = is_chat(bound.tokenizer, request.prompt, chat_template=options.chat_template)
+    # With a grammar, the output begins as the grammar demands, and not with a blank.
+    starts = request.answers or chat or constraint is not None
+    drafting = chosen if most_drafted(options) > 0 else ()
+    proposer = overrides.proposer
+    shown = special_texts(pair) if options.show_special_tokens else {}
+    if not shown and sentinels(pair, ids):
+        # Without sentinels, the answer to a prompt with sentinels is useless.
+        shown = sentinels(pair, pair.tokenizer.special_ids)
+    closing: Constraint | ThoughtBudget | None = constraint
+    if request.thoughts is not None and request.thoughts.budget is not None:
+        closing = ThoughtBudget(request.thoughts, bound.vocabulary, constraint)
+    # At temperature 0, several rule names mean the same rule class.
+    # Two rules with thresholds are never equal.
+    thresholds = options.delta, options.posterior_threshold, options.posterior_alpha
+    models = pair.target, pair.draft
+    alike = replace(options, seed=0, max_tokens=1, stop=())
+    row = Row(
+        number=number,
+        request=request,
+        options=options,
+        prompt=ids,
+        committed=list(prefix),
+        distribution=Distribution(options, bound.vocabulary, ids, closing, len(prefix)),
+        random=make_noise(bound, ids, options),
+        # EOS does not end a completion that only measures speed.
+        eos=bound.eos_token_ids,
+        left=min(options.max_tokens, room),
+        stream=TextStream(bound.tokenizer, {**shown, **request.shown}, () if starts else prefix),
+        stops=StopStrings(tuple(options.stop)),
+        key=(*shares, rule_name(options), *thresholds, *models),
+        alike=(alike, request.prediction, request.tenant, shares, models),
+        most_drafted=most_drafted(options),
+        prediction=tuple(id for id in request.prediction if 0 <= id < pair.vocabulary),
+        settings={
+            "model": pair.name,
+            "draft_model": (
+                pair.draft_name if any(drafter.identity for drafter in drafting) else None
             ),
-            stops=StopStrings(tuple(options.stop)),
-        )
-        closing: Constraint | ThoughtBudget | None = constraint
-        if request.thoughts is not None and request.thoughts.budget is not None:
-            closing = ThoughtBudget(request.thoughts, bound.vocabulary, constraint)
-        distribution = Distribution(options, bound.vocabulary, ids, closing, len(prefix))
-        noise = make_noise(bound, ids, options)
-        rule = rule_name(options), options.delta
-        models = pair.target, pair.draft
-        alike = replace(options, seed=0, max_tokens=1, stop=())
-        return cls(
-            *(pair, number, options, ids),
-            sequence=Decoded(prefix, distribution, noise, stop, request.top_logprobs),
-            labels=labels,
-            reads_with=(alike, request.prediction, request.tenant, shares, models),
-            rule=(*rule, options.posterior_threshold, options.posterior_alpha, shares, models),
-            chosen=chosen,
-            prediction=tuple(id for id in request.prediction if 0 <= id < pair.vocabulary),
-            tenant=request.tenant,
-            scores_prompt=request.scores_prompt,
-        )
+            "proposer": proposer_kind(drafting) if proposer is None else type(proposer).__name__,
+            "rule": options.rule_name,
+            "lossy": options.lossy,
+            "delta": options.delta,
+            "seed": options.seed,
+            "num_draft": options.num_draft if drafting or proposer is not None else 0,
+            "prompt_tokens": len(ids),
+            "exact": options.exact,
+        },
+    )
+    return row, pair
 
-    @property
-    def extent(self) -> Extent:
-        now = len(self.sequence.committed)
-        return Extent(len(self.ids), now, now + self.sequence.remaining)
 
-    def report(self, step: Step, clock: Callable[[], float]) -> Step:
-        """Return a step with its number, and with the result if it is the last one. The clock
-        returns seconds."""
-        self.tokens += step.tokens
-        step = self._with_sentinels(step)
-        self.text.append(step.text)
-        scored, self.sequence.prompt_logprobs = tuple(self.sequence.prompt_logprobs), []
-        proposer = step.proposer or self.labels.proposer if step.drafted else ""
-        step = replace(step, number=self.number, proposer=proposer, prompt_logprobs=scored)
-        if not self.sequence.ended:
-            return step
-        try:
-            return replace(step, result=self._result(step.finish_reason, clock()))
-        except DecodingError as problem:
-            return replace(step, error=str(problem))
+def extent(row: Row) -> Extent:
+    """Return the numbers of tokens of a row."""
+    now = len(row.committed)
+    return Extent(len(row.prompt), now, now + row.remaining)
 
-    def _with_sentinels(self, step: Step) -> Step:
-        """Add sentinel tokens to the last step if the completion would be blank without them.
-        Completions with stop strings stay as they are, since those have been searched already."""
-        if not self.sequence.ended or self.options.stop:
-            return step
-        if any(text.strip() for text in [*self.text, step.text]):
-            return step
-        texts = sentinels(self.pair, self.tokens)
-        rest = "".join(texts[token] for token in self.tokens if token in texts)
-        return replace(step, text=step.text + rest)
 
-    def _result(self, reason: FinishReason | None, now: float) -> Result:
-        if reason is None or reason in NO_TEXT:
-            raise DecodingError(NO_TEXT.get(reason, DAMAGED))
-        options = self.options
-        if options.constraint is None and options.temperature <= HOTTEST_TRIAL:
-            for caution in self.pair.cautions(self.chosen, self.recorder.drafts):
-                warnings.warn(caution, RuntimeWarning, stacklevel=7)
-        read = self.read or now  # an interrupt may come before the prompt was read
-        load, prompt, decoding = self.pair.load_seconds, read - self.began, now - read
-        stats = self.recorder.summary(
-            load=load, prompt=prompt, decoding=decoding, prompt_draft=self.drafting
-        )
-        return Result("".join(self.text), tuple(self.tokens), reason, self.labels, stats)
+def reported(pair: Pair, row: Row, step: Step, chosen: Sequence[Drafter], now: float) -> Step:
+    """Return a step of a row as the caller sees it, with the result if it is the last one.
+
+    Args:
+        chosen: The drafters of the row.
+        now: The time on the clock, in seconds."""
+    row.tokens += step.tokens
+    step = _with_sentinels(pair, row, step)
+    row.texts.append(step.text)
+    scored, row.prompt_logprobs = tuple(row.prompt_logprobs), []
+    proposer = step.proposer or row.settings["proposer"] if step.drafted else ""
+    step = replace(step, proposer=proposer, prompt_logprobs=scored)
+    if not row.ended:
+        return step
+    if step.finish_reason is None or step.finish_reason in NO_TEXT:
+        return replace(step, error=NO_TEXT.get(step.finish_reason, DAMAGED))
+    if row.options.constraint is None and row.options.temperature <= HOTTEST_TRIAL:
+        for caution in pair.cautions(chosen, row.figures.drafts):
+            warnings.warn(caution, RuntimeWarning, stacklevel=6)
+    return replace(step, result=_result(pair, row, step.finish_reason, now))
+
+
+def _with_sentinels(pair: Pair, row: Row, step: Step) -> Step:
+    """Add sentinel tokens to the last step if the completion would be blank without them.
+    Completions with stop strings stay as they are, since those have been searched already."""
+    if not row.ended or row.options.stop:
+        return step
+    if any(text.strip() for text in [*row.texts, step.text]):
+        return step
+    texts = sentinels(pair, row.tokens)
+    rest = "".join(texts[token] for token in row.tokens if token in texts)
+    return replace(step, text=step.text + rest)
+
+
+def _result(pair: Pair, row: Row, reason: FinishReason, now: float) -> Result:
+    read = row.read or now  # an interrupt may come before the prompt was read
+    load, prompt, decoding = pair.load_seconds, read - row.began, now - read
+    stats = row.figures.summary(
+        load=load, prompt=prompt, decoding=decoding, prompt_draft=row.drafting
+    )
+    labels = Labels(**row.settings, cached_tokens=row.cached_tokens)
+    return Result("".join(row.texts), tuple(row.tokens), reason, labels, stats)
 
 
 def special_texts(pair: Pair) -> dict[int, str]:

@@ -9,18 +9,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property
 
-from ..decoding.loop import Decoding, chunk
-from ..decoding.sequence import Sequence as Decoded
+from ..decoding.loop import Group, chunk_size
+from ..decoding.row import Request, Row
 from ..decoding.statistics import Stopwatch
 from ..errors import DAMAGED, SpecdecError, message
 from ..interfaces.records import Step
-from ..interfaces.results import RoundReport
 from ..options import Options
 from .memory import BatchSize, Extent, MemoryBudget, even
 from .opening import Opener, drafting
 from .pair import Pair
 from .prompt_cache import PromptCache
-from .request import Job, Overrides, Request
+from .request import Overrides, extent, reported
 
 BROKEN = "this text could not go on, since something failed inside"
 WINDOW = 8
@@ -52,19 +51,6 @@ class Failures:
         self.count += 1
         self.last = type(problem).__name__
         return message(problem) or f"{BROKEN} ({self.last})"
-
-
-@dataclass(eq=False)
-class Group:
-    """Sequences that share passes. They have similar lengths, since their caches are padded to one
-    length. `jobs` lists the requests that have not ended."""
-
-    decoding: Decoding
-    jobs: list[Job]
-
-    @property
-    def extents(self) -> list[Extent]:
-        return [job.extent for job in self.jobs]
 
 
 @dataclass(eq=False)
@@ -113,18 +99,14 @@ class Scheduler:
         self.why_not = self._opener.why_not
         if not self._opener.batched:
             self.size = BatchSize(1)
-        self._watch = Stopwatch(
-            [self],
-            timed=self.overrides.timed,
-            shared=lambda: len(self._running) + len(self._reading) > 1,
-        )
-        self._waiting: list[Job] = []
+        self._watch = Stopwatch(timed=self.overrides.timed)
+        self._waiting: list[Row] = []
         self._failed: list[Step] = []
         self._reading: list[Group] = []
         self._running: list[Group] = []
         self._shortest_next = False
-        self._in_step: Decoding | None = None
-        self._jobs: dict[Decoded, Job] = {}
+        # The rows that have not ended, with the openers of their models.
+        self._rows: dict[Row, Opener] = {}
         self._exhausted = self.requests is None
         self._window_began = 0.0
         self._window_tokens = 0
@@ -134,7 +116,7 @@ class Scheduler:
         openers = self._openers.values()
         return MemoryBudget(
             self.pair,
-            [drafter for opener in openers for drafter in opener.drafters()],
+            [drafter for opener in openers for drafter in opener.drafters],
             self.memory_budget,
             cached=0 if self.cache is None else self.cache.max_bytes,
             step=self.options.prefill_step_size,
@@ -148,7 +130,7 @@ class Scheduler:
     @property
     def idle(self) -> bool:
         """Whether a step would do nothing."""
-        return self._exhausted and not (self._jobs or self._failed)
+        return self._exhausted and not (self._rows or self._failed)
 
     @property
     def waiting(self) -> int:
@@ -163,7 +145,7 @@ class Scheduler:
     @property
     def reason(self) -> str:
         """Why the draft length is what it is, in one line."""
-        return self._opener.lengths.reason
+        return self._opener.worth.reason
 
     @property
     def reserved_bytes(self) -> int:
@@ -199,21 +181,22 @@ class Scheduler:
     def save_costs(self) -> None:
         """Save the costs and acceptance rates of the rounds so far."""
         for opener in self._openers.values():
-            opener.lengths.save()
+            opener.worth.save()
 
     def add(self, number: int, request: Request) -> None:
         """Add a request under a new number. It is prefilled when there is room. An unusable request
         returns a step with an error when the next step is taken."""
         try:
-            job = self._opener_of(request.options, self.pair).job(number, request)
-            self.budget.check(len(job.ids), job.sequence.remaining)
+            row = self._opened(number, request)
+            self.budget.check(len(row.prompt), row.remaining)
         except SpecdecError as problem:  # the request itself is unusable
             self._failed.append(Step(number, finish_reason="failed", error=str(problem)))
         except Exception as problem:
             self._failed.append(Step(number, finish_reason="failed", error=self._note(problem)))
         else:
-            self._jobs[job.sequence] = job
-            self._waiting.append(job)
+            self._waiting.append(row)
+            return
+        self._rows = {row: opener for row, opener in self._rows.items() if row.number != number}
 
     def start(self, request: Request) -> None:
         """Start a single request, with number 0, at once and without reserving memory.
@@ -222,10 +205,14 @@ class Scheduler:
             PromptError: The prompt is unusable.
             OptionError: The options do not suit the model.
         """
-        job = self._opener.job(0, request)
-        self._jobs[job.sequence] = job
-        opener = self._opener_of(job.options, job.pair)
-        self._reading.append(Group(opener.open([job], self._watch), [job]))
+        row = self._opened(0, request)
+        self._reading.append(self._rows[row].open([row], self._watch))
+
+    def _opened(self, number: int, request: Request) -> Row:
+        """Return the row of a new request. Raises PromptError and OptionError."""
+        row, pair = self._opener_of(request.options, self.pair).row(number, request)
+        self._rows[row] = self._opener_of(row.options, pair)
+        return row
 
     def _opener_of(self, options: Options, pair: Pair) -> Opener:
         """Return the opener of requests with these options and models. Raises OptionError."""
@@ -238,41 +225,29 @@ class Scheduler:
 
     def cancel(self, number: int) -> None:
         """End a request without a last step."""
-        if (job := self._find(number)) is not None:
-            self._leave(job)
+        if (row := self._find(number)) is not None:
+            self._leave(row)
 
     def interrupt(self, number: int) -> Step | None:
         """End a request, and return its last step, or None if it has already ended."""
-        job = self._find(number)
-        return None if job is None else self._reported(job, job.sequence.finish("interrupted"))
+        row = self._find(number)
+        return None if row is None else self._reported(row, row.finish("interrupted"))
 
-    def on_round(self, report: RoundReport) -> None:
-        """Pass the report of a round to the draft length and to the statistics of each request."""
-        assert self._in_step is not None
-        alone = len(report.sequences) == 1
-        for sequence, row in zip(self._in_step.sequences, report.sequences, strict=True):
-            if (job := self._jobs.get(sequence)) is None:
-                continue
-            job_report = report if alone else replace(report, sequences=(row,), ended=row.ended)
-            try:
-                job.recorder.on_round(job_report)
-            except Exception as problem:
-                if self.raises:
-                    raise
-                sequence.fail(problem)
-        self._in_step.draft_length.on_round(report)
+    def _find(self, number: int) -> Row | None:
+        return next((row for row in self._rows if row.number == number), None)
 
-    def _find(self, number: int) -> Job | None:
-        return next((job for job in self._jobs.values() if job.number == number), None)
+    def _live(self, group: Group) -> list[Row]:
+        """Return the rows of a group that have not ended."""
+        return [row for row in group.members if row in self._rows]
 
-    def _fail(self, jobs: Sequence[Job], problem: Exception, *, a_pass: bool = False) -> None:
-        """End these jobs with an error. `a_pass` is true if a shared pass has failed."""
+    def _fail(self, rows: Sequence[Row], problem: Exception, *, a_pass: bool = False) -> None:
+        """End these rows with an error. `a_pass` is true if a shared pass has failed."""
         error = self._note(problem)
         self.failures.passes += a_pass
-        for job in jobs:
-            job.sequence.fail()
-            self._leave(job)
-            self._failed.append(Step(job.number, finish_reason="failed", error=error))
+        for row in rows:
+            row.fail()
+            self._leave(row)
+            self._failed.append(Step(row.number, finish_reason="failed", error=error))
 
     def _note(self, problem: Exception) -> str:
         """Log and count an internal failure, and return its error message. Raises the failure if
@@ -292,52 +267,52 @@ class Scheduler:
         room = self.batch_size - self._begun
         if self._begun and room < max(1, self._joins_at * self.batch_size):
             return
-        while jobs := self._next_jobs():
-            self._waiting = [job for job in self._waiting if job not in jobs]
+        while rows := self._next_rows():
+            self._waiting = [row for row in self._waiting if row not in rows]
             try:
-                opener = self._opener_of(jobs[0].options, jobs[0].pair)
-                self._reading.append(Group(opener.open(jobs, self._watch), jobs))
+                self._reading.append(self._rows[rows[0]].open(rows, self._watch))
             except Exception as problem:
-                self._fail(jobs, problem, a_pass=True)
+                self._fail(rows, problem, a_pass=True)
 
     @property
     def _begun(self) -> int:
-        return len(self._jobs) - len(self._waiting)
+        return len(self._rows) - len(self._waiting)
 
-    def _next_jobs(self) -> list[Job]:
-        """Return the jobs to prefill together next: the first waiting job, and jobs like it."""
+    def _next_rows(self) -> list[Row]:
+        """Return the rows to prefill together next: the first waiting row, and rows like it."""
         room = self.batch_size - self._begun
-        read = [job for group in self._reading for job in group.jobs]
-        jobs: list[Job] = []
+        read = [row for group in self._reading for row in self._live(group)]
+        rows: list[Row] = []
         passed = 0
-        for job in self._waiting:
-            if len(jobs) >= room:
+        for row in self._waiting:
+            if len(rows) >= room:
                 break
-            if jobs and not (
-                job.reads_with == jobs[0].reads_with and self._read_together([*jobs, job])
-            ):
-                passed += self.budget.of_caches([job.extent])
+            if rows and not (row.alike == rows[0].alike and self._read_together([*rows, row])):
+                passed += self.budget.of_caches([extent(row)])
                 continue
-            if self._opener.waits(job, [*read, *jobs]):
+            if self._rows[row].waits(row, [*read, *rows]):
                 continue
-            if self._bytes_with([*jobs, job]) + passed > self.budget.nbytes:
+            if self._bytes_with([*rows, row]) + passed > self.budget.nbytes:
                 break
-            jobs.append(job)
-        return jobs
+            rows.append(row)
+        return rows
 
-    def _bytes_with(self, jobs: Sequence[Job]) -> int:
-        """Return the bytes to reserve if these jobs are admitted, for the caches of all groups and
+    def _extents(self, group: Group) -> list[Extent]:
+        return [extent(row) for row in self._live(group)]
+
+    def _bytes_with(self, rows: Sequence[Row]) -> int:
+        """Return the bytes to reserve if these rows are admitted, for the caches of all groups and
         for the activations of the largest chunk of a prefill."""
-        reading = [group.extents for group in self._reading]
-        reading += [[job.extent for job in jobs]] if jobs else []
-        caches = map(self.budget.of_caches, [*reading, *(group.extents for group in self._running)])
+        reading = [self._extents(group) for group in self._reading]
+        reading += [list(map(extent, rows))] if rows else []
+        caches = map(self.budget.of_caches, [*reading, *map(self._extents, self._running)])
         return self.held + sum(caches) + max(map(self.budget.of_reading, reading), default=0)
 
-    def _read_together(self, jobs: Sequence[Job]) -> bool:
+    def _read_together(self, rows: Sequence[Row]) -> bool:
         """Return whether padding these prompts to one length costs little. If requests come one by
         one, the prompts must also fit into one chunk."""
-        lengths, holds_scores = [len(job.ids) for job in jobs], self.pair.target.holds_scores
-        most = self.options.prefill_step_size or chunk(1, holds_scores=holds_scores)
+        lengths, holds_scores = [len(row.prompt) for row in rows], self.pair.target.holds_scores
+        most = self.options.prefill_step_size or chunk_size(1, holds_scores=holds_scores)
         return even(lengths, most) and (self._listed or len(lengths) * max(lengths) <= most)
 
     def _fill_window(self) -> None:
@@ -353,7 +328,7 @@ class Scheduler:
         self._window_began, self._window_tokens = now, 0
         for number, request in window:
             self.add(number, request)
-        self._waiting.sort(key=lambda job: (repr(job.reads_with), len(job.ids)))
+        self._waiting.sort(key=lambda row: (repr(row.alike), len(row.prompt)))
 
     def _read(self) -> None:
         """Prefill a chunk of one group's prompts. The oldest group and the one with the fewest
@@ -361,21 +336,20 @@ class Scheduler:
         self._shortest_next = not self._shortest_next
         group = self._reading[0]
         if self._shortest_next:
-            group = min(self._reading, key=lambda group: group.decoding.reader.left)
-        decoding, reader = group.decoding, group.decoding.reader
-        if not reader.done:
+            group = min(self._reading, key=lambda group: group.unread)
+        if group.reading:
             try:
-                decoding.step()
+                group.step()
             except Exception as problem:
-                self._fail(group.jobs, problem, a_pass=True)
-        for job in list(group.jobs):
-            job.read, job.drafting = self._watch.clock(), reader.drafting
+                self._fail(self._live(group), problem, a_pass=True)
+        for row in self._live(group):
+            row.read = self._watch.clock()
             try:
-                if reader.to_cache:
-                    self._opener.keep(job, decoding)
+                if group.to_cache:
+                    self._rows[row].keep(row, group)
             except Exception as problem:
-                self._fail([job], problem)
-        if not (group.jobs and reader.done):
+                self._fail([row], problem)
+        if group.reading or not self._live(group):
             return
         self._reading.remove(group)
         hosts = (host for host in self._running if self._belong_together(host, group))
@@ -383,67 +357,70 @@ class Scheduler:
         if host is None:
             self._running.append(group)
         else:
-            host.decoding.join(decoding)
-            host.jobs += group.jobs
+            host.join(group)
 
     def _belong_together(self, host: Group, newcomers: Group) -> bool:
-        both, budget = [*host.extents, *newcomers.extents], self.budget
-        if host.jobs[0].rule != newcomers.jobs[0].rule or not budget.even(both):
+        own, more = self._extents(host), self._extents(newcomers)
+        both, budget = [*own, *more], self.budget
+        if host.rows[0].key != newcomers.rows[0].key or not budget.even(both):
             return False
-        more = budget.of_caches(both) - budget.of_caches(host.extents)
-        return self.reserved_bytes + more <= budget.nbytes
+        added = budget.of_caches(both) - budget.of_caches(own)
+        return self.reserved_bytes + added <= budget.nbytes
 
     def _round(self, group: Group) -> list[Step]:
-        decoding = self._in_step = group.decoding
         try:
-            taken = decoding.step()
+            taken = group.step()
         except Exception as problem:
-            self._fail(group.jobs, problem, a_pass=True)
+            self._fail(self._live(group), problem, a_pass=True)
             return []
-        self._in_step = None
         steps: list[Step] = []
-        for sequence, step in zip(decoding.sequences, taken, strict=True):
-            # A sequence that has ended stays in the batch until no pass is in flight.
-            if (job := self._jobs.get(sequence)) is None:
+        for row, step in zip(group.rows, taken, strict=True):
+            # A row that has ended stays in the group until no pass is in flight.
+            if row not in self._rows:
                 continue
             try:
-                steps.append(self._reported(job, step))
+                steps.append(self._reported(row, step))
             except Exception as problem:
-                self._fail([job], problem)
+                self._fail([row], problem)
         return steps
 
-    def _reported(self, job: Job, step: Step) -> Step:
+    def _reported(self, row: Row, step: Step) -> Step:
         self._window_tokens += len(step.tokens)
-        if (problem := job.sequence.problem) is not None:
-            self._leave(job)
-            return Step(job.number, finish_reason="failed", error=self.failures.note(problem))
-        step = job.report(step, self._watch.clock)
+        if row.problem is not None:
+            self._leave(row)
+            error = self.failures.note(row.problem)
+            return Step(row.number, finish_reason="failed", error=error)
+        opener = self._rows[row]
+        step = reported(opener.pair, row, step, opener.named, self._watch.clock())
         if not step.last:
             return step
         if step.result is not None:
-            self._keep(job)
-            self._opener.remember(job)
-        elif step.error == DAMAGED and self._opener.cache is not None:
-            self._opener.cache.clear()  # it may hold NaN or infinity of this sequence
-        self._leave(job)
+            self._keep(row, opener)
+            opener.remember(row)
+        elif step.error == DAMAGED and opener.cache is not None:
+            opener.cache.clear()  # it may hold NaN or infinity of this row
+        self._leave(row)
         return step
 
-    def _keep(self, job: Job) -> None:
-        """Add a finished sequence to the prefix cache. A failure does not affect the request."""
+    def _keep(self, row: Row, opener: Opener) -> None:
+        """Add a finished row to the prefix cache. A failure does not affect the request."""
         for group in [*self._running, *self._reading]:
-            if job in group.jobs:
+            if row in group.members:
                 try:
-                    self._opener.keep(job, group.decoding)
+                    opener.keep(row, group)
                 except Exception as problem:
                     self._note(problem)
 
-    def _leave(self, job: Job) -> None:
-        """Remove a job that has ended, and then the groups without jobs."""
-        del self._jobs[job.sequence]
-        job.behind = None  # otherwise, every job would keep all earlier jobs in memory
-        job.sequence.fail()
-        self._waiting = [waiting for waiting in self._waiting if waiting is not job]
+    def _leave(self, row: Row) -> None:
+        """Remove a row that has ended, and then the groups without rows."""
+        del self._rows[row]
+        row.behind = None  # otherwise, every row would keep all earlier rows in memory
+        row.fail()
+        self._waiting = [waiting for waiting in self._waiting if waiting is not row]
         for groups in (self._reading, self._running):
-            for group in groups:
-                group.jobs = [member for member in group.jobs if member is not job]
-            groups[:] = [group for group in groups if group.jobs]
+            for group in [group for group in groups if not self._live(group)]:
+                groups.remove(group)
+                # The watch and the states of proposers would keep the group's caches in memory.
+                self._watch.interrupt()
+                for member in group.members:
+                    member.state.clear()

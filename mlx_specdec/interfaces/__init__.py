@@ -8,7 +8,6 @@ from .protocols import Context as Context
 from .protocols import Model as Model
 from .protocols import Noise as Noise
 from .protocols import NoiseSource as NoiseSource
-from .protocols import Prices as Prices
 from .protocols import Proposer as Proposer
 from .protocols import Rule as Rule
 from .protocols import TargetModel as TargetModel

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import accumulate
-from typing import Protocol, Self
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import mlx.core as mx
 
@@ -48,14 +46,14 @@ class Context(Protocol):
     def evaluate(self) -> None:
         """Compute the state of all tokens so far, but not their logits, and wait for it."""
 
-    def join(self, other: Context) -> None:
+    def merge(self, other: Context) -> None:
         """Append the sequences of another context of the same model. The caller must not use the
         other context afterwards. `Model.open_batch` opened both."""
 
-    def filter(self, keep: Sequence[int]) -> None:
+    def keep(self, rows: Sequence[int]) -> None:
         """Keep these rows, at least one, in this order, and free the memory of all other rows."""
 
-    def reusable(self, sequence: int) -> Reusable:
+    def snapshot(self, sequence: int) -> Reusable:
         """Return the state with which a sequence that shares a prefix may be opened."""
 
 
@@ -116,7 +114,7 @@ class Model(Protocol):
 
         Args:
             cached: For each sequence, the state of the first tokens of its prefix, which need no
-                prefill, from `Context.reusable`; empty if nothing is cached.
+                prefill, from `Context.snapshot`; empty if nothing is cached.
         Raises:
             PromptError: A prompt is empty or longer than `max_length`.
             OptionError: There are several prompts, and the model does not support batches.
@@ -184,92 +182,41 @@ class NoiseSource(Protocol):
         return None
 
 
-@dataclass(frozen=True)
-class Prices:
-    """The measured costs of rounds, in plain decoding steps.
-
-    Attributes:
-        rounds: Entry n is the cost of a round with draft length n.
-        token: The value of one emitted token."""
-
-    rounds: Sequence[float]
-    token: float
-
-    def worth(self, chances: Sequence[float]) -> int:
-        """Return the draft length whose expected tokens exceed its cost by most; 0 if no draft
-        length is worth it.
-
-        Args:
-            chances: Entry i is the probability that draft tokens 0 .. i are all accepted; for a
-                batch, the mean over its rows."""
-        expected = accumulate(chances, initial=1.0)
-        costs = zip(expected, self.rounds, strict=False)
-        values = [tokens * self.token - cost for tokens, cost in costs]
-        best = max(range(len(values)), key=values.__getitem__)
-        return best if values[best] > 0 else 0
-
-
 class Proposer(Protocol):
-    """A source of draft tokens. It never sees the target's probabilities of positions that it has
-    yet to draft. A class that inherits from this Protocol only has to define `propose`."""
+    """A source of draft tokens for one completion, which a caller writes and gives to
+    `stream_generate`. It never sees the target's probabilities of positions that it has yet to
+    draft. A class that inherits from it only has to define `propose`.
 
-    taps: tuple[str, ...] = ()
-    """Names of the target's hidden states that `observe` needs."""
-    batches: bool = False
-    """Whether one proposer drafts for several sequences, with `join` and `filter`. If not, every
-    sequence of a batch has its own proposer."""
-    chances: Sequence[float] = ()
-    """Entry i is the estimated probability that the next draft tokens 0 .. i are all accepted.
-    Empty if the proposer has no estimate."""
-    needs: tuple[str, ...] = ()
-    """Names of the cached states that `recall` requires for all cached tokens of the target."""
+    All lists have one entry, since such a proposer drafts for one completion."""
 
-    def recall(self, lengths: Sequence[int], cached: Sequence[Mapping[str, Cached]]) -> None:
-        """Restore the state of cached prefixes. The loop calls this before `begin`.
-
-        Args:
-            lengths: Number of tokens per sequence that the target does not prefill, so that
-                `observe` never receives them.
-            cached: State of at most that many tokens, by name, per sequence."""
-        return None
+    hidden: tuple[str, ...] = ()
+    """Names of the target's hidden states that `observe` needs: "final", or "after.0" for the
+    output of the first layer."""
 
     def begin(self, prompts: Sequence[Sequence[int]]) -> None:
-        """Begin new sequences, one per prompt. The prompt of an encoder-decoder model is the
-        source."""
+        """Begin a completion. The prompt of an encoder-decoder model is the source."""
         return None
 
-    def reusable(self, sequence: int) -> Mapping[str, Reusable]:
-        """Return the state, by name, that a sequence which shares a prefix may recall."""
-        return {}
-
-    def join(self, other: Self) -> None:
-        """Append the sequences of another proposer, which the caller must not use afterwards."""
-        raise TypeError(f"{type(self).__name__} drafts for one sequence")
-
-    def filter(self, keep: Sequence[int]) -> None:
-        """Keep these rows, at least one, in this order."""
-        raise TypeError(f"{type(self).__name__} drafts for one sequence")
-
     def ready(self, committed: Sequence[Sequence[int]], limit: int) -> bool:
-        """Return whether `propose` would draft anything now. The loop calls this while a plain step
-        is in flight. It must be cheap and must not change later proposals."""
+        """Return whether `propose` would draft anything now. This is called while a plain step is
+        in flight. It must be cheap and must not change later proposals."""
         return True
 
     def propose(self, committed: Sequence[Sequence[int]], limit: int, noise: Noise) -> Proposal:
-        """Draft tokens after each sequence, without blocking.
+        """Draft tokens after the committed ones, without blocking.
 
         Args:
-            committed: All committed tokens, one list per sequence.
-            limit: Maximum number of draft tokens per sequence, at least 1."""
+            committed: All committed tokens.
+            limit: Maximum number of draft tokens, at least 1."""
 
     def observe(self, tokens: Sequence[Sequence[int]], scores: Sequence[Scores]) -> None:
-        """Receive the target's results for a chunk of the prompt or for a round. The loop does not
-        call this after the last round.
+        """Receive the target's results for a chunk of the prompt or for a round. This is not called
+        after the last round.
 
         Args:
-            tokens: Tokens that the target processed since the last call, per sequence. All are
-                committed; the newest committed token is not among them.
-            scores: The target's rows for exactly these tokens, per sequence, lazy."""
+            tokens: Tokens that the target processed since the last call. All are committed; the
+                newest committed token is not among them.
+            scores: The target's results for exactly these tokens, lazy."""
         return None
 
 

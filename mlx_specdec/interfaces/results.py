@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Protocol
 
 import mlx.core as mx
 
@@ -177,67 +176,6 @@ class Verdict:
 
     accepted: mx.array
     next: mx.array
-
-
-@dataclass(frozen=True)
-class SequenceRound:
-    """A finished round of one sequence.
-
-    Attributes:
-        drafted: The number of draft tokens.
-        accepted: The number of accepted draft tokens.
-        emitted: How many of the accepted + 1 new tokens were emitted.
-        position: Output position of the first new token, from 0.
-        committed: All committed tokens.
-        ended: Whether the sequence ended in this round.
-        left: How many tokens may still be emitted.
-        source: Name of the proposer, if the request has several."""
-
-    drafted: int
-    accepted: int
-    emitted: int
-    position: int
-    committed: Sequence[int]
-    ended: bool = False
-    left: int = 0
-    source: str = ""
-
-
-@dataclass(frozen=True)
-class RoundTimes:
-    """Seconds of one round. `draft` and `verify` are None unless the round was timed in parts. Only
-    `total` includes work of earlier rounds that was still running on the device."""
-
-    total: float
-    draft: float | None = None
-    verify: float | None = None
-
-
-@dataclass(frozen=True)
-class RoundReport:
-    """One finished round of a batch.
-
-    Attributes:
-        size: The longest proposal of a sequence, in tokens; 0 for a plain step.
-        source: See Proposal.
-        passes: Target passes submitted in this round.
-        pipelined: Whether the pass for the next token is in flight.
-        ended: Whether this was the last round, after which nothing is rewound."""
-
-    size: int
-    sequences: tuple[SequenceRound, ...]
-    times: RoundTimes
-    source: str = ""
-    passes: int = 1
-    pipelined: bool = False
-    ended: bool = False
-
-
-class RoundListener(Protocol):
-    """A receiver of the reports of all rounds, in order. It must not influence decoding."""
-
-    def on_round(self, report: RoundReport) -> None:
-        """Receive the report of a round, after the rewind and after `Proposer.observe`."""
 
 
 TARGET = "target"

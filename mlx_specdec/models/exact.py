@@ -65,12 +65,12 @@ class ExactContext:
     def evaluate(self) -> None:
         self._context.evaluate()
 
-    def join(self, joining: Context) -> None:
+    def merge(self, joining: Context) -> None:
         raise TypeError("an exact context holds one sequence")
 
-    def filter(self, keep: Sequence[int]) -> None:
+    def keep(self, rows: Sequence[int]) -> None:
         """Do nothing: the context holds one sequence."""
 
-    def reusable(self, sequence: int) -> Reusable:
+    def snapshot(self, sequence: int) -> Reusable:
         """Return nothing: cached tokens were computed in passes of other sizes."""
         return Reusable()

@@ -44,7 +44,7 @@ class Buffer:
         assert self.array is not None
         return self.array[:, :, :end]
 
-    def join(self, joining: Buffer, batch: int) -> None:
+    def merge(self, joining: Buffer, batch: int) -> None:
         """Append the sequences of another buffer; together they are `batch` sequences."""
         arrays = [buffer.array for buffer in (self, joining) if buffer.array is not None]
         if not arrays:
@@ -72,10 +72,10 @@ class Buffer:
             rows = [padded(array[row : row + 1, :, n:], size) for row, n in enumerate(counts)]
             self.array = mx.concatenate(rows)
 
-    def filter(self, keep: mx.array, used: int) -> None:
+    def keep(self, rows: mx.array, used: int) -> None:
         """Keep only these sequences, (n,) int32, and the capacity that `used` positions need."""
         if self.array is not None:
-            self.array = self.array[keep, :, : _capacity(used, keep.size)]
+            self.array = self.array[rows, :, : _capacity(used, rows.size)]
 
 
 class QuantizedBuffer:
@@ -118,16 +118,16 @@ class KVCache:
         end = max(self._rows.ends)
         return self._keys.columns(end)[:, :, start:], self._values.columns(end)[:, :, start:]
 
-    def join(self, joining: KVCache) -> None:
+    def merge(self, joining: KVCache) -> None:
         """Append the sequences of another cache. The context's rows must have been joined."""
         for buffer, another in zip(self.buffers, joining.buffers, strict=True):
-            buffer.join(another, len(self._rows.lengths))
+            buffer.merge(another, len(self._rows.lengths))
 
-    def filter(self, keep: Sequence[int]) -> None:
+    def keep(self, rows: Sequence[int]) -> None:
         """Keep only these sequences. The context's rows must have been filtered."""
-        index, used = mx.array(list(keep), dtype=mx.int32), max(self._rows.ends)
+        index, used = mx.array(list(rows), dtype=mx.int32), max(self._rows.ends)
         for buffer in self.buffers:
-            buffer.filter(index, used)
+            buffer.keep(index, used)
 
 
 def _capacity(columns: int, batch: int) -> int:

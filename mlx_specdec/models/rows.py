@@ -111,19 +111,19 @@ class Rows:
         check_rewind(lengths, self.final, self.lengths)
         self.lengths = self.final = lengths
 
-    def join(self, joining: Rows) -> None:
+    def merge(self, joining: Rows) -> None:
         self.lengths += joining.lengths
         self.ahead += joining.ahead
         self.final += joining.final
         for size, window in self.windows.items():
             window.first += joining.windows[size].first
 
-    def filter(self, keep: Sequence[int]) -> None:
-        self.lengths = tuple(self.lengths[row] for row in keep)
-        self.ahead = tuple(self.ahead[row] for row in keep)
-        self.final = tuple(self.final[row] for row in keep)
+    def keep(self, rows: Sequence[int]) -> None:
+        self.lengths = tuple(self.lengths[row] for row in rows)
+        self.ahead = tuple(self.ahead[row] for row in rows)
+        self.final = tuple(self.final[row] for row in rows)
         for window in self.windows.values():
-            window.first = tuple(window.first[row] for row in keep)
+            window.first = tuple(window.first[row] for row in rows)
 
 
 class Window:
@@ -181,18 +181,18 @@ class RowsContext:
     def rewind(self, lengths: tuple[int, ...]) -> None:
         self._rows.rewind(lengths)
 
-    def join(self, joining: Context) -> None:
+    def merge(self, joining: Context) -> None:
         assert isinstance(joining, RowsContext)
-        self._rows.join(joining._rows)
+        self._rows.merge(joining._rows)
         for cache, more in zip(self._caches, joining._caches, strict=True):
-            cache.join(more)
+            cache.merge(more)
 
-    def filter(self, keep: Sequence[int]) -> None:
-        self._rows.filter(keep)
+    def keep(self, rows: Sequence[int]) -> None:
+        self._rows.keep(rows)
         for cache in self._caches:
-            cache.filter(keep)
+            cache.keep(rows)
 
-    def reusable(self, sequence: int) -> Reusable:
+    def snapshot(self, sequence: int) -> Reusable:
         row = slice(sequence, sequence + 1)
 
         def columns(begin: int, end: int) -> tuple[mx.array, ...]:
@@ -200,7 +200,7 @@ class RowsContext:
 
         return Reusable(self.lengths[sequence], columns)
 
-    def recall(self, cached: Sequence[Cached | None]) -> None:
+    def restore(self, cached: Sequence[Cached | None]) -> None:
         """Begin with the cached positions of each sequence, before any pass."""
         slices = [None if entry is None or entry.is_snapshot else entry for entry in cached]
         if not any(slices):

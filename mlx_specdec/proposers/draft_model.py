@@ -3,14 +3,14 @@
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Self
 
 import mlx.core as mx
 
-from ..interfaces import Context, Model, Noise, Proposal, Proposer, Scores, feed, no_proposal
+from ..decoding.proposer import Aligned, Proposer, align
+from ..decoding.row import Row
+from ..interfaces import Context, Model, Noise, Proposal, Scores, feed, no_proposal
 from ..interfaces.results import Cached, Reusable
-from ..sampling.distribution import Distribution, choose, log_probabilities
-from ..sampling.settings import Sampling
+from ..sampling.distribution import choose, log_probabilities
 from ..text.vocabulary import Translation
 from .drafter import Drafter, LoadedPair, Setup
 
@@ -31,60 +31,56 @@ def drafter(pair: LoadedPair) -> Drafter | None:
     model, translation = pair.draft, pair.translation
 
     def make(setup: Setup) -> DraftModel:
-        settings = setup.sampling, pair.vocabulary, translation
-        return DraftModel(model, *settings, eager=setup.eager)
+        return DraftModel(model, setup.eager, translation)
 
     return Drafter(NAME, make, nbytes=model.nbytes, identity=pair.draft_name or "")
 
 
 def draw(
-    distributions: Sequence[Distribution],
-    committed: Sequence[Sequence[int]],
+    rows: Sequence[Row],
     noise: Noise,
     count: int,
     logits: mx.array,
     following: Callable[[mx.array], mx.array],
 ) -> Proposal:
-    """Draw `count` tokens for every sequence without blocking.
+    """Draw `count` tokens for every row without blocking.
 
     Args:
-        distributions: They use the target's settings, since q must be filtered like p.
         count: The draft length, at least 1.
         logits: (batch, 1, vocabulary) for the first token.
         following: Returns the logits after the newest draft tokens, (batch, 1) int32."""
-    drafted = [mx.zeros((len(committed), 0), dtype=mx.int32)]
-    rows: list[mx.array] = []
+    distributions = [row.drafted_from for row in rows]
+    committed = [row.committed for row in rows]
+    drafted = [mx.zeros((len(rows), 0), dtype=mx.int32)]
+    drawn: list[mx.array] = []
     for index in range(count):
         before = mx.concatenate(drafted, axis=1)
-        rows.append(log_probabilities(distributions, logits, committed, before))
-        drafted.append(choose(rows[-1], noise.draft(index)))
+        drawn.append(log_probabilities(distributions, logits, committed, before))
+        drafted.append(choose(drawn[-1], noise.draft(index)))
         mx.async_eval(drafted[-1])
         if index + 1 < count:
             logits = following(drafted[-1])
-    sampled = any(row.settings.temperature > 0 for row in distributions)
+    sampled = any(row.options.temperature > 0 for row in rows)
     return Proposal(
-        mx.concatenate(drafted, axis=1), mx.concatenate(rows, axis=1) if sampled else None
+        mx.concatenate(drafted, axis=1), mx.concatenate(drawn, axis=1) if sampled else None
     )
 
 
-@dataclass
-class DraftRow:
-    """One sequence of a draft model.
+@dataclass(eq=False)
+class DraftState:
+    """What the draft model knows of one row.
 
     Attributes:
         prompt: The prompt with which the draft's context is opened.
-        cached: Cached state for that context.
         fits: Whether the prompt is shorter than the draft's maximum length. If not, `prompt` is
             only its first token, and nothing is drafted.
-        prefill: Number of tokens that the target processes before it generates.
-        target_length: Number of tokens that the target has processed."""
+        cached: Cached state for that context.
+        place: The row's context, or None before its first draft."""
 
-    distribution: Distribution
     prompt: Sequence[int]
-    cached: Cached | None
     fits: bool
-    prefill: int
-    target_length: int
+    cached: Cached | None = None
+    place: Aligned | None = None
 
 
 @dataclass(eq=False)
@@ -92,140 +88,103 @@ class DraftModel(Proposer):
     """A proposer that decodes ahead with a draft model, one token per pass, without blocking.
 
     Attributes:
-        settings: The target's sampling settings, since q must be filtered like p.
-        vocabulary: The target's number of token ids.
-        translation: Translates token ids if the draft has another vocabulary than the target.
-        eager: See Setup."""
-
-    batches = True
+        eager: Returns whether to prefill together with the target. If not, the first draft does.
+        translation: Translates token ids if the draft has another vocabulary than the target."""
 
     model: Model
-    settings: Sampling
-    vocabulary: int
+    eager: Callable[[], bool] = lambda: True
     translation: Translation | None = None
-    eager: bool = True
 
-    def __post_init__(self) -> None:
-        self._rows: list[DraftRow] = []
-        # It holds only the first rows. The remaining rows are opened for their first draft.
-        self._context: Context | None = None
-        self._recalled: list[tuple[int, Cached | None]] = []
+    def ready(self, rows: Sequence[Row], limits: Sequence[int]) -> bool:
+        free = self._free_positions(rows)
+        return any(limit and positions for limit, positions in zip(limits, free, strict=True))
 
-    def recall(self, lengths: Sequence[int], cached: Sequence[Mapping[str, Cached]]) -> None:
-        """See Proposer. The first draft prefills prompt tokens that are not cached."""
-        states = (row.get(NAME) for row in cached)
-        self._recalled = list(zip(lengths, states, strict=True))
-
-    def begin(self, prompts: Sequence[Sequence[int]]) -> None:
-        """See Proposer. Opens a context now if `eager`, and otherwise for the first draft."""
-        recalled = self._recalled or [(0, None)] * len(prompts)
-        self._rows = [self._row(*row) for row in zip(prompts, recalled, strict=True)]
-        self._context, self._recalled = None, []
-        if self.eager:
-            self._open().evaluate()
-
-    def ready(self, committed: Sequence[Sequence[int]], limit: int) -> bool:
-        return any(self._free_positions(committed))
-
-    def propose(self, committed: Sequence[Sequence[int]], limit: int, noise: Noise) -> Proposal:
-        """See Proposer. Abstains for sequences that have reached the draft's maximum length."""
-        free = self._free_positions(committed)
-        limit = min([limit, *(positions for positions in free if positions > 0)])
-        if not any(free):
-            return no_proposal(len(committed))
-        context = self._open()
-        logits = self._catch_up(context, committed, free)
+    def propose(self, rows: Sequence[Row], limits: Sequence[int], noise: Noise) -> Proposal:
+        """See Proposer. Abstains for rows that have reached the draft's maximum length."""
+        free = self._free_positions(rows)
+        if not self.ready(rows, limits):
+            return no_proposal(len(rows))
+        count = min([max(limits), *(positions for positions in free if positions > 0)])
+        context = self._context(rows)
+        logits = self._catch_up(context, rows, free)
 
         def following(tokens: mx.array) -> mx.array:
             fed = tokens if self.translation is None else self.translation.feed_array(tokens)
             return self._over_target(context.advance(fed, proposed=1).logits)
 
-        distributions = [row.distribution for row in self._rows]
-        drawn = draw(distributions, committed, noise, limit, self._over_target(logits), following)
-        return replace(drawn, counts=tuple(limit if positions > 0 else 0 for positions in free))
-
-    def observe(self, tokens: Sequence[Sequence[int]], scores: Sequence[Scores]) -> None:
-        """Prefill together with the target, and rewind rejected draft tokens."""
-        before = [row.target_length for row in self._rows]
-        for row, processed in zip(self._rows, tokens, strict=True):
-            row.target_length += len(processed)
-        if self._context is None:
-            return
-        lengths = self._context.lengths
-        if all(row.target_length <= row.prefill for row in self._rows):
-            rows = zip(self._rows, tokens, before, lengths, strict=True)
-            chunks = [
-                self._draft_ids(processed) if row.fits and length == start else []
-                for row, processed, start, length in rows
-            ]
-            if any(chunks):
-                feed(self._context, chunks)
-                self._context.evaluate()
-        else:
-            targets = [row.target_length for row in self._rows]
-            self._context.rewind(tuple(map(min, lengths, targets)))
-
-    def reusable(self, sequence: int) -> Mapping[str, Reusable]:
-        """See Proposer. Returns no more positions than the target has processed."""
-        row = self._rows[sequence]
-        if self._context is None or sequence >= self._opened or not row.fits:
-            return {}
-        reusable = self._context.reusable(sequence)
-        return {NAME: replace(reusable, length=min(reusable.length, row.target_length))}
-
-    def join(self, other: Self) -> None:
-        if other._context is not None:
-            self._open().join(other._context)
-        self._rows += other._rows
-
-    def filter(self, keep: Sequence[int]) -> None:
-        opened = [row for row in keep if row < self._opened]
-        if self._context is not None and opened:
-            self._context.filter(opened)
-        else:
-            self._context = None
-        self._rows = [self._rows[row] for row in keep]
-
-    @property
-    def _opened(self) -> int:
-        return 0 if self._context is None else len(self._context.lengths)
-
-    def _row(self, prompt: Sequence[int], recalled: tuple[int, Cached | None]) -> DraftRow:
-        length, cached = recalled
-        fits = self._positions_after(len(prompt)) > 0
-        prefix = len(self.model.prefix(prompt))
-        return DraftRow(
-            Distribution(self.settings, self.vocabulary, prompt, prefix_length=prefix),
-            prompt if fits else prompt[:1],
-            cached if fits else None,
-            fits,
-            prefill=prefix - 1,
-            target_length=length,
+        drawn = draw(rows, noise, count, self._over_target(logits), following)
+        counts = (
+            min(count, limit) if positions > 0 else 0
+            for limit, positions in zip(limits, free, strict=True)
         )
+        return replace(drawn, counts=tuple(counts))
 
-    def _open(self) -> Context:
-        """Return the context of all rows; open it for rows that have none yet."""
-        if unopened := self._rows[self._opened :]:
-            prompts = [self._draft_ids(row.prompt) for row in unopened]
-            cached = [row.cached for row in unopened]
-            context = self.model.open_batch(prompts, cached)
-            if self._context is None:
-                self._context = context
-            else:
-                self._context.join(context)
-        assert self._context is not None, "a sequence has begun"
-        return self._context
+    def observe(self, rows: Sequence[Row], scores: Scores) -> None:
+        """Prefill together with the target, and rewind rejected draft tokens."""
+        reads = not rows[0].position
+        opened = [row for row in rows if self._of(row).place is not None]
+        if reads and not opened and self.eager():
+            self._context(opened := list(rows)).evaluate()
+        if not opened:
+            return
+        context = align(opened, NAME).context
+        lengths = context.lengths
+        if not reads:
+            context.rewind(tuple(map(min, lengths, [row.processed for row in opened])))
+            return
+        chunks = [
+            self._draft_ids(row.seen)
+            if self._of(row).fits and length == row.processed - len(row.seen)
+            else []
+            for row, length in zip(opened, lengths, strict=True)
+        ]
+        if any(chunks):
+            feed(context, chunks)
+            context.evaluate()
 
-    def _catch_up(
-        self, context: Context, committed: Sequence[Sequence[int]], free: list[int]
-    ) -> mx.array:
+    def snapshot(self, row: Row) -> Mapping[str, Reusable]:
+        """See Proposer. Returns no more positions than the target has processed. After the draft's
+        maximum length, the row has padding from drafts for other rows, and nothing is reusable."""
+        state = self._of(row)
+        if state.place is None or not any(self._free_positions([row])):
+            return {}
+        reusable = state.place.context.snapshot(state.place.rows.index(row))
+        return {NAME: replace(reusable, length=min(reusable.length, row.processed))}
+
+    def restore(self, row: Row, parts: Mapping[str, Cached]) -> None:
+        """See Proposer. The first draft prefills prompt tokens that are not cached."""
+        state = self._of(row)
+        state.cached = parts.get(NAME) if state.fits else None
+
+    def _of(self, row: Row) -> DraftState:
+        """Return the state of a row."""
+        if NAME not in row.state:
+            fits = self._positions_after(len(row.prompt)) > 0
+            row.state[NAME] = DraftState(row.prompt if fits else row.prompt[:1], fits)
+        state: DraftState = row.state[NAME]
+        return state
+
+    def _context(self, rows: Sequence[Row]) -> Context:
+        """Return the context of these rows; open it for rows that have none yet."""
+        states = [self._of(row) for row in rows]
+        if unopened := [row for row, state in zip(rows, states, strict=True) if not state.place]:
+            new = [self._of(row) for row in unopened]
+            prompts = [self._draft_ids(state.prompt) for state in new]
+            cached = [state.cached for state in new]
+            opened = Aligned(self.model.open_batch(prompts, cached), unopened)
+            for state in new:
+                state.place = opened
+                state.cached = None
+        return align(rows, NAME).context
+
+    def _catch_up(self, context: Context, rows: Sequence[Row], free: list[int]) -> mx.array:
         """Feed the tokens that are not in the draft's KV cache, and return the logits of the next
         tokens, (batch, 1, vocabulary). Rows without free positions are skipped."""
         backlog = [
-            self._draft_ids(tokens[length:]) if positions > 0 else []
-            for tokens, length, positions in zip(committed, context.lengths, free, strict=True)
+            self._draft_ids(row.committed[length:]) if positions > 0 else []
+            for row, length, positions in zip(rows, context.lengths, free, strict=True)
         ]
-        if max(map(len, backlog)) > (CATCH_UP if len(committed) > 1 else MANY):
+        if max(map(len, backlog)) > (CATCH_UP if len(rows) > 1 else MANY):
             # Only the logits of the newest tokens are needed.
             for start in range(0, max(map(len, backlog)) - 1, CHUNK):
                 feed(context, [tokens[:-1][start : start + CHUNK] for tokens in backlog])
@@ -237,11 +196,11 @@ class DraftModel(Proposer):
         last = mx.array([max(0, len(tokens) - 1) for tokens in backlog])[:, None, None]
         return mx.take_along_axis(logits, last, axis=1)
 
-    def _free_positions(self, committed: Sequence[Sequence[int]]) -> list[int]:
-        """Return the number of free positions of the draft per sequence."""
+    def _free_positions(self, rows: Sequence[Row]) -> list[int]:
+        """Return the number of free positions of the draft per row."""
         return [
-            max(0, self._positions_after(len(tokens))) if row.fits else 0
-            for tokens, row in zip(committed, self._rows, strict=True)
+            max(0, self._positions_after(len(row.committed))) if self._of(row).fits else 0
+            for row in rows
         ]
 
     def _positions_after(self, committed: int) -> int:

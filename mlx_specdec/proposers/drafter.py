@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from ..sampling.settings import Sampling
-
 if TYPE_CHECKING:
-    from ..interfaces import Model, Prices, Proposer, TargetModel
+    from ..decoding.proposer import Proposer
+    from ..decoding.worth import Prices
+    from ..interfaces import Model, TargetModel
     from ..models.drafters.medusa import MedusaHeads
     from ..models.drafters.network import DrafterNetwork
     from ..sampling.constraint import Constraint
@@ -49,26 +49,17 @@ class LoadedPair(Protocol):
 
 @dataclass(frozen=True)
 class Setup:
-    """The settings from which the proposer of one request is made.
+    """How a proposer works together with others.
 
     Attributes:
-        ngram_min: Least length of a prompt-lookup match in tokens; None chooses it automatically.
-        ngram_choice: Which of several prompt-lookup matches to use.
-        grammar: The grammar of the request.
         followed: Whether another proposer drafts if this one abstains.
-        eager: Whether the proposer drafts immediately after the prefill.
-        prices: Returns the measured costs of rounds. None if the proposer must not choose its own
-            draft length.
-        tenant: The tenant whose earlier sequences prompt lookup may use."""
+        eager: Returns whether the proposer should prefill before its first draft.
+        prices: Returns the measured costs of rounds of a number of rows; None if the proposer must
+            not choose its own draft length."""
 
-    sampling: Sampling
-    ngram_min: int | None = None
-    ngram_choice: str = "recent"
-    grammar: Grammar | None = None
     followed: bool = False
-    eager: bool = True
-    prices: Callable[[], Prices | None] | None = None
-    tenant: str = ""
+    eager: Callable[[], bool] = lambda: True
+    prices: Callable[[int], Prices | None] = lambda rows: None
 
 
 @dataclass(frozen=True)
@@ -77,7 +68,7 @@ class Drafter:
 
     Attributes:
         name: Name in the table of proposers.
-        make: Makes the proposer of one request.
+        make: Makes the proposer.
         most: Largest draft length to consider, in tokens.
         nbytes: Size of the weights in bytes. A drafter without weights costs almost nothing.
         identity: Distinguishes drafters of the same name, such as draft models.

@@ -3,18 +3,19 @@ verifying. Only chances that are known before a token is drawn decide that, whic
 exact."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from operator import mul
 from typing import Any
 
 import mlx.core as mx
 
-from ..interfaces import FINAL, Noise, Prices, Proposal, Proposer, Scores, no_proposal
+from ..decoding.proposer import Proposer, side_by_side
+from ..decoding.row import Row
+from ..decoding.worth import Prices, Rate
+from ..interfaces import FINAL, Noise, Proposal, Scores, no_proposal
 from ..interfaces.results import Cached, Reusable
-from ..models.drafters.network import DrafterNetwork
-from ..sampling.distribution import Distribution
-from ..sampling.settings import Sampling
+from ..models.drafters.network import DrafterNetwork, Reading
 from .draft_model import CHUNK, draw
 from .drafter import MOST_DRAFTED, Drafter, LoadedPair, Setup
 
@@ -43,8 +44,7 @@ def drafter(pair: LoadedPair) -> Drafter | None:
     network = pair.drafter_network
 
     def make(setup: Setup) -> HiddenStateDrafter:
-        settings = setup.sampling, pair.vocabulary, setup.prices, setup.eager
-        return HiddenStateDrafter(network, *settings, pair.target.prefix)
+        return HiddenStateDrafter(network, setup.prices, setup.eager)
 
     made = Drafter(
         network.kind,
@@ -57,112 +57,17 @@ def drafter(pair: LoadedPair) -> Drafter | None:
     return made if FINAL in network.taps else replace(made, causes=made.causes + LAYERS_COUNTED)
 
 
-@dataclass(eq=False)
-class HiddenStateDrafter(Proposer):
-    """A proposer of one sequence. `settings`, `vocabulary` and `prefix` are the target's. Setup
-    explains `prices` and `eager`."""
-
-    network: DrafterNetwork
-    settings: Sampling
-    vocabulary: int
-    prices: Callable[[], Prices | None] | None = None
-    eager: bool = True
-    prefix: Callable[[Sequence[int]], list[int]] = list
-
-    def __post_init__(self) -> None:
-        self.taps = self.network.taps
-        # The target returns no hidden states of tokens that come from its prefix cache.
-        self.needs = (self.network.kind,)
-        self._reading = self.network.open()
-        self._attends = False
-        self._hidden: list[mx.array] = []
-        self._tokens: list[int] = []
-        self._confidence = Confidence()
-
-    def recall(self, lengths: Sequence[int], cached: Sequence[Mapping[str, Cached]]) -> None:
-        self._reading.recall([cached[0].get(self.network.kind)])
-
-    def begin(self, prompts: Sequence[Sequence[int]]) -> None:
-        [prompt] = prompts
-        length = len(self.prefix(prompt))
-        self._distributions = [
-            Distribution(self.settings, self.vocabulary, prompt, prefix_length=length)
-        ]
-
-    def observe(self, tokens: Sequence[Sequence[int]], scores: Sequence[Scores]) -> None:
-        """Collect the target's hidden states. If many wait, read all but the last, whose next token
-        is not known."""
-        [accepted], [results] = tokens, scores
-        if not accepted:
-            return
-        if results.encoded and not self._attends:
-            self._attends = True
-            self._reading.attend(results.encoded[0])
-        self._confidence.learn(len(accepted) - 1)
-        self._hidden.append(mx.concatenate([results.hidden[tap] for tap in self.taps], axis=-1))
-        self._tokens += accepted
-        if len(self._tokens) > (UNREAD if self.eager else WAITING):
-            self._read(self._tokens[1:])
-            self._reading.evaluate()
-            mx.eval(self._hidden)
-
-    def reusable(self, sequence: int) -> Mapping[str, Reusable]:
-        """See Proposer. Each position depends on a hidden state and on the token after it. With an
-        encoder, nothing is reusable, since another prompt has another source."""
-        if self._attends:
-            return {}
-        self._read(self._tokens[1:])
-        return {self.network.kind: replace(self._reading.reusable(sequence), lag=1)}
-
-    def propose(self, committed: Sequence[Sequence[int]], limit: int, noise: Noise) -> Proposal:
-        """See Proposer. Abstains if the target has not processed a token."""
-        self._read([*self._tokens[1:], committed[0][-1]])
-        length, count = self._reading.length, min(limit, self.network.most)
-        if not length:
-            return no_proposal()
-        logits, after = self._reading.guess(count), self._reading.guess_after
-        proposal = draw(self._distributions, committed, noise, count, logits, after)
-        self._reading.rewind((length,))
-        prices = None if self.prices is None else self.prices()
-        if prices is None or (chances := self._reading.chances()) is None:
-            return proposal
-        return proposal.cut([self._confidence.worth(chances, prices)])
-
-    def _read(self, following: Sequence[int]) -> None:
-        """Read the waiting hidden states up to the last one whose next token is known, and from now
-        on soon after they arrive. following: The token after each of these states."""
-        if not self._hidden:
-            return
-        self.eager, size = True, len(following)
-        hidden = mx.concatenate(self._hidden, axis=1)
-        for start in range(0, size, CHUNK):
-            if start > 0:
-                self._reading.evaluate()
-            part = following[start : start + CHUNK]
-            self._reading.read(hidden[:, start : start + len(part)], mx.array([part]))
-        self._tokens = self._tokens[size:]
-        # A copy, so that the memory of the earlier states can be released.
-        self._hidden = [hidden[:, size:] + 0] if self._tokens else []
-
-
 class Confidence:
     """The choice of how many tokens of a draft are verified. It learns the ratio of accepted tokens
     to the tokens that the drafter expected to be accepted."""
 
     def __init__(self) -> None:
-        self._expected = self._accepted = self._pending = 0.0
-
-    @property
-    def scale(self) -> float:
-        """The ratio of accepted tokens to expected ones."""
-        return (self._accepted + PRIOR) / (self._expected + PRIOR)
+        self._rate, self._pending = Rate(1.0, PRIOR, MEMORY), 0.0
 
     def learn(self, accepted: int) -> None:
         """Learn how many tokens of the last draft were accepted, if its chances were read."""
         if self._pending:
-            weight = max(0.0, 1 - self._pending / MEMORY)
-            self._expected = self._expected * weight + self._pending
-            self._accepted = self._accepted * weight + accepted
+            self._rate.add(self._pending, accepted)
         self._pending = 0.0
 
     def worth(self, chances: mx.array, prices: Prices) -> int:
@@ -170,23 +75,124 @@ class Confidence:
         the probabilities of each token's acceptance if all tokens before it are accepted. They are
         read only if the costs can make a difference."""
         count = chances.shape[1]
-        wanted = least_chances(prices, count)
+        wanted = prices.least(count)
         if max(wanted[1:], default=0.0) < LEAST_CHANCE:
             return count
         values: Any = chances[0].tolist()
-        expected = list(accumulate(values, mul))
-        short = (at for at in range(1, count) if self.scale * expected[at] < wanted[at])
+        expected, scale = list(accumulate(values, mul)), self._rate.share
+        short = (at for at in range(1, count) if scale * expected[at] < wanted[at])
         end = next(short, count)
         self._pending = sum(expected[:end])
         return end
 
 
-def least_chances(prices: Prices, count: int) -> Sequence[float]:
-    """Return for each of `count` tokens the least probability of acceptance at which verification
-    pays. Costs need not be linear: several tokens may cost as much as one."""
-    costs = prices.rounds[: count + 1]
-    rises = (
-        min((costs[end] - costs[at]) / (end - at) for end in range(at + 1, count + 1))
-        for at in range(count)
-    )
-    return [rise / prices.token for rise in rises]
+@dataclass(eq=False)
+class DrafterState:
+    """What the drafter knows of one row: its own context, and hidden states that it has not read.
+
+    Attributes:
+        waits: Whether hidden states of the prompt wait for the first draft.
+        attends: Whether the drafter has the encoder's output.
+        hidden, tokens: The waiting hidden states, and the token that each belongs to."""
+
+    reading: Reading
+    waits: bool
+    attends: bool = False
+    hidden: list[mx.array] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    confidence: Confidence = field(default_factory=Confidence)
+
+    def read(self, following: Sequence[int]) -> None:
+        """Read the waiting hidden states up to the last one whose next token is known, and from now
+        on soon after they arrive. following: The token after each of these states."""
+        if not self.hidden:
+            return
+        self.waits, size = False, len(following)
+        hidden = mx.concatenate(self.hidden, axis=1)
+        for start in range(0, size, CHUNK):
+            if start > 0:
+                self.reading.evaluate()
+            part = following[start : start + CHUNK]
+            self.reading.read(hidden[:, start : start + len(part)], mx.array([part]))
+        self.tokens = self.tokens[size:]
+        # A copy, so that the memory of the earlier states can be released.
+        self.hidden = [hidden[:, size:] + 0] if self.tokens else []
+
+
+@dataclass(eq=False)
+class HiddenStateDrafter(Proposer):
+    """A proposer that drafts each row by itself.
+
+    Attributes:
+        prices: Returns the costs of rounds of this number of rows, or None.
+        eager: Returns whether to read hidden states of the prompt before the first draft."""
+
+    network: DrafterNetwork
+    prices: Callable[[int], Prices | None] = lambda rows: None
+    eager: Callable[[], bool] = lambda: True
+
+    def __post_init__(self) -> None:
+        self.hidden = self.network.taps
+        # The target returns no hidden states of tokens that come from its prefix cache.
+        self.needs = (self.network.kind,)
+
+    def restore(self, row: Row, parts: Mapping[str, Cached]) -> None:
+        self._of(row).reading.restore([parts.get(self.network.kind)])
+
+    def observe(self, rows: Sequence[Row], scores: Scores) -> None:
+        """Collect the target's hidden states. If many wait, read all but the last, whose next token
+        is not known."""
+        for place, row in enumerate(rows):
+            if row.seen:
+                self._collect(self._of(row), row.seen, scores.of(place, len(row.seen)))
+
+    def _collect(self, state: DrafterState, seen: Sequence[int], scores: Scores) -> None:
+        if scores.encoded and not state.attends:
+            state.attends = True
+            state.reading.attend(scores.encoded[0])
+        state.confidence.learn(len(seen) - 1)
+        state.hidden.append(mx.concatenate([scores.hidden[name] for name in self.hidden], axis=-1))
+        state.tokens += seen
+        if len(state.tokens) > (WAITING if state.waits else UNREAD):
+            state.read(state.tokens[1:])
+            state.reading.evaluate()
+            mx.eval(state.hidden)
+
+    def snapshot(self, row: Row) -> Mapping[str, Reusable]:
+        """See Proposer. Each position depends on a hidden state and on the token after it. With an
+        encoder, nothing is reusable, since another prompt has another source."""
+        state = self._of(row)
+        if state.attends:
+            return {}
+        state.read(state.tokens[1:])
+        return {self.network.kind: replace(state.reading.snapshot(0), lag=1)}
+
+    def propose(self, rows: Sequence[Row], limits: Sequence[int], noise: Noise) -> Proposal:
+        """See Proposer. Abstains if the target has not processed a token."""
+        prices = self.prices(1) if len(rows) == 1 else None
+        return side_by_side(
+            [
+                self._draft(row, min(limit, self.network.most), noise.of(place), prices)
+                for place, (row, limit) in enumerate(zip(rows, limits, strict=True))
+            ]
+        )
+
+    def _draft(self, row: Row, count: int, noise: Noise, prices: Prices | None) -> Proposal:
+        state = self._of(row)
+        reading = state.reading
+        state.read([*state.tokens[1:], row.committed[-1]])
+        length = reading.length
+        if not (length and count):
+            return no_proposal()
+        proposal = draw([row], noise, count, reading.guess(count), reading.guess_after)
+        reading.rewind((length,))
+        if prices is None or (chances := reading.chances()) is None:
+            return proposal
+        return proposal.cut([state.confidence.worth(chances, prices)])
+
+    def _of(self, row: Row) -> DrafterState:
+        """Return the state of a row."""
+        if self.network.kind not in row.state:
+            row.state[self.network.kind] = DrafterState(self.network.open(), not self.eager())
+        state: DrafterState = row.state[self.network.kind]
+        return state

@@ -2,18 +2,22 @@
 the sequence earlier in it, in earlier sequences or in documents. A grammar leaves only one choice
 (llguidance, docs/fast_forward.md), or the client has predicted the text."""
 
-import functools
 import sys
 from abc import abstractmethod
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
-from ..interfaces import Model, Noise, Prices, Proposal, Proposer
+from ..decoding.proposer import Proposer
+from ..decoding.row import Row
+from ..decoding.worth import Prices, Rate
+from ..interfaces import Noise, Proposal
 from ..sampling.constraint import Constraint
+from ..sampling.grammar import Grammar
 from .drafter import Drafter, LoadedPair, Setup
-from .text_index import BETWEEN, DEPTH, GRAMS, Match, TextIndex
+from .text_index import BETWEEN, DEPTH, GRAMS, History, Match, TextIndex
 
 GROWTH = 2
 """Number of proposed tokens for each token of the match. A long match is likely to continue."""
@@ -24,41 +28,43 @@ MEMORY = 50.0
 
 
 def drafter(pair: LoadedPair) -> Drafter:
-    documents, texts, accepted = pair.documents, pair.history, MatchAcceptance()
+    documents, accepted = pair.documents, MatchAcceptance()
 
     def make(setup: Setup) -> PromptLookup:
         trusted = BEFORE_OTHERS if setup.followed and documents is None else ALONE
-        return PromptLookup(
-            setup.ngram_min or trusted,
-            setup.ngram_choice == "frequent",
-            documents,
-            (lambda: None) if texts is None else functools.partial(texts.of, setup.tenant),
-            accepted,
-            setup.prices,
-        )
+        return PromptLookup(trusted, documents, pair.history, accepted, setup.prices)
 
     return Drafter("ngram", make)
 
 
 class Continuation(Proposer):
-    """A proposer of one sequence that continues it with known tokens. The proposals are one-hot."""
+    """A proposer that continues each row with known tokens. The proposals are one-hot."""
 
     @abstractmethod
-    def continuation(self, committed: Sequence[int], limit: int) -> list[int]:
+    def continuation(self, row: Row, limit: int) -> list[int]:
         """Return at most `limit` tokens that follow the committed ones; none to abstain. The result
-        depends on the committed tokens alone."""
+        depends on the row alone."""
 
-    def ready(self, committed: Sequence[Sequence[int]], limit: int) -> bool:
-        return bool(self.continuation(committed[0], limit))
+    def continuations(self, rows: Sequence[Row], limits: Sequence[int]) -> list[list[int]]:
+        """Return the continuation of each row."""
+        return [
+            self.continuation(row, limit) if limit else []
+            for row, limit in zip(rows, limits, strict=True)
+        ]
 
-    def propose(self, committed: Sequence[Sequence[int]], limit: int, noise: Noise) -> Proposal:
-        return Proposal.one_hot([self.continuation(committed[0], limit)])
+    def ready(self, rows: Sequence[Row], limits: Sequence[int]) -> bool:
+        return any(self.continuations(rows, limits))
+
+    def propose(self, rows: Sequence[Row], limits: Sequence[int], noise: Noise) -> Proposal:
+        return Proposal.one_hot(self.continuations(rows, limits))
 
 
 @dataclass(frozen=True)
 class Expected:
-    """A continuation, with the length of the match before each token. Proposer explains
-    `chances`."""
+    """A continuation, with the length of the match before each token.
+
+    Attributes:
+        chances: Entry i is the estimated probability that tokens 0 .. i are all accepted."""
 
     tokens: list[int]
     lengths: list[int]
@@ -71,98 +77,125 @@ class MatchAcceptance:
 
     def __init__(self) -> None:
         # In simulations, 1 instead of 2 makes new code 4 % slower, and 3 makes edits 2 % slower.
-        self._shares = [length / (length + 2) for length in [*range(9), 16, DEPTH]]
+        shares = [length / (length + 2) for length in [*range(9), 16, DEPTH]]
+        self._rates = [Rate(0, 0, MEMORY, MEMORY, share * MEMORY) for share in shares]
 
-    def chance(self, length: int) -> float:
-        return self._shares[self._kind(length)]
+    def of(self, length: int) -> Rate:
+        """Return the rate of matches of this length."""
+        return self._rates[min(length, 8) + (length >= 16) + (length >= DEPTH)]
 
-    def learn(self, length: int, right: bool) -> None:
-        kind = self._kind(length)
-        self._shares[kind] += (right - self._shares[kind]) / MEMORY
 
-    def _kind(self, length: int) -> int:
-        return min(length, 8) + (length >= 16) + (length >= DEPTH)
+@dataclass(eq=False)
+class Found:
+    """What lookup knows of one row.
+
+    Attributes:
+        index: The row's own tokens.
+        expected: The continuation after `read` tokens, of at most `limit` tokens."""
+
+    index: TextIndex
+    read: int = 0
+    limit: int = 0
+    expected: Expected = field(default_factory=lambda: Expected([], [], []))
 
 
 @dataclass(eq=False)
 class PromptLookup(Continuation):
     """A proposer that continues the longest match, with at most GROWTH tokens per token of the
-    match. Matches in the sequence, in documents and in the history compete by the number of tokens
-    that they are expected to bring.
+    match. Matches in the row, in documents and in the history compete by the number of tokens that
+    they are expected to bring.
 
     Attributes:
-        least: Least length of a match in tokens.
-        frequent: Whether the most frequent of several continuations is used, not the latest.
-        documents: They are searched for longer matches than the sequence has.
-        history: Returns earlier sequences, or None if there are none.
-        prices: See Setup. If the prices are known, a proposal is as long as it pays.
+        trusted: Least length of a match in tokens, if the options name none.
+        documents: They are searched for longer matches than the row has.
+        history: Earlier sequences, or None.
+        prices: Returns the costs of rounds of this number of rows. If they are known, a proposal is
+            as long as it pays for all rows together.
     """
 
-    least: int = ALONE
-    frequent: bool = False
+    trusted: int = ALONE
     documents: TextIndex | None = None
-    history: Callable[[], TextIndex | None] = lambda: None
+    history: History | None = None
     accepted: MatchAcceptance = field(default_factory=MatchAcceptance)
-    prices: Callable[[], Prices | None] | None = None
+    prices: Callable[[int], Prices | None] = lambda rows: None
 
-    def __post_init__(self) -> None:
-        self.begin([[]])
+    def continuations(self, rows: Sequence[Row], limits: Sequence[int]) -> list[list[int]]:
+        found = super().continuations(rows, limits)
+        prices = self.prices(len(rows)) if any(found) else None
+        if prices is None:
+            return found
+        known = (
+            self._of(row).expected.chances for row, ids in zip(rows, found, strict=True) if ids
+        )
+        columns = zip_longest(*known, fillvalue=0.0)
+        most = prices.most([sum(column) / len(rows) for column in columns])
+        return [ids[:most] for ids in found]
 
-    def begin(self, prompts: Sequence[Sequence[int]]) -> None:
-        [self._prompt] = map(list, prompts)
-        self._read = self._limit = 0
-        self._expected = Expected([], [], [])
+    def continuation(self, row: Row, limit: int) -> list[int]:
+        found, committed = self._of(row), row.committed
+        if len(committed) > found.read or limit != found.limit:
+            self._catch_up(row, found)
+            found.limit = limit
+            frequent = row.options.ngram_choice == "frequent"
+            matches = self._matches(row, found, committed[-DEPTH:], limit)
+            expected = [self._expect(match, frequent) for match in matches]
+            found.expected = max(expected, key=lambda each: sum(each.chances))
+        return found.expected.tokens
 
-    def continuation(self, committed: Sequence[int], limit: int) -> list[int]:
-        if len(committed) > self._read or limit != self._limit:
-            self._catch_up(committed)
-            self._limit = limit
-            found = map(self._expect, self._matches(committed[-DEPTH:], limit))
-            self._expected = max(found, key=lambda expected: sum(expected.chances))
-            self.chances = self._expected.chances
-        tokens = self._expected.tokens
-        prices = self.prices() if self.prices is not None and tokens else None
-        return tokens if prices is None else tokens[: prices.worth(self._expected.chances)]
+    def _of(self, row: Row) -> Found:
+        """Return what lookup knows of a row."""
+        if "ngram" not in row.state:
+            grams = GRAMS if self._least(row) > 1 else (1, *GRAMS)
+            row.state["ngram"] = Found(TextIndex(sys.maxsize, grams))
+        found: Found = row.state["ngram"]
+        return found
 
-    def _matches(self, end: Sequence[int], limit: int) -> Iterator[Match]:
-        yield (match := self._index.find(end, limit, self.least))
-        if (history := self.history()) is not None:
-            yield history.find(end, limit, self.least)
+    def _least(self, row: Row) -> int:
+        return row.options.ngram_min or self.trusted
+
+    def _matches(self, row: Row, found: Found, end: Sequence[int], limit: int) -> Iterator[Match]:
+        least = self._least(row)
+        yield (match := found.index.find(end, limit, least))
+        history = None if self.history is None else self.history.of(row.request.tenant)
+        if history is not None:
+            yield history.find(end, limit, least)
         if self.documents is not None:
-            yield self.documents.find(end, limit, max(match.length + 1, self.least))
+            yield self.documents.find(end, limit, max(match.length + 1, least))
 
-    def _expect(self, match: Match) -> Expected:
+    def _expect(self, match: Match, frequent: bool) -> Expected:
+        """frequent: Whether the most frequent of several continuations is used, not the latest."""
         expected, rows, chance = Expected([], [], []), match.following, 1.0
         for length in range(match.length, (1 + GROWTH) * match.length):
             at = length - match.length
             nexts = [row[at] for row in rows if at < len(row)]
-            if not nexts or not (self.frequent or at < len(rows[0])):
+            if not nexts or not (frequent or at < len(rows[0])):
                 break
-            token = max(nexts, key=nexts.count) if self.frequent else nexts[0]
-            chance *= nexts.count(token) / len(nexts) * self.accepted.chance(length)
+            token = max(nexts, key=nexts.count) if frequent else nexts[0]
+            chance *= nexts.count(token) / len(nexts) * self.accepted.of(length).share
             expected.tokens.append(token)
             expected.lengths.append(length)
             expected.chances.append(chance)
             rows = [row for row in rows if row[at : at + 1] == [token]]
         return expected
 
-    def _catch_up(self, committed: Sequence[int]) -> None:
-        if self._read == 0:
-            self._index = TextIndex(sys.maxsize, GRAMS if self.least > 1 else (1, *GRAMS))
+    def _catch_up(self, row: Row, found: Found) -> None:
+        committed = row.committed
+        if found.read == 0:
             # The source of an encoder-decoder model is no part of the sequence.
-            apart = list(committed[: len(self._prompt)]) != self._prompt
-            self._index.add([*self._prompt, BETWEEN, *committed] if apart else committed)
+            prompt = list(row.prompt)
+            apart = list(committed[: len(prompt)]) != prompt
+            found.index.add([*prompt, BETWEEN, *committed] if apart else committed)
         else:
-            written = committed[self._read :]
+            written, expected = committed[found.read :], found.expected
             for token, length, right in zip(
-                self._expected.tokens, self._expected.lengths, written, strict=False
+                expected.tokens, expected.lengths, written, strict=False
             ):
-                self.accepted.learn(length, token == right)
+                self.accepted.of(length).add(1, token == right)
                 if token != right:
                     break
             for token in written:
-                self._index.append(token)
-        self._read = len(committed)
+                found.index.append(token)
+        found.read = len(committed)
 
 
 FORCED = "forced"
@@ -173,16 +206,13 @@ SHORTEST = 3
 
 def forcing(pair: LoadedPair) -> Drafter:
     """Return the drafter that every pair has. It abstains without a constraint."""
-
-    def make(setup: Setup) -> Forced:
-        return Forced(pair.target, lambda: pair.constraint(setup.grammar))
-
-    return Drafter(FORCED, make)
+    return Drafter(FORCED, lambda setup: Forced(pair.constraint))
 
 
-def predicting(predicted: Sequence[int]) -> Drafter:
-    """Return the drafter of one request. It abstains if no token ids are predicted."""
-    return Drafter(PREDICTION, lambda setup: PredictedText(predicted))
+def predicting() -> Drafter:
+    """Return the drafter of texts that clients predict. It abstains if no token ids are
+    predicted."""
+    return Drafter(PREDICTION, lambda setup: PredictedText())
 
 
 @dataclass(eq=False)
@@ -190,48 +220,49 @@ class Forced(Continuation):
     """A proposer of tokens for which a grammar leaves no choice, such as keys, brackets and quotes.
 
     Attributes:
-        target: Returns the prefix of a prompt, after which the constraint begins.
-        make: Makes the constraint of a new sequence, or returns None without a grammar."""
+        make: Makes the constraint of a new row, or returns None without a grammar."""
 
-    target: Model
-    make: Callable[[], Constraint | None]
+    make: Callable[[Grammar | None], Constraint | None]
 
-    def begin(self, prompts: Sequence[Sequence[int]]) -> None:
-        [prompt] = prompts
-        self._constraint = self.make()
-        self._read = len(self.target.prefix(prompt))
-
-    def continuation(self, committed: Sequence[int], limit: int) -> list[int]:
-        if self._constraint is None:
+    def continuation(self, row: Row, limit: int) -> list[int]:
+        if row.options.constraint is None:
             return []
-        self._constraint.take(committed[self._read :])
-        self._read = len(committed)
-        return self._constraint.forced()[:limit]
+        if FORCED not in row.state:
+            row.state[FORCED] = self.make(row.options.constraint), len(row.committed) - row.position
+        constraint, read = row.state[FORCED]
+        constraint.take(row.committed[read:])
+        row.state[FORCED] = constraint, len(row.committed)
+        forced: list[int] = constraint.forced()[:limit]
+        return forced
 
 
 class PredictedText(Continuation):
     """A proposer of the tokens that follow in the text that the client predicts."""
 
-    def __init__(self, predicted: Sequence[int]) -> None:
-        self._predicted = list(predicted)
+    def continuation(self, row: Row, limit: int) -> list[int]:
+        if not row.prediction:
+            return []
+        if PREDICTION not in row.state:
+            # The source of an encoder-decoder model is no part of the sequence.
+            inside = list(row.committed[: len(row.prompt)]) == list(row.prompt)
+            row.state[PREDICTION] = PredictedPlace(row.prediction, len(row.prompt) if inside else 1)
+        place: PredictedPlace = row.state[PREDICTION]
+        return place.continuation(row.committed, limit)
+
+
+class PredictedPlace:
+    """The place in the predicted text of one row."""
+
+    def __init__(self, predicted: Sequence[int], read: int) -> None:
+        self._predicted, self._read = list(predicted), read
         self._after: dict[tuple[int, ...], list[int]] = defaultdict(list)
         for end in range(SHORTEST, len(self._predicted) + 1):
             self._after[tuple(self._predicted[end - SHORTEST : end])].append(end)
-        self.begin([[]])
-
-    def begin(self, prompts: Sequence[Sequence[int]]) -> None:
-        [self._prompt] = map(list, prompts)
-        self._read: int | None = None
         self._place: int | None = 0
         self._furthest = 0
 
     def continuation(self, committed: Sequence[int], limit: int) -> list[int]:
-        if not self._predicted:
-            return []
-        if self._read is None:
-            # The source of an encoder-decoder model is no part of the sequence.
-            inside = list(committed[: len(self._prompt)]) == self._prompt
-            self._read = len(self._prompt) if inside else 1
+        """Return at most `limit` predicted tokens after the committed ones."""
         for end in range(self._read + 1, len(committed) + 1):
             self._follow(committed, end)
         self._read = len(committed)

@@ -14,11 +14,11 @@ from typing import Any
 from weakref import WeakSet
 
 from .. import process
+from ..decoding.row import Request
 from ..engine.memory import BatchSize, MemoryBudget
 from ..engine.pair import Pair
 from ..engine.prompt_cache import PromptCache
 from ..engine.prompt_cache_files import Store
-from ..engine.request import Request
 from ..engine.scheduler import Failures, Scheduler
 from ..interfaces.records import Step
 from ..models.wired_memory import release

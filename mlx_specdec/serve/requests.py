@@ -8,10 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self, cast
 
+from ..decoding.row import Request
 from ..engine.chat import chat_format
 from ..engine.memory import MemoryBudget
 from ..engine.pair import Pair
-from ..engine.request import Request, beginning, encode, prepared
+from ..engine.request import beginning, encode, prepared
 from ..errors import PromptError
 from ..options import Options
 from ..sampling.settings import LARGEST, LEAST_TOP_P

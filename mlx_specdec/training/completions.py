@@ -65,7 +65,7 @@ def complete(
         if not staying:
             break
         if len(staying) < len(rows):
-            context.filter(staying)
+            context.keep(staying)
             newest, heat = newest[mx.array(staying)], heat[mx.array(staying)]
             rows = [rows[place] for place in staying]
     mx.clear_cache()

@@ -1,38 +1,88 @@
-"""The loop on mocks: one pass per round, and nothing is seen twice."""
+"""The loop: one target pass per round, and a proposer sees every committed token once."""
 
 import inspect
 import random
 import textwrap
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
 import mlx.core as mx
 import pytest
 
-from mlx_specdec.decoding.loop import CHUNK, LARGE_CHUNK, Decoding, PromptReader, chunk
-from mlx_specdec.decoding.statistics import Recorder
+from mlx_specdec.decoding.loop import CHUNK, LARGE_CHUNK, Group, chunk_size
+from mlx_specdec.decoding.row import Request
+from mlx_specdec.decoding.worth import Worth
+from mlx_specdec.engine.generate import generate, stream_generate, stream_many
+from mlx_specdec.engine.pair import Pair
 from mlx_specdec.errors import DecodingError
-from mlx_specdec.interfaces import Proposal, Rule
+from mlx_specdec.interfaces import Proposal, Proposer, Scores
+from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
+from mlx_specdec.options import Options
 from mlx_specdec.sampling.noise import IndependentNoise
-from mlx_specdec.sampling.settings import Sampling
-from mlx_specdec.verification.rules import block, token
 
-from ..support.mocks import VOCABULARY, Guesser, TableContext, decoding, figures, first_round, run
+from ..support import tiny
+from ..support.pairs import PROMPT, decoder_only, pair_of, perturbed
 from ..support.shipped import ROOT
 
-ROOM = 30
+RECURRENT = ("qwen3_next", "mamba2", "lfm2", "falcon_h1")
+GREEDY = Options(max_tokens=12, num_draft=3, temperature=0.0, cost_cache=False)
 
 
-def partly_right(text: list[int], seed: int, abstain: float = 0.0) -> Guesser:
-    """Guesses the text itself, with errors at random places and sometimes nothing."""
-    dice = random.Random(seed)
+@pytest.fixture(scope="module")
+def pair() -> Pair:
+    return decoder_only("llama")
+
+
+def shapes_of(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """Return a list to which each pass of the target adds its number of rows and its width."""
+    target: Any = pair.target
+    # What the model can do is found out in passes that are no part of the output.
+    assert target.rows_agree is not target.why_not_batched
+    seen: list[tuple[int, ...]] = []
+    run = target.run
+
+    def counted(tokens: mx.array, *args: Any, **named: Any) -> Any:
+        seen.append(tokens.shape)
+        return run(tokens, *args, **named)
+
+    monkeypatch.setattr(target, "run", counted)
+    return seen
+
+
+class Guesser(Proposer):
+    """A proposer that drafts `guess(position, limit)`, and records what it observes."""
+
+    def __init__(self, guess: Callable[[int, int], list[int]], hidden: tuple[str, ...] = ()):
+        self._guess, self.hidden = guess, hidden
+        self.begun: list[list[int]] = []
+        self.observed: list[tuple[list[int], Scores]] = []
+
+    def guess(self, committed: Sequence[Sequence[int]], limit: int) -> list[int]:
+        return self._guess(len(committed[0]) - len(PROMPT), limit)
+
+    def begin(self, prompts: Any) -> None:
+        self.begun += map(list, prompts)
+
+    def ready(self, committed: Any, limit: int) -> bool:
+        return bool(self.guess(committed, limit))
+
+    def propose(self, committed: Any, limit: int, noise: Any) -> Proposal:
+        return Proposal.one_hot([self.guess(committed, limit)[:limit]])
+
+    def observe(self, tokens: Any, scores: Any) -> None:
+        self.observed.append((list(tokens[0]), scores[0]))
+
+
+def partly_right(tokens: Sequence[int], **named: Any) -> Guesser:
+    """Return a proposer that drafts a completion with errors, or sometimes nothing."""
+    dice = random.Random(5)
 
     def guess(position: int, limit: int) -> list[int]:
-        if dice.random() < abstain:
-            return []
-        right = text[position : position + limit]
-        right += [0] * (limit - len(right))
-        return [token if dice.random() < 0.7 else (token + 1) % VOCABULARY for token in right]
+        right = tokens[position : position + limit]
+        return [token if dice.random() < 0.7 else 3 for token in right if dice.random() < 0.9]
 
-    return Guesser(guess)
+    return Guesser(guess, **named)
 
 
 @pytest.mark.parametrize(
@@ -40,129 +90,163 @@ def partly_right(text: list[int], seed: int, abstain: float = 0.0) -> Guesser:
     # A Mac of 16 GiB, of which its GPU may use 10.7.
     [(4.0, 1, LARGE_CHUNK), (4.0, 2, CHUNK), (9.6, 1, CHUNK)],
 )
-def test_an_accelerator_reads_long_chunks_where_its_own_memory_has_room(
+def test_chunks_of_a_prefill_are_long_on_an_accelerator_with_free_memory(
     held: float, prompts: int, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mx, "default_device", lambda: mx.Device(mx.gpu))
     info = {"memory_size": 16 << 30, "max_recommended_working_set_size": int(10.7 * (1 << 30))}
     monkeypatch.setattr(mx, "device_info", lambda device=None: info)
     monkeypatch.setattr(mx, "get_active_memory", lambda: int(held * (1 << 30)))
-    assert chunk(prompts, holds_scores=False) == expected
+    assert chunk_size(prompts, holds_scores=False) == expected
+    assert chunk_size(prompts, holds_scores=True) == CHUNK
 
 
-def test_a_speculative_round_is_one_pass_over_what_is_unseen() -> None:
-    context = TableContext(1)
-    expected = context.greedy([1], 12)
-    guesser = Guesser(lambda position, limit: expected[position : position + limit])
-    run(decoding(context, guesser, count=3, room=12))
-    assert context.calls == [(4, 3), (4, 3), (4, 3)]
-
-
-def test_plain_decoding_submits_the_next_step_before_it_reads() -> None:
-    context = TableContext(2)
-    loop = decoding(context, None, room=6)
-    first_round(loop)
-    assert len(context.calls) == 2
-    run(loop)
-    assert context.calls == [(1, 0)] * 6
-
-
-@pytest.mark.parametrize("prompt", [[1], [1, 4, 2, 7, 3]])
-@pytest.mark.parametrize("count", [0, 1, 3])
-def test_observe_sees_all_that_stayed_once_and_nothing_that_did_not(
-    prompt: list[int], count: int
+@pytest.mark.parametrize("family", ["llama", "gemma3", *RECURRENT])
+@pytest.mark.parametrize("regular", [False, True])
+def test_every_pass_of_the_target_counts_and_a_rewind_takes_none(
+    family: str, regular: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    context = TableContext(5)
-    expected = context.greedy(prompt, 24)
-    text = [*prompt, *expected]
-    dice = random.Random(5)
+    draft = DecoderOnlyModel(perturbed(tiny.build(family), 0.3))
+    pair = pair_of(DecoderOnlyModel(tiny.build(family)), draft)
+    shapes = shapes_of(pair, monkeypatch)
+    stats = generate(pair, PROMPT, replace(GREEDY, regular=regular)).stats
+    assert stats.target_passes == stats.rounds == len(shapes) - 1, "the first one is the prefill"
 
-    def guess(position: int, limit: int) -> list[int]:
-        right = expected[position : position + limit]
-        return [] if dice.random() < 0.3 else [t if dice.random() < 0.7 else 0 for t in right]
 
-    guesser = Guesser(guess, prefix=len(prompt), taps=("final",))
-    run(decoding(context, guesser, count=count, room=24, prompt=prompt))
-    assert guesser.begun == [prompt]
+def test_a_pass_of_two_rows_for_exact_output_counts_once(pair: Pair) -> None:
+    stats = generate(pair, PROMPT, replace(GREEDY, exact=True, regular=True)).stats
+    assert stats.target_passes == stats.rounds
+
+
+def test_a_speculative_round_is_one_pass_over_the_newest_token_and_the_draft(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = generate(pair, PROMPT, replace(GREEDY, regular=True)).tokens
+    shapes = shapes_of(pair, monkeypatch)
+    right = Guesser(lambda position, limit: list(plain[position : position + limit]))
+    assert stream_generate(pair, PROMPT, GREEDY, proposer=right).result().tokens == plain
+    assert shapes == [(1, len(PROMPT) - 1), (1, 4), (1, 4), (1, 4)]
+
+
+@pytest.mark.parametrize("proposer", [None, Guesser(lambda position, limit: [])])
+def test_without_a_draft_the_next_pass_is_submitted_before_the_last_token_is_read(
+    proposer: Any, pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shapes, counts = shapes_of(pair, monkeypatch), []
+    options = replace(GREEDY, regular=proposer is None)
+    for step in stream_generate(pair, PROMPT, options, proposer=proposer):
+        if step.tokens:
+            counts.append(len(shapes) - 1)
+    assert counts == [*range(2, 13), 12], "no pass is wasted at the end"
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_observe_gets_each_committed_token_once_with_its_own_scores(pair: Pair, count: int) -> None:
+    options = replace(GREEDY, num_draft=count, max_tokens=24)
+    plain = generate(pair, PROMPT, options).tokens
+    guesser = partly_right(plain, hidden=("final",))
+    stream_generate(pair, PROMPT, options, proposer=guesser).result()
+    committed = [*PROMPT, *plain]
+    assert guesser.begun == [PROMPT]
     seen = [token for tokens, _ in guesser.observed for token in tokens]
-    # What the last round saw is told to nobody: the text has ended.
-    assert seen == text[: len(seen)] and len(text) - len(seen) <= count + 2
-    rows = [row for _, scores in guesser.observed for row in scores.logits[0]]
-    states = [row for _, scores in guesser.observed for row in scores.hidden["final"][0]]
-    assert len(rows) == len(states) == len(seen)
-    for place, row in enumerate(rows):
-        before = text[place - 1] if place else 0
-        assert mx.array_equal(row, context.table[before, text[place]])
+    # The tokens of the last round are not observed, because the completion has ended.
+    assert seen == committed[: len(seen)] and len(committed) - len(seen) <= count + 2
+    whole = pair.target.open(PROMPT).advance(mx.array([seen]), 0, ("final",))
+    for found, expected in (
+        ([scores.logits for _, scores in guesser.observed], whole.logits),
+        ([scores.hidden["final"] for _, scores in guesser.observed], whole.hidden["final"]),
+    ):
+        assert mx.allclose(mx.concatenate(found, axis=1), expected, atol=1e-4)
 
 
+@pytest.mark.filterwarnings("ignore:the prompt has")
 @pytest.mark.parametrize("length", [1, 2, 512, 513, 514, 1100])
-def test_the_prompt_is_read_in_chunks_all_but_its_last_token(length: int) -> None:
-    context, progress = TableContext(), []
-    prompt = [1 + place % 5 for place in range(length)]
-    reader = PromptReader(
-        context, [prompt], [prompt], progress=lambda done, total: progress.append((done, total))
-    )
-    steps = 0
-    while not reader.done:
-        reader.step()
-        steps += 1
-    assert context.lengths == (length - 1,)
-    assert steps == max(1, -(-(length - 1) // 512))
-    assert all(rows <= 512 and proposed == 0 for rows, proposed in context.calls)
+def test_the_prompt_is_prefilled_in_chunks_all_but_its_last_token(
+    length: int, pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shapes, progress = shapes_of(pair, monkeypatch), list[tuple[int, int]]()
+    prompt = [3 + place % 50 for place in range(length)]
+    options = replace(GREEDY, max_tokens=1, regular=True, prefill_step_size=512)
+    run = stream_generate(pair, prompt, options, progress=lambda *done: progress.append(done))
+    run.result()
+    *prefill, last = [width for _, width in shapes]
+    assert (sum(prefill), last) == (length - 1, 1)
+    assert len(prefill) == -(-(length - 1) // 512) and max(prefill, default=0) <= 512
     assert progress[0] == (0, length) and progress[-1] == (length, length)
     assert progress == sorted(progress)
 
 
-def test_a_proposer_that_abstains_stays_in_the_pipeline_of_plain_decoding() -> None:
-    """The pass for the next token is submitted before the last one is read, and none is wasted."""
-    passes = {}
-    for name, guesser in (("plain", None), ("abstains", Guesser(lambda position, limit: []))):
-        context = TableContext(3)
-        recorder = Recorder()
-        loop = decoding(context, guesser, count=4, room=ROOM, recorder=recorder)
-        first = first_round(loop)
-        assert context.lengths[0] == 1 + len(first.tokens)
-        run(loop)
-        stats = figures(recorder)
-        passes[name] = stats.target_passes
-    assert passes["abstains"] == passes["plain"] == ROOM
+def test_rounds_after_a_prefill_a_join_or_another_groups_round_teach_no_costs(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rounds: list[tuple[int, bool]] = []
+    real = Worth.learn
+
+    def learn(self: Worth, rows: Any, steps: Any, proposal: Any, timed: Any) -> None:
+        rounds.append((len(rows), timed.interval is not None))
+        real(self, rows, steps, proposal, timed)
+
+    monkeypatch.setattr(Worth, "learn", learn)
+
+    def found(*requests: tuple[int, dict[str, Any]]) -> list[tuple[int, bool]]:
+        """Decode prompts of these lengths, with these options."""
+        rounds.clear()
+        plain = replace(GREEDY, regular=True, max_tokens=4, prefill_step_size=8)
+        made = [Request((PROMPT * 9)[:length], replace(plain, **how)) for length, how in requests]
+        list(stream_many(pair, made, plain, batch_size=2))
+        return list(rounds)
+
+    alone = [(1, False), *[(1, True)] * 3]
+    assert found((5, {})) == alone
+    # The second prompt is prefilled in 8 chunks between the rounds of the first one.
+    assert found((5, {}), (63, {})) == [(1, False)] * 4 + alone
+    joined = found((5, {"max_tokens": 12}), (63, {}))
+    assert joined == [(1, False)] * 9 + [(2, False), *[(2, True)] * 3]
+    # Another rule makes another group, whose rounds alternate with those of the first one.
+    other = {"temperature": 0.5, "rule": "token"}
+    assert found((5, {}), (5, other)) == [(1, False)] * 7 + [(1, True)]
 
 
-@pytest.mark.parametrize("rule", [token, block])
-def test_no_key_is_used_twice_in_a_whole_text(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("rule", ["token", "block"])
+def test_no_key_is_used_twice_in_a_whole_completion(
+    rule: str, pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
     used: list[tuple[int | str, ...]] = []
-    noise, key = IndependentNoise(2, VOCABULARY), IndependentNoise.key
+    key = IndependentNoise.key
     monkeypatch.setattr(
         IndependentNoise, "key", lambda self, *path: used.append(path) or key(self, *path)
     )
-    context, recorder = TableContext(), Recorder()
-    guesser = partly_right(context.greedy([1], 200), 3, abstain=0.2)
-    settings = Sampling(temperature=1.0)
-    loop = decoding(
-        context, guesser, room=60, settings=settings, noise=noise, rule=rule, recorder=recorder
-    )
-    run(loop)
-    stats = figures(recorder)
+    options = replace(GREEDY, temperature=1.0, max_tokens=60, rule=rule)
+    stats = stream_generate(pair, PROMPT, options, proposer=partly_right([3] * 70)).result().stats
     assert stats.accepted < stats.drafted
     assert len(used) == len(set(used)) >= stats.drafted + stats.rounds
 
 
-def test_a_step_that_was_interrupted_in_its_middle_is_not_gone_on_with() -> None:
-    class Interrupted(Guesser):
-        def propose(self, *settings: object) -> Proposal:
-            raise KeyboardInterrupt
+def test_a_step_that_was_interrupted_in_its_middle_is_not_continued(pair: Pair) -> None:
+    def interrupted(position: int, limit: int) -> list[int]:
+        raise KeyboardInterrupt
 
-    loop = decoding(TableContext(2), Interrupted(lambda position, limit: [0]))
+    run = stream_generate(pair, PROMPT, GREEDY, proposer=Guesser(interrupted))
     with pytest.raises(KeyboardInterrupt):
-        first_round(loop)
+        run.result()
     with pytest.raises(DecodingError, match="interrupted"):
-        loop.step()
-    assert loop.sequences[0].finish("interrupted").finish_reason == "interrupted"
+        run.result()
+    assert run.interrupt().finish_reason == "interrupted"
+
+
+def test_the_scores_of_a_row_are_cut_out_only_if_they_are_read() -> None:
+    logits, states = mx.arange(24).reshape(2, 3, 4), mx.arange(12).reshape(2, 3, 2)
+    whole = Scores(logits, {"final": states}, [mx.array([1]), mx.array([2])])
+    row = whole.of(1, 2)
+    assert not {"logits", "hidden", "encoded"} & row.__dict__.keys()
+    assert mx.array_equal(row.logits, logits[1:, :2])
+    assert mx.array_equal(row.hidden["final"], states[1:, :2])
+    assert [encoded.item() for encoded in row.encoded] == [2]
 
 
 def test_architecture_prints_the_loop_as_it_is() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text("utf-8")
-    methods = (Decoding._round, Decoding._submit, Decoding._commit)
+    methods = (Group._round, Group._submit, Group._commit)
     loop = "\n\n".join(textwrap.dedent(inspect.getsource(method)) for method in methods)
     assert f"```python\n{loop}```" in page, "copy the methods into docs/architecture.md"
     assert loop.count("\n") <= 120

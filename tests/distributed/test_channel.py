@@ -58,8 +58,8 @@ def test_a_follower_has_the_contexts_of_rank_0() -> None:
     one.advance(mx.array([[5, 6, 7]]), proposed=2)
     one.rewind((2,))
     second.advance(mx.array([[8], [10]]))
-    one.join(second)
-    one.filter([0, 2])
+    one.merge(second)
+    one.keep([0, 2])
     del second
     gc.collect()
     one.evaluate()

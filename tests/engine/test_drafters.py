@@ -1,30 +1,26 @@
-"""Who proposes for which pair, asked or not."""
+"""The drafters of a pair, and what is learned about them."""
 
 import json
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
-from mlx_specdec.draft_length import saved
+from mlx_specdec.decoding import costs
+from mlx_specdec.decoding.costs import Memory
 from mlx_specdec.engine import loading
 from mlx_specdec.engine.generate import generate, stream_generate
-from mlx_specdec.engine.opening import (
-    drafters,
-    make_draft_length,
-    make_proposer,
-    pair_key,
-    source,
-)
+from mlx_specdec.engine.opening import candidate, drafters, make_proposer, pair_key, worth_of
 from mlx_specdec.engine.pair import Pair
+from mlx_specdec.interfaces import Proposal, Proposer
 from mlx_specdec.models.base import Base
 from mlx_specdec.options import Options
-from mlx_specdec.proposers.drafter import Setup
 from mlx_specdec.sampling.noise import SilentNoise
 
 from ..support.lengths import teach
 from ..support.models import make_llama
 from ..support.pairs import with_heads
+from ..support.rows import row_of
 
 NOISE = SilentNoise().at(0, 0)
 
@@ -44,35 +40,23 @@ def names(pair: Pair, **settings) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize(
-    ("settings", "expected"),
+    ("settings", "expected", "lookup"),
     [
-        ({}, ("ngram", "draft", "medusa")),
-        ({"proposer": "auto", "num_draft": 3}, ("ngram", "draft")),
-        ({"num_draft": 3}, ("draft",)),
-        ({"proposer": "medusa"}, ("medusa",)),
+        ({}, ("ngram", "draft", "medusa"), ("ngram",)),
+        ({"proposer": "auto", "num_draft": 3}, ("ngram", "draft"), ("ngram",)),
+        ({"num_draft": 3}, ("draft",), ("ngram",)),
+        ({"proposer": "medusa"}, ("medusa",), None),
+        ({"num_draft": 0}, (), ()),
+        ({"proposer": "none"}, (), ()),
+        ({"regular": True}, (), ()),
     ],
 )
-def test_of_a_draft_and_heads_the_first_is_taken_only_where_nothing_is_measured(
-    settings: dict, expected: tuple[str, ...], pair: Pair
+def test_options_choose_the_drafters_of_a_pair_and_of_a_model_alone(
+    settings: dict, expected: tuple[str, ...], lookup: tuple[str, ...] | None, pair: Pair
 ) -> None:
     assert names(with_heads(pair), **settings) == expected
-
-
-@pytest.mark.parametrize(
-    ("settings", "expected"),
-    [
-        ({}, ("ngram",)),
-        ({"proposer": "auto", "num_draft": 3}, ("ngram",)),
-        ({"num_draft": 3}, ("ngram",)),
-        ({"num_draft": 0}, ()),
-        ({"proposer": "none"}, ()),
-        ({"regular": True}, ()),
-    ],
-)
-def test_lookup_drafts_for_a_model_alone_unless_drafts_are_off(
-    settings: dict, expected: tuple[str, ...], alone: Pair
-) -> None:
-    assert names(alone, **settings) == expected
+    if lookup is not None:
+        assert names(replace(pair, draft=None, draft_name=None), **settings) == lookup
 
 
 class Counted:
@@ -101,75 +85,64 @@ class Counted:
         return context
 
 
-def taught(pair: Pair, options: Options, cost: float) -> None:
-    """As if earlier texts had found that a draft token costs so many plain steps, and that half of
-    the tokens are accepted."""
-    for drafter in drafters(pair, options):
-        memory = saved.memory(pair_key(pair))
-        teach(memory, source(drafter, options), lambda drafted: 1 + cost * drafted, 0.5)
-
-
-@pytest.mark.parametrize("proposer", ["draft", "auto"])
-def test_a_draft_that_is_parked_is_never_run(alone: Pair, proposer: str) -> None:
+@pytest.mark.parametrize(
+    ("settings", "parked"),
+    [
+        ({"proposer": "draft"}, True),
+        ({"proposer": "auto"}, True),
+        ({"proposer": "draft", "num_draft": 3}, False),
+    ],
+)
+def test_a_draft_that_has_been_too_expensive_is_never_run_unless_its_length_is_fixed(
+    alone: Pair, settings: dict, parked: bool
+) -> None:
     counted = Counted(alone.target)
     pair = replace(alone, draft=cast(Base, counted), draft_name="slow")
-    options = Options(max_tokens=30, proposer=proposer, temperature=1.5)
-    taught(pair, options, 20.0)
-    result = generate(pair, "hello", options)
-    assert len(result.tokens) == 30
-    assert (counted.opened, counted.passes) == (0, 0)
+    options = Options(max_tokens=30, temperature=1.5, **settings)
+    memory = costs.memory(pair_key(pair))
+    for drafter in drafters(pair, options):
+        teach(memory, candidate(drafter, options), lambda drafted: 1 + 3.0 * drafted, 0.5)
+    for _ in range(3):
+        assert (generate(pair, "hello", options).stats.drafted == 0) is parked
+    assert ((counted.opened, counted.passes) == (0, 0)) is parked
 
 
-@pytest.mark.parametrize("proposer", ["draft", "auto"])
-def test_a_proposer_that_a_caller_passes_teaches_nothing_of_the_pair(
-    pair: Pair, proposer: str
-) -> None:
-    options = Options(max_tokens=12, proposer=proposer)
-    text = generate(pair, "hello", options).tokens
-    memory = saved.memory(pair_key(pair))
+def test_a_proposer_that_a_caller_passes_teaches_nothing_of_the_pair(pair: Pair) -> None:
+    class Fives(Proposer):
+        def propose(self, committed: Any, limit: int, noise: Any) -> Proposal:
+            return Proposal.one_hot([[5] * limit])
+
+    options = Options(max_tokens=12, proposer="draft")
+    tokens = generate(pair, "hello", options).tokens
+    memory = costs.memory(pair_key(pair))
     before = json.dumps(memory.entries)
-    [*_, draft] = drafters(pair, options)
-    made = draft.make(Setup(options))
-    assert stream_generate(pair, "hello", options, proposer=made).result().tokens == text
+    assert stream_generate(pair, "hello", options, proposer=Fives()).result().tokens == tokens
     assert json.dumps(memory.entries) == before
 
 
-def test_texts_of_a_loaded_pair_learn_from_one_another_where_nothing_is_saved(alone: Pair) -> None:
-    pair = replace(alone, draft=alone.target, draft_name="draft", learned=saved.Memory())
+def test_completions_of_a_loaded_pair_learn_from_one_another_if_nothing_is_saved(
+    alone: Pair,
+) -> None:
+    pair = replace(alone, draft=alone.target, draft_name="draft", learned=Memory())
     options = Options(max_tokens=24, proposer="draft", cost_cache=False)
     generate(pair, [5, 6, 7], options)
-    name, counts = next(
-        entry for entry in pair.learned.entries.items() if entry[0].startswith("acceptance")
-    )
-    assert sum(counts[0]) > 0 and not saved.directory().exists()
-    make_draft_length(pair, drafters(pair, options), options)
+    [name] = [name for name in pair.learned.entries if name.startswith("acceptance")]
+    counts = pair.learned.entries[name]
+    assert sum(counts[0]) > 0 and not costs.directory().exists()
+    worth_of(pair, drafters(pair, options), options)
     assert pair.learned.entries[name] is counts and not alone.learned.entries
 
 
-@pytest.mark.parametrize("num_draft", ["auto", 3])
-def test_what_lost_badly_waits_for_a_longer_text(
-    alone: Pair, num_draft: int | str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    counted = Counted(alone.target)
-    pair = replace(alone, draft=cast(Base, counted), draft_name="dear")
-    options = Options(max_tokens=12, proposer="draft", num_draft=num_draft)
-    taught(pair, options, 3.0)
-    texts = [generate(pair, "hello", options).stats.drafted for _ in range(3)]
-    assert all(drafted > 0 for drafted in texts) == (num_draft == 3)
-    assert (counted.opened == 0) == (num_draft == "auto")
-
-
-def proposed(pair: Pair, repeated: int, **settings) -> tuple[str, list[int]]:
-    """Source and tokens where the last `repeated` tokens came before, followed by 9."""
+def proposed(pair: Pair, repeated: int, **settings: Any) -> tuple[str, list[int]]:
+    """Return the proposer and the tokens if the last `repeated` tokens came before, and then 9."""
     options = Options(**{"proposer": "auto", "num_draft": 1, **settings})
-    text = [5, 6, 7, 8][-repeated:]
-    prompt = [*text, 9, 30, 31, *text]
+    tokens = [5, 6, 7, 8][-repeated:]
+    row = row_of([*tokens, 9, 30, 31, *tokens], pair.vocabulary, options)
     chosen = drafters(pair, options)
-    lengths = make_draft_length(pair, chosen, options)
-    proposer = make_proposer(chosen, options, lengths)
-    assert proposer is not None and lengths.choose(100) == 1
-    proposer.begin([prompt])
-    proposal = proposer.propose([prompt], 1, NOISE)
+    worth = worth_of(pair, chosen, options)
+    proposer = make_proposer(chosen, worth)
+    assert proposer is not None and worth.choose(100) == 1
+    proposal = proposer.propose([row], [1], NOISE)
     return proposal.source, proposal.tokens.tolist()[0]
 
 
@@ -180,7 +153,7 @@ def test_before_a_draft_lookup_trusts_longer_matches_only(pair: Pair, alone: Pai
     assert proposed(alone, 2)[1] == [9]
 
 
-def test_a_text_is_timed_in_parts_only_where_that_is_requested(pair: Pair) -> None:
+def test_rounds_are_timed_in_parts_only_if_that_is_requested(pair: Pair) -> None:
     options = Options(max_tokens=40, num_draft=2)
     quick = generate(pair, "hello", options)
     assert quick.stats.timed_rounds == 0 and quick.stats.seconds.draft is None

@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 import pytest
 
-from mlx_specdec.draft_length import saved
+from mlx_specdec.decoding import costs
 from mlx_specdec.engine.generate import generate_many
 from mlx_specdec.engine.memory import AutoBatchSize
-from mlx_specdec.engine.opening import drafters, pair_key, source
+from mlx_specdec.engine.opening import candidate, drafters, pair_key
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.options import Options
 
@@ -30,8 +30,9 @@ def test_batches_save_what_they_learned_by_size(pair: Pair, proposer: str) -> No
     options = Options(max_tokens=40, num_draft="auto", proposer=proposer, temperature=0.5)
     prompts = [[number + 5, 9, 11] for number in range(6)]
     generate_many(pair, prompts, options, batch_size=4)
-    memory = saved.memory(pair_key(pair))
-    draft = source(next(one for one in drafters(pair, options) if one.name == "draft"), options)
+    memory = costs.memory(pair_key(pair))
+    [*_, drafter] = [one for one in drafters(pair, options) if one.name == "draft"]
+    draft = candidate(drafter, options)
     verified, _ = memory.entries[f"acceptance {draft.text}"]
     assert memory.entries[f"costs of {draft.costs}, 4 rows, 0 doublings"] and verified[0] > 0
 

@@ -90,15 +90,15 @@ def test_a_prompt_that_begins_as_one_that_is_being_read_waits_for_it_and_others_
     assert [results[number].labels.cached_tokens for number in range(3)] == [0, len(LONG) - 1, 0]
 
 
-def test_jobs_that_have_ended_are_not_held_by_those_that_waited_for_them(pair: Pair) -> None:
+def test_rows_that_have_ended_are_not_held_by_those_that_waited_for_them(pair: Pair) -> None:
     run = live(pair, PromptCache(1))
-    jobs = []
+    rows = []
     for number, most in enumerate([1, 1, 60]):
         run.add(number, Request(LONG, options(max_tokens=most)))
-        jobs.append(weakref.ref(list(run._jobs.values())[-1]))
+        rows.append(weakref.ref(list(run._rows)[-1]))
         run.step()
         assert run.waiting == (number > 0)
-        while run.waiting or len(run._jobs) > 1:
+        while run.waiting or len(run._rows) > 1:
             run.step()
     gc.collect()
-    assert jobs[0]() is None and jobs[2]() is not None
+    assert rows[0]() is None and rows[2]() is not None

@@ -1,19 +1,18 @@
 """What is decoded together stays within a budget of bytes, and what would not fit waits."""
 
 import random
-from collections.abc import Iterator
 from types import SimpleNamespace
+from typing import Any
 
 import mlx.core as mx
 import pytest
 
 from mlx_specdec.checkpoints import disk as sizes
-from mlx_specdec.decoding.loop import Decoding
+from mlx_specdec.decoding.loop import Group
 from mlx_specdec.engine.memory import BatchSize, Extent, MemoryBudget, default_budget
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.engine.request import Request
 from mlx_specdec.engine.scheduler import Scheduler
-from mlx_specdec.models.rows import RowsContext
 from mlx_specdec.options import Options
 
 from ..support.pairs import SIZE, decoder_only, encoder_decoder
@@ -49,22 +48,20 @@ def test_the_default_leaves_room_for_models_passes_and_the_prompt_cache(
     assert default_budget(like_8b(), 2 * GB) == GB / 4
 
 
-def contexts(thing: object) -> Iterator[RowsContext]:
-    """Those of a decoding, the draft's included."""
-    if isinstance(thing, RowsContext):
-        yield thing
-    elif isinstance(thing, dict | list):
-        for part in thing.values() if isinstance(thing, dict) else thing:
-            yield from contexts(part)
-    elif isinstance(thing, Decoding) or hasattr(thing, "propose"):
-        yield from contexts(vars(thing))
+def contexts(group: Group) -> set[Any]:
+    """Return the contexts of a group in the target and in the draft model."""
+    places = [
+        getattr(state, "place", None) for row in group.members for state in row.state.values()
+    ]
+    targets = [member.target for member in (group, *group._joining)]
+    return {*targets, *(place.context for place in places if place is not None)}
 
 
 def held(run: Scheduler) -> int:
-    """Bytes in the caches of all groups, target's and draft's."""
+    """Return the bytes in the caches of all groups."""
     arrays: list[mx.array] = []
     for group in [*run._reading, *run._running]:
-        for context in contexts(group.decoding):
+        for context in contexts(group):
             arrays += [array for cache in context._caches for array in cache.state]
             if encoded := getattr(context, "_given", None):
                 arrays += [array for pair in encoded.projected for array in pair]
@@ -99,7 +96,7 @@ def test_caches_never_hold_more_than_is_reserved_nor_that_more_than_the_budget(f
         waited |= run.waiting > 0
         assert all(part.error is None for part in run.step())
         assert held(run) <= reserved
-        drafted |= any(len(list(contexts(group.decoding))) > 1 for group in run._running)
+        drafted |= any(len(contexts(group)) > 1 for group in run._running)
     assert waited and drafted
 
 

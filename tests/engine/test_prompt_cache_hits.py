@@ -1,6 +1,6 @@
-"""A text that was begun from the cache is the text without it, in every family, whoever drafts."""
+"""What the prefix cache holds stays as it is, and rows that begin alike use it in a batch."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,73 +11,31 @@ from mlx_specdec.engine.pair import Pair
 from mlx_specdec.engine.prompt_cache import PromptCache
 from mlx_specdec.engine.request import Request
 from mlx_specdec.engine.scheduler import Scheduler
-from mlx_specdec.models.cache_settings import CacheSettings
-from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.options import Options
 
-from ..support import tiny
 from ..support.drafter_pairs import made
-from ..support.heads import base_of, some_heads
-from ..support.heads import pair_of as with_heads
-from ..support.pairs import PROMPT, ROOM, SYSTEM, encoder_decoder, model_of, pair_of, perturbed, run
+from ..support.pairs import (
+    PROMPT,
+    ROOM,
+    SYSTEM,
+    decoder_only,
+    encoder_decoder,
+    model_of,
+    pair_of,
+    run,
+)
 
-LENGTH = 14
-TRANSLATOR = "own-head-scaled"
-
-
-def fast_first(fast: Sequence[str], names: Sequence[str]) -> list[object]:
-    """Cases, of which only some are fast enough for every day."""
-    return [n if n in fast else pytest.param(n, marks=pytest.mark.slow) for n in names]
-
-
-def decoder(name: str, caches: CacheSettings | None = None, **changes: int) -> Pair:
-    draft = DecoderOnlyModel(perturbed(tiny.build(name, **changes), 0.2), caches=caches)
-    return pair_of(DecoderOnlyModel(tiny.build(name, **changes), caches=caches), draft)
-
-
-def mixed(target: str, draft: str) -> Pair:
-    return pair_of(DecoderOnlyModel(tiny.build(target)), DecoderOnlyModel(tiny.build(draft)))
-
-
-CUT, AS_A_WHOLE, SOURCE = "any beginning", "a whole prompt", "the same source"
-PAIRS: dict[str, tuple[str, Callable[[Path], Pair]]] = {
-    "llama": (CUT, lambda path: decoder("llama")),
-    "llama, 8 bits": (CUT, lambda path: decoder("llama", CacheSettings(8, 32), head_dim=32)),
-    "llama with a recurrent draft": (CUT, lambda path: mixed("llama", "mamba2")),
-    "llama, eagle3": (CUT, lambda path: made("eagle3", "llama", path)),
-    "llama, dflash": (CUT, lambda path: made("dflash", "llama", path)),
-    "llama, medusa": (
-        CUT,
-        lambda path: with_heads(base_of("llama"), some_heads(base_of("llama"), True)),
-    ),
-    "gemma3": (AS_A_WHOLE, lambda path: decoder("gemma3")),
-    "mamba2": (AS_A_WHOLE, lambda path: decoder("mamba2")),
-    "qwen3_next": (AS_A_WHOLE, lambda path: decoder("qwen3_next")),
-    "qwen3_next, eagle3": (AS_A_WHOLE, lambda path: made("eagle3", "qwen3_next", path)),
-    "newest 16 tokens": (AS_A_WHOLE, lambda path: decoder("llama", CacheSettings(max_size=16))),
-    "t5": (SOURCE, lambda path: encoder_decoder(TRANSLATOR, 0.1)),
-    "t5, medusa": (
-        SOURCE,
-        lambda path: with_heads(base_of(TRANSLATOR), some_heads(base_of(TRANSLATOR), True)),
-    ),
+PAIRS: dict[str, Callable[[Path], Pair]] = {
+    "llama": lambda path: decoder_only("llama", 0.2),
+    "llama, eagle3": lambda path: made("eagle3", "llama", path),
+    "gemma3": lambda path: decoder_only("gemma3", 0.2),
+    "t5": lambda path: encoder_decoder("own-head-scaled", 0.1),
 }
-
-
-@pytest.fixture(scope="module")
-def pairs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pair]:
-    made_pairs: dict[str, Pair] = {}
-
-    def pair(name: str) -> Pair:
-        if name not in made_pairs:
-            made_pairs[name] = PAIRS[name][1](tmp_path_factory.mktemp("drafter"))
-        return made_pairs[name]
-
-    return pair
 
 
 def make_options(temperature: float, **more: object) -> Options:
     return Options(
-        max_tokens=LENGTH,
+        max_tokens=14,
         temperature=temperature,
         seed=3,
         frequency_penalty=1.0,
@@ -86,9 +44,9 @@ def make_options(temperature: float, **more: object) -> Options:
     )
 
 
-@pytest.mark.parametrize("name", fast_first(["llama"], ["llama", "llama, eagle3", "gemma3", "t5"]))
-def test_nobody_writes_into_what_is_kept(name: str, pairs: Callable[[str], Pair]) -> None:
-    pair, options, cache = pairs(name), make_options(0.0, num_draft=3), PromptCache(ROOM)
+@pytest.mark.parametrize("name", PAIRS)
+def test_nobody_writes_into_what_is_kept(name: str, tmp_path: Path) -> None:
+    pair, options, cache = PAIRS[name](tmp_path), make_options(0.0, num_draft=3), PromptCache(ROOM)
     first = run(pair, SYSTEM + PROMPT, options, cache)
     arrays = [
         array for node in cache._order for part in node.columns.values() for array in part.arrays
@@ -122,10 +80,8 @@ def test_a_model_whose_rows_disagree_keeps_nothing() -> None:
 
 
 @pytest.mark.parametrize("room", [ROOM, 1000])
-def test_of_newcomers_that_begin_alike_one_reads_for_all(
-    room: int, pairs: Callable[[str], Pair]
-) -> None:
-    pair, options = pairs("llama"), make_options(0.0, regular=True)
+def test_of_newcomers_that_begin_alike_one_is_prefilled_for_all(room: int) -> None:
+    pair, options = decoder_only("llama"), make_options(0.0, regular=True)
     system = [(7 * place) % 60 + 3 for place in range(300)]
     many = Scheduler(pair, None, options, BatchSize(4), PromptCache(room))
     prompts = [[*system, 5], [*system, 5], PROMPT, [*system, 6]]

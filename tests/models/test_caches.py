@@ -85,14 +85,14 @@ class Twins:
             held[:, :, :length] for held, length in zip(self.expected, lengths, strict=True)
         ]
 
-    def join(self, other: Twins) -> None:
-        self.rows.join(other.rows)
-        self.cache.join(other.cache)
+    def merge(self, other: Twins) -> None:
+        self.rows.merge(other.rows)
+        self.cache.merge(other.cache)
         self.expected += other.expected
 
-    def filter(self, keep: list[int]) -> None:
-        self.rows.filter(keep)
-        self.cache.filter(keep)
+    def keep(self, keep: list[int]) -> None:
+        self.rows.keep(keep)
+        self.cache.keep(keep)
         self.expected = [self.expected[row] for row in keep]
 
 
@@ -108,9 +108,9 @@ def test_every_sequence_keeps_its_own_whatever_joins_leaves_and_is_rewound(seed:
             other = Twins(1000 * turn, 2)
             if dice.random() < 0.7:
                 other.append(dice.randint(1, 90))
-            twins.join(other)
+            twins.merge(other)
         if len(twins.expected) > 2 and turn % 5 == 4:
-            twins.filter(sorted(dice.sample(range(len(twins.expected)), 2)))
+            twins.keep(sorted(dice.sample(range(len(twins.expected)), 2)))
 
 
 # How long a sequence may be: what config.json says, scaled; a window knows no end.

@@ -1,25 +1,26 @@
 """Drafters whose layers attend to what the target's encoder put out."""
 
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import pytest
 
 from mlx_specdec.errors import CheckpointError
-from mlx_specdec.interfaces import Proposal, feed
+from mlx_specdec.interfaces import feed
 from mlx_specdec.models.base import Base
 from mlx_specdec.models.drafters.kinds import attach, read
 from mlx_specdec.models.drafters.network import DrafterNetwork
 from mlx_specdec.models.loading import load_model
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.models.number_format import NumberFormat
-from mlx_specdec.proposers.combined import RowByRow
+from mlx_specdec.options import Options
 from mlx_specdec.proposers.hidden_state import HiddenStateDrafter
 from mlx_specdec.sampling.noise import SilentNoise
-from mlx_specdec.sampling.settings import Sampling
 
 from ..support import tiny
 from ..support.lender import differ
+from ..support.rows import row_of
 from ..support.speculators import MAKERS, WIDTH, dflash, eagle3
 
 T5 = Path(__file__).parents[1] / "fixtures" / "t5" / "own-head-scaled"
@@ -37,52 +38,43 @@ def drafter(kind: str, directory: Path, target: Base, **settings) -> DrafterNetw
     return attach(files, target, NumberFormat("float32"))
 
 
-def proposals(target: Base, network: DrafterNetwork, sources: list[list[int]]) -> list[Proposal]:
-    """Of sequences side by side: the first two begin together, the others join them, and in the end
-    the first one leaves. Each has seen another number of tokens."""
-    texts = [[0, 7, 3, 9][: 2 + place] for place in range(len(sources))]
+def fresh(target: Base, place: int) -> Any:
+    """A row of one of the sources. Each has written another number of tokens."""
+    text = [0, 7, 3, 9, 11][: 2 + place]
+    return row_of(text, target.vocabulary, Options(temperature=1.0), prompt=SOURCES[place])
 
-    def begun(rows: slice) -> tuple:
-        context = target.open_batch(sources[rows])
-        proposer = RowByRow(
-            lambda: HiddenStateDrafter(network, Sampling(temperature=1.0), target.vocabulary)
-        )
-        proposer.begin(sources[rows])
-        return context, proposer
 
-    def see(context, proposer: RowByRow, rows: list[list[int]]) -> None:
-        scores = feed(context, rows, proposer.taps)
-        scores_of_rows = [scores.of(row, len(tokens)) for row, tokens in enumerate(rows)]
-        proposer.observe(rows, scores_of_rows)
-
-    context, proposer = begun(slice(0, 2))
-    see(context, proposer, [text[:1] for text in texts[:2]])
-    for first, second in zip((context, proposer), begun(slice(2, None)), strict=True):
-        first.join(second)
-    see(context, proposer, [text[1:-1] for text in texts[:2]] + [text[:-1] for text in texts[2:]])
-    context.filter([2, 1])
-    proposer.filter([2, 1])
-    texts = [[*texts[row], 11] for row in (2, 1)]
-    see(context, proposer, [text[-2:-1] for text in texts])
-    made = proposer.propose(texts, 3, SilentNoise())
-    return [made.of(row) for row in range(2)]
+def see(context: Any, proposer: HiddenStateDrafter, rows: list[Any], most: int = 9) -> None:
+    """Let the target process at most so many committed tokens of each row, but not the newest."""
+    for row in rows:
+        row.seen = row.committed[row.processed : -1][:most]
+        row.processed += len(row.seen)
+    proposer.observe(rows, feed(context, [row.seen for row in rows], proposer.hidden))
 
 
 @pytest.mark.parametrize("kind", MAKERS)
 def test_beside_other_sources_drafts_are_what_they_are_alone(kind: str, tmp_path: Path) -> None:
+    """The first two rows begin together, the third one joins, and in the end the first leaves."""
     target = translator()
-    network = drafter(kind, tmp_path / kind, target)
-    together = proposals(target, network, SOURCES)
-    for place, made in zip((2, 1), together, strict=True):
-        proposer = HiddenStateDrafter(network, Sampling(temperature=1.0), target.vocabulary)
-        proposer.begin([SOURCES[place]])
-        text = [*[0, 7, 3, 9][: 2 + place], 11]
-        scores = target.open(SOURCES[place]).advance(mx.array([text[:-1]]), taps=proposer.taps)
-        proposer.observe([text[:-1]], [scores])
-        alone = proposer.propose([text], 3, SilentNoise())
-        assert mx.array_equal(made.tokens, alone.tokens)
-        assert made.rows is not None and alone.rows is not None
-        assert not differ(made.rows, alone.rows)
+    proposer = HiddenStateDrafter(drafter(kind, tmp_path / kind, target))
+    rows = [fresh(target, place) for place in range(3)]
+    context = target.open_batch(SOURCES[:2])
+    see(context, proposer, rows[:2], 1)
+    context.merge(target.open_batch(SOURCES[2:]))
+    see(context, proposer, rows, 2)
+    context.keep([2, 1])
+    rows = [rows[2], rows[1]]
+    for row in rows:
+        row.committed = [*row.committed, 11]
+    see(context, proposer, rows)
+    made = proposer.propose(rows, [3, 3], SilentNoise())
+    for place, row in enumerate(rows):
+        alone = row_of(row.committed, target.vocabulary, row.options)
+        see(target.open(row.prompt), proposer, [alone])
+        expected, mine = proposer.propose([alone], [3], SilentNoise()), made.of(place)
+        assert mx.array_equal(mine.tokens, expected.tokens)
+        assert mine.rows is not None and expected.rows is not None
+        assert not differ(mine.rows, expected.rows)
 
 
 def test_targets_without_such_an_encoder_are_refused(tmp_path: Path) -> None:

@@ -64,10 +64,10 @@ def test_a_batch_computes_what_each_sequence_computes_alone(of_every_family) -> 
     feed(context, [sequence[:3] for sequence in SEQUENCES[:2]])
     joining = of_every_family.open_batch(SOURCES[2:])
     feed(joining, [sequence[:9] for sequence in SEQUENCES[2:]])
-    context.join(joining)
-    context.filter([3, 0, 1])
+    context.merge(joining)
+    context.keep([3, 0, 1])
     rows, lengths = (3, 0, 1), [9, 3, 3]
-    snapshots = [context.reusable(row).snapshot for row in range(3)]
+    snapshots = [context.snapshot(row).snapshot for row in range(3)]
     expected = [in_one_pass(of_every_family, row) for row in rows]
     for count in (5, 12):
         parts = [SEQUENCES[row][n : n + count] for row, n in zip(rows, lengths, strict=True)]

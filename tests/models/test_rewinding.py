@@ -259,10 +259,10 @@ def test_any_rewinding_of_a_window_leaves_what_plain_decoding_has(size: int, cou
     if count > 1:
         other = Recorded(size)
         other.feed(2 * size + 1)
-        window.rows.filter([2, 0])
-        window.cache.filter([2, 0])
-        window.rows.join(other.rows)
-        window.cache.join(other.cache)
+        window.rows.keep([2, 0])
+        window.cache.keep([2, 0])
+        window.rows.merge(other.rows)
+        window.cache.merge(other.cache)
         for rows in (1, 4):
             window.feed(rows)
 

@@ -1,25 +1,27 @@
-"""The proposer of CONTRIBUTING.md: what followed the newest token is proposed again."""
+"""The proposer of CONTRIBUTING.md."""
 
 from collections.abc import Sequence
 
-from mlx_specdec.interfaces import Noise, Proposal, Proposer
+from mlx_specdec.decoding.proposer import Proposer
+from mlx_specdec.decoding.row import Row
+from mlx_specdec.interfaces import Noise, Proposal
 from mlx_specdec.proposers.drafter import Drafter, LoadedPair
 
 
 class Repeat(Proposer):
-    """Proposes what followed the newest token where it occurred last."""
+    """A proposer of what followed the newest token at its last occurrence."""
 
-    def propose(self, committed: Sequence[Sequence[int]], limit: int, noise: Noise) -> Proposal:
-        """At most `limit` tokens a sequence; none where its newest token is new."""
-        return Proposal.one_hot([self._continuation(tokens, limit) for tokens in committed])
+    def propose(self, rows: Sequence[Row], limits: Sequence[int], noise: Noise) -> Proposal:
+        return Proposal.one_hot(list(map(self._continuation, rows, limits)))
 
-    def _continuation(self, tokens: Sequence[int], limit: int) -> Sequence[int]:
+    def _continuation(self, row: Row, limit: int) -> list[int]:
+        tokens = row.committed
         for place in range(len(tokens) - 1, 0, -1):
             if tokens[place - 1] == tokens[-1]:
                 return tokens[place : place + limit]
-        return ()
+        return []
 
 
 def drafter(pair: LoadedPair) -> Drafter:
-    """Every pair has it: it needs no weights."""
+    """Every pair has it, since it needs no weights."""
     return Drafter("repeat", lambda setup: Repeat())

@@ -1,100 +1,174 @@
-"""A draft model as a proposer: how far ahead it may decode."""
+"""A draft model as a proposer: what it prefills, and what rows of a group have in common."""
 
-from dataclasses import replace
+from typing import Any
 
 import mlx.core as mx
 import pytest
 
-from mlx_specdec.draft_length.auto import LONG_PROMPT, AutoLength, Source
-from mlx_specdec.draft_length.saved import Memory
-from mlx_specdec.engine.generate import generate, stream_generate
-from mlx_specdec.interfaces import Scores
+from mlx_specdec.decoding.proposer import Proposer
+from mlx_specdec.interfaces import Proposal, Scores
+from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.options import Options
-from mlx_specdec.proposers import hidden_state
-from mlx_specdec.proposers.draft_model import CHUNK, DraftModel
+from mlx_specdec.proposers.draft_model import CATCH_UP, CHUNK, DraftModel
 from mlx_specdec.proposers.medusa import Medusa
-from mlx_specdec.sampling.distribution import Distribution, choose
-from mlx_specdec.sampling.noise import CoupledNoise, SilentNoise
-from mlx_specdec.sampling.settings import Sampling
+from mlx_specdec.sampling.noise import SilentNoise
 
-from ..support import drafter_pairs
-from ..support.lengths import teach
-from ..support.mocks import VOCABULARY, TableContext
-from ..support.nothing import NO_DRAFT
-from ..support.pairs import decoder_only
+from ..support import tiny
+from ..support.pairs import SIZE
+from ..support.rows import row_of
+
+SILENT = SilentNoise()
 
 
-class Table:
-    vocabulary = VOCABULARY
+class Watched(DecoderOnlyModel):
+    """A draft model that notes the shapes of its passes. longest: Its maximum length."""
 
-    def __init__(self, max_length: int | None) -> None:
-        self.max_length = max_length
-        self.opened: list[TableContext] = []
+    def __init__(self, longest: int | None = None) -> None:
+        super().__init__(tiny.build("llama"), longest)
+        self.passes: list[tuple[int, int]] = []
 
-    def prefix(self, prompt) -> list[int]:
-        return list(prompt)
+    def run(self, tokens: mx.array, *rest: Any) -> Scores:
+        self.passes.append(tokens.shape)  # type: ignore[arg-type]
+        return super().run(tokens, *rest)
 
-    def open_batch(self, prompts, cached) -> TableContext:
-        self.opened.append(TableContext())
-        return self.opened[-1]
+
+def fresh(prompt: list[int], number: int = 0) -> Any:
+    return row_of(prompt, SIZE, number=number)
+
+
+def see(proposer: Proposer, rows: list[Any], *seen: list[int]) -> None:
+    """Let the target process these committed tokens of each row."""
+    for row, tokens in zip(rows, seen, strict=True):
+        row.seen, row.processed = tokens, row.processed + len(tokens)
+    proposer.observe(rows, Scores(mx.zeros((len(rows), max(map(len, seen)), SIZE))))
+
+
+def write(row: Any, tokens: list[int]) -> None:
+    row.committed, row.position = [*row.committed, *tokens], row.position + len(tokens)
+
+
+def a_round(
+    proposer: Proposer, rows: list[Any], made: Proposal | None = None, *accepted: int
+) -> None:
+    """Accept this many draft tokens of each row, and let the target choose another token."""
+    for place, row in enumerate(rows):
+        kept = [] if made is None else made.of(place).tokens.tolist()[0][: accepted[place]]
+        write(row, [*kept, len(row.committed) % 50 + 3])
+    see(proposer, rows, *(row.committed[row.processed : -1] for row in rows))
+
+
+def lengths(row: Any) -> tuple[int, ...]:
+    return row.state["draft"].place.context.lengths
 
 
 def test_a_prompt_that_the_draft_has_no_positions_for_makes_it_abstain() -> None:
-    proposer = DraftModel(Table(4), Sampling(temperature=0), VOCABULARY)
-    prompt = [2, 3, 4, 5, 6]
-    proposer.begin([prompt])
-    proposer.observe([prompt[:-1]], [Scores(mx.zeros((1, 4, VOCABULARY)))])
-    assert not proposer.ready([prompt], 8)
-    assert proposer.propose([prompt], 8, SilentNoise()).size == 0
+    proposer, row = DraftModel(Watched(4)), fresh([2, 3, 4, 5, 6])
+    see(proposer, [row], row.prompt[:-1])
+    assert not proposer.ready([row], [8])
+    assert proposer.propose([row], [8], SILENT).size == 0
+    assert proposer.snapshot(row) == {}
 
 
 def test_the_prompt_is_read_along_with_the_target_and_rejected_tokens_are_taken_back() -> None:
-    model = Table(None)
-    opened = model.opened
-    proposer = DraftModel(model, Sampling(temperature=0), VOCABULARY)
-    prompt = [2, 3, 4, 5, 6]
-    proposer.begin([prompt])
-    for piece in (prompt[:2], prompt[2:4]):
-        proposer.observe([piece], [Scores(mx.zeros((1, 2, VOCABULARY)))])
-    assert opened[0].lengths == (4,)
-    proposer.propose([prompt], 3, SilentNoise())
-    assert opened[0].lengths == (7,)
-    # The target kept one drafted token, and chose another one after it.
-    proposer.observe([[6, 1]], [Scores(mx.zeros((1, 2, VOCABULARY)))])
-    assert opened[0].lengths == (6,)
-    # Plain steps are not read before the next proposal.
-    proposer.observe([[7]], [Scores(mx.zeros((1, 1, VOCABULARY)))])
-    assert opened[0].lengths == (6,)
-    proposer.propose([[*prompt, 1, 7, 8]], 1, SilentNoise())
-    assert opened[0].lengths == (8,)
+    proposer, row = DraftModel(Watched()), fresh([2, 3, 4, 5, 6])
+    for piece in (row.prompt[:2], row.prompt[2:4]):
+        see(proposer, [row], piece)
+    assert lengths(row) == (4,)
+    made = proposer.propose([row], [3], SILENT)
+    assert lengths(row) == (7,)
+    a_round(proposer, [row], made, 1)
+    assert lengths(row) == (6,)
+    # Tokens of plain steps are not fed before the next draft.
+    a_round(proposer, [row])
+    assert lengths(row) == (6,)
+    proposer.propose([row], [1], SILENT)
+    assert lengths(row) == (8,)
 
 
-def test_what_is_not_wanted_at_once_reads_nothing_before_its_first_draft() -> None:
-    model = Table(None)
-    proposer = DraftModel(model, Sampling(temperature=0), VOCABULARY, eager=False)
-    text = [2] * (2 * CHUNK + 10)
-    proposer.begin([text])
-    for place in range(0, len(text) - 1, 100):
-        piece = text[:-1][place : place + 100]
-        proposer.observe([piece], [Scores(mx.zeros((1, len(piece), VOCABULARY)))])
-    for token in range(3, 9):
-        # Plain steps, the next one of which is asked for while one is in flight.
-        assert proposer.ready([text], 4)
-        text.append(token)
-        proposer.observe([text[-2:-1]], [Scores(mx.zeros((1, 1, VOCABULARY)))])
-    assert model.opened == []
-    proposer.propose([text], 2, SilentNoise())
-    [context] = model.opened
-    # A long text is read in pieces, of which the last gives the first drafted token.
-    assert context.calls == [(CHUNK, 0), (CHUNK, 0), (15, 0), (1, 0), (1, 1)]
+def test_a_draft_that_is_not_wanted_at_once_prefills_with_its_first_proposal() -> None:
+    model, row = Watched(), fresh([2] * (2 * CHUNK + 10))
+    proposer = DraftModel(model, eager=lambda: False)
+    for start in range(0, len(row.prompt) - 1, 100):
+        see(proposer, [row], row.prompt[:-1][start : start + 100])
+    for _ in range(6):
+        assert proposer.ready([row], [4])
+        a_round(proposer, [row])
+    assert model.passes == []
+    proposer.propose([row], [2], SILENT)
+    # A long backlog is prefilled in chunks, and its last token gives the first draft token.
+    assert model.passes[-5:] == [(1, CHUNK), (1, CHUNK), (1, 15), (1, 1), (1, 1)]
 
 
-# Medusa as a proposer: which hidden row it reads, and what its tokens are drawn from.
+# Rows of a group, which draft what they draft alone.
 
 
-SIZE = 8
-COUNT = 3
-SILENT = SilentNoise()
+WARM = [Options(temperature=1.0), Options(), Options(temperature=0.7, top_k=5)]
+
+
+def alone(row: Any, limit: int) -> Proposal:
+    """Return what a row drafts whose proposer has seen nothing of it."""
+    twin = fresh(row.committed)
+    twin.drafted_from, twin.options = row.drafted_from, row.options
+    return DraftModel(Watched()).propose([twin], [limit], SILENT)
+
+
+def drafts_as_alone(
+    proposer: DraftModel, rows: list[Any], limits: list[int], counts: list[int] | None = None
+) -> Proposal:
+    """Propose, and check that each row drafts what it drafts alone. counts: How many draft tokens
+    the rows have, by default their limits."""
+    counts, made = counts or limits, proposer.propose(rows, limits, SILENT)
+    for place, (row, count) in enumerate(zip(rows, counts, strict=True)):
+        if count:
+            mine, expected = made.of(place), alone(row, count)
+            assert mine.tokens.tolist() == expected.tokens.tolist()
+            if expected.rows is not None:
+                assert mx.allclose(mx.exp(mine.rows), mx.exp(expected.rows), atol=1e-5)
+    assert [made.count(place) for place in range(len(rows))] == counts
+    return made
+
+
+@pytest.mark.parametrize("backlog", [CATCH_UP - 1, CATCH_UP + 1, 40])
+def test_rows_that_join_late_draft_as_alone(backlog: int) -> None:
+    rows = [row_of([5 + n, 9, 12 + n][: 3 - n], SIZE, WARM[n], number=n) for n in range(3)]
+    proposer = DraftModel(Watched(), eager=lambda: False)
+    first = rows[:2]
+    see(proposer, first, *(row.prompt[:-1] for row in first))
+    a_round(proposer, first, drafts_as_alone(proposer, first, [3, 1]), 2, 0)
+    # The third row joins without a context in the draft, and has written tokens by itself.
+    late = rows[2]
+    write(late, [3 + n % 50 for n in range(backlog)])
+    late.processed = len(late.committed) - 1
+    # Plain rounds come first, so that all of them have tokens which the draft has not seen.
+    a_round(proposer, rows)
+    a_round(proposer, rows, drafts_as_alone(proposer, rows, [2, 3, 0]), 1, 3, 0)
+    # The first row leaves, and the others change places.
+    left = [rows[2], rows[1]]
+    a_round(proposer, left, drafts_as_alone(proposer, left, [3, 2]), 0, 1)
+    assert lengths(left[0]) == tuple(len(row.committed) - 1 for row in left)
+
+
+def test_a_row_at_the_longest_sequence_of_the_draft_stops_drafting_beside_others() -> None:
+    proposer = DraftModel(Watched(12))
+    rows = [fresh([5, 9, 12, 7, 33, 21, 8, 4, 3], 0), fresh([6, 2], 1), fresh([7] * 12, 2)]
+    see(proposer, rows, *(row.prompt[:-1] for row in rows))
+    # The first row has three positions left, and the last one has none.
+    made = drafts_as_alone(proposer, rows, [8, 8, 8], [3, 3, 0])
+    a_round(proposer, rows, made, 1, 0, 0)
+    a_round(proposer, rows, drafts_as_alone(proposer, rows, [8, 8, 8], [1, 1, 0]), 0, 0, 0)
+    # Now the first row has reached the limit, and the second one drafts on as before.
+    for _ in range(3):
+        assert proposer.ready(rows, [2, 2, 2]) and not proposer.ready(rows, [2, 0, 2])
+        made = drafts_as_alone(proposer, rows, [2, 2, 2], [0, 2, 0])
+        a_round(proposer, rows, made, 0, 1, 0)
+    assert proposer.snapshot(rows[0]) == {}, "it has columns of padding"
+    assert proposer.snapshot(rows[1])["draft"].length == rows[1].processed
+
+
+# Medusa as a proposer: which hidden state it reads, and what its tokens are drawn from.
+
+
+COUNT, WIDTH = 3, 8
 
 
 class Echo:
@@ -103,94 +177,38 @@ class Echo:
     count = COUNT
 
     def logits(self, state: mx.array, count: int) -> mx.array:
-        assert state.shape == (1, 1, 1)
-        best = (state[0, 0, 0].astype(mx.int32) + mx.arange(count)) % SIZE
-        return 3.0 * (mx.arange(SIZE) == best[:, None])[None].astype(mx.float32)
+        best = (state.astype(mx.int32) + mx.arange(count)) % WIDTH
+        return 3.0 * (mx.arange(WIDTH) == best[..., None])[:, 0].astype(mx.float32)
 
 
-def states(*numbers: int) -> Scores:
-    return Scores(mx.zeros((1, len(numbers), SIZE)), {"final": mx.array([[[n] for n in numbers]])})
+def shown(medusa: Medusa, rows: list[Any], *numbers: list[int]) -> None:
+    """Show the rows as many hidden states as they have numbers."""
+    longest = max(map(len, numbers))
+    states = mx.array([[[n] for n in row + [0] * (longest - len(row))] for row in numbers])
+    for row, seen in zip(rows, numbers, strict=True):
+        row.seen = seen
+    medusa.observe(rows, Scores(mx.zeros((len(rows), longest, WIDTH)), {"final": states}))
 
 
-def begun(state: int = 2, **settings) -> Medusa:
-    medusa = Medusa(Echo(), Sampling(**settings), SIZE)
-    medusa.begin([[1, 2]])
-    medusa.observe([[1, 2]], [states(7, state)])
-    return medusa
-
-
-def tokens(medusa: Medusa, limit: int = COUNT) -> list[int]:
-    return medusa.propose([[1, 2]], limit, SILENT).tokens.tolist()[0]
+def begun(**settings) -> tuple[Medusa, Any]:
+    medusa, row = Medusa(Echo()), row_of([1, 2], WIDTH, Options(**settings))
+    shown(medusa, [row], [7, 2])
+    return medusa, row
 
 
 def test_each_head_proposes_one_token_from_the_last_state_of_the_prompt() -> None:
-    assert tokens(begun()) == [2, 3, 4]
-    assert tokens(begun(), limit=2) == [2, 3]
-    assert tokens(begun(), limit=9) == [2, 3, 4], "there are no more heads"
+    medusa, row = begun()
+    drafts = {
+        limit: medusa.propose([row], [limit], SILENT).tokens.tolist()[0] for limit in (2, 3, 9)
+    }
+    assert drafts == {2: [2, 3], 3: [2, 3, 4], 9: [2, 3, 4]}, "there are no more heads"
 
 
-@pytest.mark.parametrize("accepted", range(COUNT + 1))
-def test_after_a_round_the_row_that_predicted_the_newest_token_is_read(accepted: int) -> None:
-    medusa = begun()
-    medusa.observe([[2] * (accepted + 1)], [states(*range(accepted + 1))])
-    assert tokens(medusa, 1) == [accepted]
-
-
-def test_above_temperature_0_tokens_are_drawn_from_the_rows_with_the_rounds_noise() -> None:
-    settings = Sampling(temperature=0.7, top_k=5)
-    noise = CoupledNoise(3, SIZE).at(0, 4)
-    proposal = begun(temperature=0.7, top_k=5).propose([[1, 2]], COUNT, noise)
-    logits = Echo().logits(mx.array([[[2]]]), COUNT)
-    log_p = Distribution(settings, SIZE).log_probabilities(logits, [], NO_DRAFT)
-    gumbel = mx.concatenate([noise.draft(index) for index in range(COUNT)], axis=1)
-    assert mx.array_equal(proposal.rows, log_p)
-    assert proposal.tokens.tolist() == choose(log_p, gumbel).tolist()
-
-
-OPTIONS = Options(max_tokens=30, cost_cache=False)
-
-
-def worth(name: str) -> AutoLength:
-    """Lengths that know a source as one whose drafts pay."""
-    source, memory = Source(name, costs=name, text=name), Memory()
-    teach(memory, source, lambda drafted: 1 + 0.05 * drafted, 0.9)
-    return AutoLength([source], memory)
-
-
-@pytest.mark.parametrize(("tokens", "late"), [(LONG_PROMPT, False), (LONG_PROMPT + 1, True)])
-def test_a_draft_reads_a_long_prompt_after_the_first_token(tokens: int, late: bool) -> None:
-    pair = decoder_only("llama")
-    prompt = [1 + number % 40 for number in range(tokens)]
-    read, real = [], pair.draft.open_batch
-    lengths = worth("draft")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            pair.draft, "open_batch", lambda *prompts: (read.append(1), real(*prompts))[1]
-        )
-        patch.setattr("mlx_specdec.engine.opening.make_draft_length", lambda *_: lengths)
-        run = stream_generate(pair, prompt, OPTIONS)
-        run.read_prompt()
-        assert bool(read) is not late
-        result = run.result()
-    assert read and result.stats.drafted > 0
-    assert result.tokens == generate(pair, prompt, Options(max_tokens=30, regular=True)).tokens
-
-
-@pytest.mark.parametrize("waiting", [40, 4096])
-@pytest.mark.parametrize("kind", ["eagle3", "dflash", "mtp"])
-def test_a_drafter_reads_hidden_states_of_a_long_prompt_when_it_drafts(
-    kind: str, waiting: int, tmp_path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(hidden_state, "WAITING", waiting)
-    pair = drafter_pairs.made(kind, "llama", tmp_path)
-    prompt = [1 + number % 40 for number in range(150)]
-    options = replace(OPTIONS, max_tokens=12, temperature=1, seed=3, prefill_step_size=35)
-    lengths = worth(pair.drafter_network.kind)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mlx_specdec.engine.opening.make_draft_length", lambda *_: lengths)
-        run = stream_generate(pair, prompt, options)
-    late = run.result()
-    early = generate(pair, prompt, replace(options, num_draft=4))
-    plain = generate(pair, prompt, replace(options, regular=True))
-    assert late.tokens == early.tokens == plain.tokens
-    assert late.stats.drafted > 0
+def test_after_a_round_each_row_reads_the_state_that_predicted_its_newest_token() -> None:
+    medusa, rows = Medusa(Echo()), [row_of([1, 2], WIDTH) for _ in range(3)]
+    for accepted in range(COUNT + 1):
+        shown(medusa, rows, [*range(accepted + 1)], [5], [])
+        proposal = medusa.propose(rows, [3, 1, 2], SILENT)
+        assert proposal.counts == (3, 1, 0), "the last row has no hidden state"
+        assert proposal.tokens[:2, 0].tolist() == [accepted, 5]
+        assert medusa.propose(rows[2:], [3], SILENT).size == 0

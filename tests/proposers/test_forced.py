@@ -1,62 +1,53 @@
-"""Forced tokens: what is proposed, when, and from where a text begins."""
+"""Forced tokens: what is proposed, and from where a text begins."""
 
-import mlx.core as mx
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
-from mlx_specdec.interfaces import Proposal
-from mlx_specdec.proposers.combined import RowByRow
+from mlx_specdec.options import Options
 from mlx_specdec.proposers.lookup import Forced
-from mlx_specdec.sampling.constraint import Constraint
 from mlx_specdec.sampling.noise import SilentNoise
 
 from ..support.letters import alphabet, regex
+from ..support.rows import row_of
 
 PIECES = ("<end>", "a", "b", "ab", "c")
+LAW = regex("(a|b)cabcab")
+FORCED = Forced(lambda grammar: alphabet(PIECES).constraint(grammar, [0]))
 
 
-class Target:
-    """Its texts begin with the prompt, or with a start token."""
-
-    def __init__(self, start: list[int] | None = None) -> None:
-        self.start = start
-
-    def prefix(self, prompt: list[int]) -> list[int]:
-        return list(prompt) if self.start is None else self.start
+def row(before: list[int], prompt: list[int] | None = None) -> Any:
+    """A row with a grammar before its first token."""
+    options: Any = SimpleNamespace(**vars(Options()) | {"constraint": LAW})
+    made = row_of(before, len(PIECES))
+    made.options, made.prompt = options, prompt or before
+    return made
 
 
-def bound(pattern: str | None) -> Constraint | None:
-    return None if pattern is None else alphabet(PIECES).constraint(regex(pattern), [0])
-
-
-def forced(pattern: str | None, target: Target | None = None) -> Forced:
-    return Forced(target or Target(), lambda: bound(pattern))
-
-
-def proposed(proposer: Forced, committed: list[int], limit: int = 8) -> list[int]:
-    proposal: Proposal = proposer.propose([committed], limit, SilentNoise())
+def proposed(rows: list[Any], written: list[list[int]], limit: int = 8) -> list[list[int]]:
+    """Return the draft tokens of rows that have written these tokens."""
+    for one, tokens in zip(rows, written, strict=True):
+        one.committed = [*one.committed[: len(one.committed) - one.position], *tokens]
+        one.position = len(tokens)
+    proposal = FORCED.propose(rows, [limit] * len(rows), SilentNoise())
     assert proposal.rows is None
-    assert proposer.ready([committed], limit) == (proposal.size > 0)
-    return proposal.tokens.tolist()[0]
+    assert FORCED.ready(rows, [limit] * len(rows)) == (proposal.size > 0)
+    return [proposal.of(place).tokens.tolist()[0] for place in range(len(rows))]
 
 
-@pytest.mark.parametrize("start", [None, [0]])
-def test_what_must_come_is_proposed_behind_what_has_come(start: list[int] | None) -> None:
-    proposer, prompt = forced("(a|b)cabcab", Target(start)), [2, 2, 2]
-    proposer.begin([prompt])
-    before = start or prompt
-    assert proposed(proposer, before) == []
-    assert proposed(proposer, [*before, 1]) == [4, 3, 4, 3]
-    assert proposed(proposer, [*before, 1], limit=3) == [4, 3, 4]
-    assert proposed(proposer, [*before, 1, 4, 3, 4]) == [3]
-    assert proposed(proposer, [*before, 1, 4, 3, 4, 3]) == []
-    assert proposed(proposer, [*before, 1, 4, 3, 4, 3, 0]) == []
+@pytest.mark.parametrize("before", [[2, 2, 2], [0]])
+def test_what_must_come_is_proposed_behind_what_has_come(before: list[int]) -> None:
+    rows = [row(before, [2, 2, 2])]
+    assert proposed(rows, [[]]) == [[]]
+    assert proposed(rows, [[1]]) == [[4, 3, 4, 3]]
+    assert proposed(rows, [[1]], limit=3) == [[4, 3, 4]]
+    assert proposed(rows, [[1, 4, 3, 4]]) == [[3]]
+    assert proposed(rows, [[1, 4, 3, 4, 3]]) == [[]]
+    assert proposed(rows, [[1, 4, 3, 4, 3, 0]]) == [[]]
 
 
-def test_in_a_batch_each_sequence_has_its_own() -> None:
-    rows = RowByRow(lambda: forced("(a|b)cab"))
-    rows.begin([[1], [2]])
-    proposal = rows.propose([[1, 1], [2]], 4, SilentNoise())
-    assert proposal.counts == (2, 0)
-    assert mx.array_equal(proposal.tokens[0], mx.array([4, 3]))
-    rows.filter([1])
-    assert rows.propose([[2, 2, 4]], 4, SilentNoise()).tokens.tolist() == [[3]]
+def test_in_a_batch_each_row_has_its_own_place() -> None:
+    rows = [row([1]), row([2]), row_of([1, 1], len(PIECES))]
+    assert proposed(rows, [[1], [], [1]], 4) == [[4, 3, 4, 3], [], []]
+    assert proposed(rows[1:], [[2, 4], [1]], 4) == [[3, 4, 3], []]

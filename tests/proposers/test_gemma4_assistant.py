@@ -2,42 +2,28 @@
 
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import mlx.core as mx
 import pytest
 
-from mlx_specdec.engine.generate import generate
-from mlx_specdec.engine.pair import Pair
 from mlx_specdec.errors import CheckpointError, OptionError
 from mlx_specdec.models.base import Base
 from mlx_specdec.models.drafters.kinds import attach, read
 from mlx_specdec.models.loading import load_model
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.models.number_format import NumberFormat
-from mlx_specdec.options import Options
 from mlx_specdec.proposers.hidden_state import HiddenStateDrafter
 from mlx_specdec.sampling.noise import SilentNoise
-from mlx_specdec.sampling.settings import Sampling
 
 from ..support import tiny
-from ..support.pairs import Numbers
+from ..support.rows import row_of
 from ..support.speculators import write
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "gemma4_assistant"
 DENSE = FIXTURES / "dense" / "assistant"
 SIZE = 40
 PROMPT = [5, 9, 12, 7, 33, 21, 14, 2, 30, 11, 17]
-
-
-def pair_of(name: str, **settings) -> Pair:
-    target = load_model(FIXTURES / name / "target", dtype="float32", **settings).model
-    files = read(FIXTURES / name / "assistant")
-    assert files is not None
-    network = attach(files, target, NumberFormat())
-    plain = Pair("target", "drafter", target, None, Numbers(), frozenset(), SIZE, "float32", 0.0)
-    return replace(plain, drafter_network=network)
 
 
 def test_keys_and_values_are_shown_and_change_no_logit() -> None:
@@ -70,24 +56,11 @@ def test_the_text_part_of_a_model_that_sees_and_hears_will_do(tmp_path: Path) ->
     drafted = []
     for target in (text, load_model(wrapped, dtype="float32").model):
         network = attach(files, target, NumberFormat())
-        proposer = HiddenStateDrafter(network, Sampling(), SIZE)
-        proposer.begin([PROMPT])
-        shown = target.open(PROMPT).advance(mx.array([PROMPT[:-1]]), taps=proposer.taps)
-        proposer.observe([PROMPT[:-1]], [shown])
-        drafted.append(proposer.propose([PROMPT], 4, SilentNoise()).tokens.tolist())
+        proposer, row = HiddenStateDrafter(network), row_of(PROMPT, SIZE, seen=PROMPT[:-1])
+        shown = target.open(PROMPT).advance(mx.array([PROMPT[:-1]]), taps=proposer.hidden)
+        proposer.observe([row], shown)
+        drafted.append(proposer.propose([row], [4], SilentNoise()).tokens.tolist())
     assert drafted[0] == drafted[1]
-
-
-def test_fewer_bits_are_taken_for_all_but_the_way_in() -> None:
-    pair = pair_of("ordered")
-    files = read(FIXTURES / "ordered" / "assistant")
-    assert files is not None and pair.drafter_network is not None
-    small = attach(files, pair.target, NumberFormat(q_bits=8, q_group_size=32))
-    assert not hasattr(small.fc, "bits") and hasattr(small.lm_head, "bits")
-    options = Options(max_tokens=12, num_draft=3, cost_cache=False)
-    result = generate(replace(pair, drafter_network=small), PROMPT, options)
-    assert result.tokens == generate(pair, PROMPT, replace(options, regular=True)).tokens
-    assert result.stats.drafted > 0
 
 
 def changed(directory: Path, inner: dict | None = None, **changes: object) -> Path:

@@ -6,8 +6,7 @@ import pytest
 
 from mlx_specdec import Options, Request, generate, generate_many, load
 from mlx_specdec.engine.pair import Pair, with_history
-from mlx_specdec.interfaces import Prices
-from mlx_specdec.proposers.lookup import Expected, MatchAcceptance
+from mlx_specdec.proposers.lookup import MatchAcceptance
 from mlx_specdec.proposers.text_index import History
 
 from ..support.models import make_llama, make_t5
@@ -80,22 +79,12 @@ def test_a_conversation_is_stored_once() -> None:
     assert index.find([100, 101], 1, 2).following == [[102]]
 
 
-def test_a_continuation_is_as_long_as_it_is_worth() -> None:
-    expected = Expected([1, 2, 3, 4], [4, 5, 6, 7], [0.9, 0.8, 0.3, 0.25])
-    rounds = [1.0, 1.2, 1.4, 1.6, 1.8]
-    assert Prices(rounds, 1.0).worth(expected.chances) == 4
-    assert Prices(rounds, 0.6).worth(expected.chances) == 2
-    # Another drafter brings a token in less time.
-    assert Prices(rounds, 0.5).worth(expected.chances) == 0
-    assert Prices(rounds, 1.0).worth([]) == 0
-
-
 def test_what_becomes_of_matches_is_learned_by_their_length() -> None:
     accepted = MatchAcceptance()
-    before = [accepted.chance(length) for length in (2, 4, 40)]
+    before = [accepted.of(length).share for length in (2, 4, 40)]
     assert before == sorted(before)
     for _ in range(200):
-        accepted.learn(2, False)
-        accepted.learn(50, True)
-    after = [accepted.chance(length) for length in (2, 4, 40)]
+        accepted.of(2).add(1, False)
+        accepted.of(50).add(1, True)
+    after = [accepted.of(length).share for length in (2, 4, 40)]
     assert after[0] < 0.05 and after[1] == before[1] and after[2] > 0.99

@@ -2,24 +2,35 @@
 
 import random
 import sys
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mlx_specdec.decoding.worth import Prices
+from mlx_specdec.options import Options
 from mlx_specdec.proposers.lookup import PredictedText, PromptLookup
 from mlx_specdec.proposers.text_index import BETWEEN, DEPTH, GRAMS, VOTERS, TextIndex
 from mlx_specdec.sampling.noise import SilentNoise
 
+from ..support.rows import row_of
+
 NOISE = SilentNoise()
 
 
-def proposed(committed: list[int], prompt: list[int], limit: int = 8, **settings) -> list[int]:
-    lookup = PromptLookup(**settings)
-    lookup.begin([prompt])
-    proposal = lookup.propose([committed], limit, NOISE)
+def proposed(
+    committed: list[int],
+    prompt: list[int],
+    limit: int = 8,
+    documents: TextIndex | None = None,
+    **settings,
+) -> list[int]:
+    lookup = PromptLookup(documents=documents)
+    row = row_of(committed, 99, Options(**settings), prompt=prompt)
+    proposal = lookup.propose([row], [limit], NOISE)
     assert proposal.rows is None
-    assert lookup.ready([committed], limit) == (proposal.size > 0)
+    assert lookup.ready([row], [limit]) == (proposal.size > 0)
     assert proposal.tokens.shape == (1, proposal.size)
     return proposal.tokens.tolist()[0]
 
@@ -34,14 +45,14 @@ def test_what_followed_the_match_is_proposed_and_more_after_a_longer_match() -> 
 def test_matches_that_are_too_short_are_not_trusted() -> None:
     prompt = [1, 2, 3, 4]
     assert proposed([*prompt, 9, 2], prompt) == []
-    assert proposed([*prompt, 9, 2], prompt, least=1) == [3, 4]
-    assert proposed([*prompt, 1, 2], prompt, least=3) == []
+    assert proposed([*prompt, 9, 2], prompt, ngram_min=1) == [3, 4]
+    assert proposed([*prompt, 1, 2], prompt, ngram_min=3) == []
 
 
 def test_the_latest_continuation_is_taken_or_the_most_frequent() -> None:
     text = [1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 7, 0]
     assert proposed([*text, 5, 1, 2], text, limit=1) == [7]
-    assert proposed([*text, 5, 1, 2], text, limit=1, frequent=True) == [3]
+    assert proposed([*text, 5, 1, 2], text, limit=1, ngram_choice="frequent") == [3]
 
 
 def test_a_source_text_is_searched_and_never_left_by_its_end() -> None:
@@ -66,6 +77,26 @@ def test_documents_are_searched_where_their_match_is_longer_or_the_only_one() ->
     longer = [7, 1, 2, 3, 7, 2, 3]
     assert proposed([9, 2, 3, 8, 1, 2, 3], [9], documents=documents, limit=2) == [50, 51]
     assert proposed(longer, [7], documents=index_of([7, 2, 3, 70, 71]), limit=2) == [70, 71]
+
+
+def test_rows_of_a_batch_draft_what_is_worth_it_for_all_of_them() -> None:
+    prompt = [1, 2, 3, 4, 5, 6, 7, 8, 9]
+
+    def counts(rate: float, *matches: int) -> tuple[int, ...]:
+        """Return the draft lengths of rows whose last tokens are as many as the prompt's first."""
+        lookup = PromptLookup(prices=lambda rows: Prices([1.0, 1.3, 1.8, 2.4], rate))
+        rows = [row_of([*prompt, *prompt[:size]], 99) for size in matches]
+        limits = [3] * len(rows)
+        proposal = lookup.propose(rows, limits, NOISE)
+        assert lookup.ready(rows, limits) == (proposal.size > 0)
+        return tuple(proposal.count(place) for place in range(len(rows)))
+
+    # A match of n tokens goes on with the probability n / (n + 2), and later ones a little better.
+    assert counts(1.0, 6) == (2,)
+    assert counts(0.9, 6, 6, 6, 2) == (2, 2, 2, 2)
+    # One row in four gains 0.75 tokens, which 0.3 plain steps of all four rows do not pay.
+    assert counts(1.0, 6, 0, 0, 0) == (0, 0, 0, 0)
+    assert counts(0.3, 6, 0, 0, 0) == (1, 0, 0, 0)
 
 
 # The index against brute force.
@@ -142,11 +173,8 @@ PROMPT = [90, 91]
 EXPECTED = [1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 3, 9, 9]
 
 
-def predicted(*written: int, prompt: list[int] = PROMPT, prefix: list[int] = PROMPT) -> list[int]:
-    proposer = PredictedText(EXPECTED)
-    proposer.begin([prompt])
-    proposal = proposer.propose([[*prefix, *written]], 3, SilentNoise())
-    return proposal.tokens.tolist()[0]
+def expecting() -> Any:
+    return row_of(PROMPT, 99, prediction=EXPECTED)
 
 
 @pytest.mark.parametrize(
@@ -167,33 +195,32 @@ def predicted(*written: int, prompt: list[int] = PROMPT, prefix: list[int] = PRO
     ids=str,
 )
 def test_what_comes_next_is_proposed(written: list[int], next: list[int]) -> None:
-    assert predicted(*written) == next
+    for prefix in (PROMPT, [0]):
+        row = expecting()
+        row.committed = [*prefix, *written]
+        assert PredictedText().propose([row], [3], NOISE).tokens.tolist() == [next]
 
 
 def test_it_reads_on_from_where_it_was() -> None:
-    proposer, written = PredictedText(EXPECTED), list(PROMPT)
-    proposer.begin([PROMPT])
+    proposer, row = PredictedText(), expecting()
     for token in EXPECTED:
-        assert proposer.ready([written], 1)
-        written.append(token)
-    assert not proposer.ready([written], 1)
-    proposer.begin([PROMPT])
-    assert proposer.propose([PROMPT], 2, SilentNoise()).tokens.tolist() == [[1, 2]]
+        assert proposer.ready([row], [1])
+        row.committed.append(token)
+    assert not proposer.ready([row], [1])
+    both = proposer.propose([row, expecting()], [2, 2], NOISE)
+    assert both.counts == (0, 2) and both.of(1).tokens.tolist() == [[1, 2]]
 
 
-@pytest.mark.parametrize("make", [PromptLookup, lambda: PredictedText([1, 2, 3, 4, 1, 2, 3, 5])])
-def test_asking_whether_anything_would_be_drafted_changes_no_proposal(make) -> None:
+@pytest.mark.parametrize("proposer", [PromptLookup(), PredictedText()])
+def test_asking_whether_anything_would_be_drafted_changes_no_proposal(proposer: Any) -> None:
     draws = random.Random(0)
     text = [draws.randrange(1, 5) for _ in range(80)]
-    often, never = make(), make()
-    for proposer in (often, never):
-        proposer.begin([text[:5]])
+    often, never = (row_of(text[:5], 9, prediction=[1, 2, 3, 4, 1, 2, 3, 5]) for _ in range(2))
     for end in range(5, len(text), 3):
         for seen in range(end - 2, end + 1):
-            ready = often.ready([text[: max(seen, 5)]], 4)
-        noise = SilentNoise().at(0, 0)
-        both = [
-            proposer.propose([text[:end]], 4, noise).tokens.tolist() for proposer in (often, never)
-        ]
+            often.committed = text[: max(seen, 5)]
+            ready = proposer.ready([often], [4])
+        never.committed = text[:end]
+        both = [proposer.propose([row], [4], NOISE).tokens.tolist() for row in (often, never)]
         assert both[0] == both[1]
         assert ready == bool(both[0][0])

@@ -14,11 +14,11 @@ from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.options import Options
 from mlx_specdec.proposers.draft_model import DraftModel
 from mlx_specdec.sampling.noise import IndependentNoise, SilentNoise
-from mlx_specdec.sampling.settings import Sampling
 from mlx_specdec.text.vocabulary import Translation
 
 from ..support import tiny
 from ..support.models import make_t5
+from ..support.rows import row_of
 
 SHARED = [3, -1, 7, 0, -1, 9]
 FED = [3, 5, 7, 0, 5, 9]
@@ -39,17 +39,16 @@ def test_texts_are_fed_one_id_for_one() -> None:
     assert translation.feed_array(mx.array([[5, 1, 0]])).tolist() == [[9, 5, 3]]
 
 
-@pytest.mark.parametrize("settings", [Sampling(), Sampling(temperature=1.3, top_k=3)])
+@pytest.mark.parametrize("settings", [Options(), Options(temperature=1.3, top_k=3)])
 def test_only_shared_tokens_are_proposed_and_their_rows_are_what_drew_them(
-    settings: Sampling,
+    settings: Options,
 ) -> None:
     model = DecoderOnlyModel(tiny.build("llama"))
     source = IndependentNoise(3, len(SHARED)) if settings.temperature else SilentNoise()
+    draft = DraftModel(model, translation=Translation(SHARED, FED))
     for first in (0, 2, 3, 5):
-        draft = DraftModel(model, settings, len(SHARED), Translation(SHARED, FED))
-        draft.begin([[0, 2, first]])
         noise = source.at(first, first)
-        proposal = draft.propose([[0, 2, first]], 3, noise)
+        proposal = draft.propose([row_of([0, 2, first], len(SHARED), settings)], [3], noise)
         tokens = proposal.tokens.tolist()[0]
         assert all(SHARED[token] >= 0 for token in tokens)
         if settings.temperature:

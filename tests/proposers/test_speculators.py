@@ -6,24 +6,17 @@ from pathlib import Path
 import pytest
 
 from mlx_specdec.engine import loading
-from mlx_specdec.engine import opening as assembling
-from mlx_specdec.engine.generate import generate, stream_generate
+from mlx_specdec.engine.generate import generate
 from mlx_specdec.errors import CheckpointError, OptionError
-from mlx_specdec.interfaces import Prices
 from mlx_specdec.models.drafters import KINDS
 from mlx_specdec.models.drafters.kinds import attach, read
 from mlx_specdec.models.number_format import NumberFormat
 from mlx_specdec.options import Options
 from mlx_specdec.proposers import DRAFTERS
-from mlx_specdec.proposers.drafter import Setup
 
 from ..support import speculators
-from ..support.drafter_pairs import MAKERS, TRANSLATOR, made
+from ..support.drafter_pairs import MAKERS
 from ..support.models import make_llama
-from ..support.pairs import PROMPT
-
-TARGETS = ("llama", "gemma3_wrapped", "qwen3_next", TRANSLATOR)
-LENGTH = 20
 
 
 def test_every_kind_that_is_read_has_a_name_to_ask_for() -> None:
@@ -32,23 +25,6 @@ def test_every_kind_that_is_read_has_a_name_to_ask_for() -> None:
     }
     # Gemma's assistants have targets of their own, and tests.
     assert set(KINDS) == {*MAKERS, "gemma4_assistant"}
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_draft_that_ends_where_it_is_not_sure_changes_no_text(
-    temperature: float, tmp_path: Path
-) -> None:
-    pair = made("dspark", "llama", tmp_path)
-    options = Options(max_tokens=24, temperature=temperature, num_draft=4, seed=2, cost_cache=False)
-    assert pair.drafter_network is not None and pair.drafter_network.stops
-    drafted = []
-    for prices in (None, Prices([1.0, 1.3, 1.6, 1.9, 2.2], 1.0)):
-        [drafter] = assembling.drafters(pair, options)
-        proposer = drafter.make(Setup(options, prices=lambda prices=prices: prices))
-        result = stream_generate(pair, PROMPT, options, proposer=proposer).result()
-        assert result.tokens == generate(pair, PROMPT, replace(options, regular=True)).tokens
-        drafted.append(result.stats.drafted / result.stats.rounds)
-    assert 1 <= drafted[1] < drafted[0] - 0.5
 
 
 def test_a_loaded_target_takes_another_draft(tmp_path: Path) -> None:

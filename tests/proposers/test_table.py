@@ -1,4 +1,4 @@
-"""A proposer of one's own, added in the two ways that CONTRIBUTING.md shows."""
+"""A proposer with a name, added as CONTRIBUTING.md shows."""
 
 import re
 import sys
@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from mlx_specdec import options as settings
 from mlx_specdec import proposers as drafting
 from mlx_specdec.engine.generate import generate
 from mlx_specdec.engine.loading import load
@@ -43,7 +44,9 @@ def test_a_module_and_a_line_in_the_table_make_a_name_for_the_options(
     with pytest.raises(OptionError, match="proposer must be one of"):
         Options(proposer="repeat")
     monkeypatch.setitem(sys.modules, "mlx_specdec.proposers.repeat", repeat)
+    assert tuple(drafting.DRAFTERS) == settings.PROPOSERS
     monkeypatch.setitem(drafting.DRAFTERS, "repeat", "repeat")
+    monkeypatch.setattr(settings, "PROPOSERS", (*settings.PROPOSERS, "repeat"))
     result = generate(
         pair, "some words", Options(**SETTINGS, proposer="repeat", temperature=temperature)
     )

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.margins import cut_distance, lead
-from mlx_specdec.decoding.sequence import token_logprobs
+from mlx_specdec.decoding.row import token_logprobs
 from mlx_specdec.largest import LEAST_ENTRIES, indices_of_largest, largest
 from mlx_specdec.models.drafters.dflash import Selector
 from mlx_specdec.sampling.distribution import (

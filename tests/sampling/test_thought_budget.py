@@ -1,16 +1,13 @@
 """The end of a thought at its budget: counted token by token, and forced in masks."""
 
 from dataclasses import replace
-from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlx_specdec.decoding.sequence import Batch, Sequence
 from mlx_specdec.sampling.constraint import Masks
 from mlx_specdec.sampling.distribution import Distribution, log_probabilities
-from mlx_specdec.sampling.noise import SilentNoise
 from mlx_specdec.sampling.settings import Sampling
 from mlx_specdec.sampling.thought_budget import ThoughtBudget
 from mlx_specdec.text.thoughts import Thoughts
@@ -116,13 +113,3 @@ def test_rows_share_a_call_until_a_budget_is_near() -> None:
         finite = mx.sum(rows[0] > -mx.inf, axis=-1).tolist()
         # The draft does not close the thought, so that all rows from the budget on are forced.
         assert finite == [SIZE if at < budget else 1 for at in range(3)]
-
-
-def test_passes_stay_pipelined_until_a_budget_is_near() -> None:
-    def batch(budget: int) -> Batch:
-        closing = ThoughtBudget(opened(budget), SIZE)
-        distribution: Any = Distribution(Sampling(), SIZE, constraint=closing)
-        stop: Any = None
-        return Batch([Sequence([7], distribution, SilentNoise(), stop)])
-
-    assert batch(1).bound(2) and not batch(2).bound(2)

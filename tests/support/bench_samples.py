@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from mlx_specdec.decoding.statistics import Recorder
-from mlx_specdec.interfaces.results import RoundReport, RoundTimes, SequenceRound
+from mlx_specdec.decoding.statistics import Recorder, Timed
+from mlx_specdec.interfaces.records import Step
 from mlx_specdec.measure.methods import Case, Length, Measurements, Method, Sample
 
 
@@ -12,16 +12,12 @@ def sample(
     rounds: Sequence[tuple[int, int]] = ((0, 0),) * 10,
     *,
     tokens: tuple[int, ...] | None = None,
-    draft: float = 0.0,
-    verify: float = 0.0,
 ) -> Sample:
-    """A text whose rounds drafted and accepted the given numbers; draft, verify: per round."""
+    """Return a completion whose rounds drafted and accepted these numbers of tokens."""
     recorder = Recorder()
     for drafted, accepted in rounds:
-        parts = (draft, verify) if drafted else (None, None)
-        sequence = SequenceRound(drafted, accepted, accepted + 1, position=0, committed=[])
-        times = RoundTimes(seconds / len(rounds), *parts)
-        recorder.on_round(RoundReport(drafted, (sequence,), times))
+        step = Step(tokens=(1,) * (accepted + 1), drafted=drafted, accepted=accepted)
+        recorder.add(step, Timed(seconds / len(rounds)), drafts=drafted > 0)
     stats = recorder.summary(load=0, prompt=0, decoding=seconds)
     made = sum(accepted + 1 for _, accepted in rounds)
     tokens = tuple(range(made)) if tokens is None else tokens

@@ -9,11 +9,12 @@ from mlx_specdec.interfaces import Scores
 from mlx_specdec.models.drafters.kinds import on_target, read
 from mlx_specdec.models.drafters.network import DrafterNetwork
 from mlx_specdec.models.number_format import NumberFormat
+from mlx_specdec.options import Options
 from mlx_specdec.proposers.hidden_state import HiddenStateDrafter
 from mlx_specdec.sampling.noise import SilentNoise
-from mlx_specdec.sampling.settings import Sampling
 
 from . import speculators
+from .rows import row_of
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "drafters"
 LIMIT = 1e-4
@@ -55,29 +56,28 @@ class Run:
         hidden: mx.array,
         encoded: mx.array | None = None,
     ) -> None:
-        vocabulary = network._target.vocabulary
-        # At a temperature there are rows; without noise the likeliest token is drawn.
-        self._proposer = HiddenStateDrafter(network, Sampling(temperature=1.0), vocabulary)
-        self._proposer.begin([[1]])
-        self._tokens, self._hidden, self._seen = list(tokens), hidden, 0
+        # Above temperature 0 there is log q; without noise the most likely token is drawn.
+        self._row = row_of([], network._target.vocabulary, Options(temperature=1.0))
+        self._proposer = HiddenStateDrafter(network)
+        self._tokens, self._hidden = list(tokens), hidden
         self._encoded = () if encoded is None else (encoded[None],)
 
     def draft(self, length: int, count: int) -> tuple[list[int], mx.array]:
         """Return `count` draft tokens after the first `length` tokens, and their rows."""
-        taps = self._proposer.taps
-        parts = mx.split(self._hidden[None, self._seen : length - 1], len(taps), axis=-1)
-        hidden = dict(zip(taps, parts, strict=True))
-        shown = Scores(mx.zeros((1, 1, 1)), hidden, self._encoded)
-        self._proposer.observe([self._tokens[self._seen : length - 1]], [shown])
-        self._seen = length - 1
-        proposal = self._proposer.propose([self._tokens[:length]], count, SilentNoise())
+        row, names = self._row, self._proposer.hidden
+        row.seen, row.processed = self._tokens[row.processed : length - 1], length - 1
+        row.committed = self._tokens[:length]
+        part = self._hidden[None, row.processed - len(row.seen) : row.processed]
+        hidden = dict(zip(names, mx.split(part, len(names), axis=-1), strict=True))
+        self._proposer.observe([row], Scores(mx.zeros((1, 1, 1)), hidden, self._encoded))
+        proposal = self._proposer.propose([row], [count], SilentNoise())
         assert proposal.rows is not None
         [drafted] = proposal.tokens.tolist()
         return drafted, proposal.rows[0]
 
     def chances(self) -> mx.array:
         """Return the acceptance probabilities of the last draft's tokens."""
-        report = self._proposer._reading.chances()
+        report = self._row.state[self._proposer.network.kind].reading.chances()
         assert report is not None
         return report[0]
 

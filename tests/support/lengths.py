@@ -1,12 +1,14 @@
-"""What earlier rounds have taught a draft length, and rounds on a fake clock."""
+"""Costs and acceptance rates that earlier rounds have left, and rounds on a fake clock."""
 
 import math
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
-from mlx_specdec.draft_length.auto import EXPLORE, MOST, CostTable, Source
-from mlx_specdec.draft_length.length import DraftLength
-from mlx_specdec.draft_length.saved import Memory
-from mlx_specdec.interfaces.results import RoundReport, RoundTimes, SequenceRound
+from mlx_specdec.decoding.costs import MOST, CostTable, Memory
+from mlx_specdec.decoding.statistics import Timed
+from mlx_specdec.decoding.worth import EXPLORE, Candidate, Worth
+from mlx_specdec.interfaces.records import Step
 
 STEP = 0.01
 """Seconds of a plain step."""
@@ -14,59 +16,64 @@ STEP = 0.01
 
 def teach(
     memory: Memory,
-    source: Source,
+    candidate: Candidate,
     cost: Callable[[int], float],
     accepted: float = 0.7,
     rows: int = 1,
     doublings: int = 0,
 ) -> None:
-    """Teach the cost ratio of each draft length, and the acceptance rate of each position."""
-    table = CostTable(memory, rows, doublings, [source.costs])
+    """Save the cost ratio of each draft length, and the acceptance rate of each position."""
+    table = CostTable(memory, rows, doublings, [candidate.costs])
     table.trials[:] = EXPLORE, 8
     table.entry("", 0)[:] = math.log(STEP), 8
     for drafted in range(1, MOST + 1):
-        table.entry(source.costs, drafted)[:] = math.log(STEP * cost(drafted)), 8
-    acceptance = memory.entries[f"acceptance {source.text}"] = []
+        table.entry(candidate.costs, drafted)[:] = math.log(STEP * cost(drafted)), 8
+    acceptance = memory.entries[f"acceptance {candidate.text}"] = []
     acceptance += [1000.0] * MOST, [1000.0 * accepted] * MOST
-    for name in ("", source.costs):
+    for name in ("", candidate.costs):
         for drafted in range(MOST + 1):
             memory.rounds[name, drafted, rows] = 1
 
 
-def a_round(
+def learn(
+    worth: Worth,
     drafted: int,
     accepted: int = 0,
-    steps: float = 1.0,
+    steps: float | None = 1.0,
     *,
-    source: str = "",
+    proposer: str = "",
     rows: int = 1,
-    position: int = 5,
-    context: int = 10,
     left: int = 1_000,
     pipelined: bool = True,
     ended: bool = False,
-) -> RoundReport:
-    """Return the report of a round that takes so many plain steps. All rows are alike."""
-    committed = range(context)
-    row = SequenceRound(
-        drafted, accepted, accepted + 1, position, committed, ended=ended, left=left, source=source
-    )
-    times, pipelined = RoundTimes(STEP * steps), pipelined and not drafted
-    return RoundReport(drafted, (row,) * rows, times, source, pipelined=pipelined, ended=ended)
+) -> None:
+    """Teach a round of equal rows that takes so many plain steps, or None if it was not timed."""
+    row: Any = SimpleNamespace(committed=range(10), remaining=left)
+    reason = "eos" if ended else None
+    tokens = (1,) * (accepted + 1)
+    step = Step(0, tokens, drafted, accepted, proposer, finish_reason=reason)
+    interval = None if steps is None else STEP * steps
+    timed = Timed(1.0, interval=interval, pipelined=pipelined and not drafted)
+    proposal: Any = SimpleNamespace(size=drafted, source=proposer)
+    worth.learn([row] * rows, [step] * rows, proposal, timed)
 
 
 def run(
-    lengths: DraftLength,
+    worth: Worth,
     rounds: int,
     cost: Callable[[int], float],
     accepted: Callable[[int], int],
     rows: int = 1,
 ) -> list[int]:
-    """Take rounds of one source, and return their draft lengths."""
+    """Take rounds of one proposer, and return their draft lengths.
+
+    Args:
+        cost: Returns the cost ratio of a draft length.
+        accepted: Returns how many draft tokens of a round, by its number, the target accepts."""
     chosen = []
-    for _ in range(rounds):
-        drafted = lengths.choose(1_000, rows)
-        stays = min(drafted, accepted(len(chosen)))
-        lengths.on_round(a_round(drafted, stays, cost(drafted) if drafted else 1.0, rows=rows))
+    for number in range(rounds):
+        drafted = worth.choose(1_000, rows)
+        stays = min(drafted, accepted(number))
+        learn(worth, drafted, stays, cost(drafted) if drafted else 1.0, rows=rows)
         chosen.append(drafted)
     return chosen

@@ -8,11 +8,10 @@ from pathlib import Path
 import mlx.core as mx
 from mlx.utils import tree_map
 
-from mlx_specdec.decoding.loop import PromptReader
 from mlx_specdec.engine.generate import stream_generate
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.engine.prompt_cache import PromptCache
-from mlx_specdec.interfaces import Context, Model
+from mlx_specdec.interfaces import Context, Model, feed
 from mlx_specdec.interfaces.records import Result
 from mlx_specdec.models.base import Base
 from mlx_specdec.models.drafters.medusa import MedusaHeads
@@ -125,7 +124,7 @@ def run(pair: Pair, prompt: Sequence[int], options: Options, cache: PromptCache)
 def read(model: Model, prompt: Sequence[int]) -> Context:
     """A context that has seen all of the prefix but its last token."""
     context = model.open(prompt)
-    reader = PromptReader(context, [model.prefix(prompt)], [prompt])
-    while not reader.done:
-        reader.step()
+    if left := model.prefix(prompt)[:-1]:
+        feed(context, [left])
+    context.evaluate()
     return context

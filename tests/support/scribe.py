@@ -3,10 +3,12 @@
 import mlx.core as mx
 import numpy as np
 
-from mlx_specdec.interfaces import Scores
+from mlx_specdec.interfaces import Noise, Proposal, Scores
+from mlx_specdec.options import Options
 from mlx_specdec.proposers.hidden_state import HiddenStateDrafter
 from mlx_specdec.sampling.noise import SilentNoise
-from mlx_specdec.sampling.settings import Sampling
+
+from .rows import row_of
 
 
 class Drawn:
@@ -83,22 +85,35 @@ class Notes:
         return 3.0 * (mx.arange(SIZE) == (token + 1) % SIZE)[None, None].astype(mx.float32)
 
 
-def shown(tokens: list[int]) -> list[Scores]:
-    states = mx.array([[[float(token)] for token in tokens]])
-    return [Scores(mx.zeros((1, len(tokens), SIZE)), {"after.1": states, "after.0": -states})]
+class Shown:
+    """A row of a proposer with this network, whose hidden states are shown to it."""
+
+    def __init__(self, network: Scribe, proposer: HiddenStateDrafter, **settings) -> None:
+        self.network, self.proposer = network, proposer
+        self.row = row_of([1, 2, 3], SIZE, Options(**settings))
+
+    @property
+    def notes(self) -> Notes:
+        """What the network noted."""
+        [notes] = self.network.readings
+        return notes
+
+    def see(self, tokens: list[int]) -> None:
+        self.row.seen = tokens
+        states = mx.array([[[float(token)] for token in tokens]])
+        hidden = {"after.1": states, "after.0": -states}
+        self.proposer.observe([self.row], Scores(mx.zeros((1, len(tokens), SIZE)), hidden))
+
+    def propose(self, committed: list[int], limit: int, noise: Noise = SILENT) -> Proposal:
+        self.row.committed = committed
+        return self.proposer.propose([self.row], [limit], noise)
+
+    def drafted(self, committed: list[int], limit: int) -> list[int]:
+        [tokens] = self.propose(committed, limit).tokens.tolist()
+        return tokens
 
 
-def begun(prices=None, **settings) -> tuple[HiddenStateDrafter, Scribe]:
-    network = Scribe()
-    proposer = HiddenStateDrafter(network, Sampling(**settings), SIZE, prices)
-    proposer.begin([[1, 2, 3]])
-    return proposer, network
-
-
-def see(proposer: HiddenStateDrafter, tokens: list[int]) -> None:
-    proposer.observe([tokens], shown(tokens))
-
-
-def drafted(proposer: HiddenStateDrafter, committed: list[int], limit: int) -> list[int]:
-    [tokens] = proposer.propose([committed], limit, SILENT).tokens.tolist()
-    return tokens
+def begun(network: Scribe | None = None, prices=None, eager: bool = True, **settings) -> Shown:
+    network = network or Scribe()
+    proposer = HiddenStateDrafter(network, lambda rows: prices and prices(), lambda: eager)
+    return Shown(network, proposer, **settings)

@@ -11,7 +11,7 @@ import pytest
 
 from mlx_specdec import Options, generate, generate_many, load
 from mlx_specdec.conversion.convert import convert
-from mlx_specdec.engine.request import Job, Request, encode
+from mlx_specdec.engine.request import Request, encode, open_row
 from mlx_specdec.errors import OptionError
 from mlx_specdec.serve.requests import RequestParser
 from mlx_specdec.serve.settings import ServiceSettings
@@ -94,10 +94,10 @@ def test_a_language_may_be_the_beginning_of_the_text(pair: Any) -> None:
             return [self.known[target]]
 
     forced = replace(pair, languages=Forced({"fr": 5, "de": 7}))
-    job = Job.of(forced, 0, Request([9, 2], Options(target_lang="de")), ())
-    assert job.sequence.committed == [7]
+    row, _ = open_row(forced, 0, Request([9, 2], Options(target_lang="de")), ())
+    assert row.committed == [7] and row.position == 0
     with pytest.raises(OptionError, match=r"target-lang must be given.*: de, fr$"):
-        Job.of(forced, 0, Request("read", Options()), ())
+        open_row(forced, 0, Request("read", Options()), ())
 
 
 def test_a_body_names_the_languages_of_its_prompts(pair: Any) -> None:

@@ -4,14 +4,16 @@ import json
 import random
 import re
 from collections.abc import Sequence
+from dataclasses import MISSING, fields
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlx_specdec.decoding.sequence import StopCriteria
+from mlx_specdec.decoding.row import Row
 from mlx_specdec.engine.pair import alphabet_of
 from mlx_specdec.text.stream import LONGEST_WINDOW, SHORT_WINDOW, StopStrings, TextStream, common
 from mlx_specdec.text.tokenizer import Kind, Tokenizer, load_tokenizer
@@ -136,12 +138,18 @@ def test_a_stop_string_of_byte_pieces_is_seen_with_its_last_byte(
     tokenizer = tokenizers[1]
     line_end = tokenizer.pieces().index("<0x0A>")
     words = tokenizer.encode("12")[:-1]
-    criteria = StopCriteria(
-        eos=(), remaining=40, stream=TextStream(tokenizer), stops=StopStrings(["\n\n"])
-    )
-    emission = criteria.take([*words, line_end, line_end, line_end, *words], 0)
-    assert emission.tokens == (*words, line_end, line_end)
-    assert (emission.text, emission.finish_reason) == ("12", "stop")
+    needed = [each.name for each in fields(Row) if MISSING is each.default is each.default_factory]
+    known = {
+        "committed": [],
+        "eos": (),
+        "left": 40,
+        "distribution": SimpleNamespace(constraint=None),
+    }
+    known |= {"stream": TextStream(tokenizer), "stops": StopStrings(["\n\n"])}
+    row = Row(**dict.fromkeys(needed) | known)
+    step = row.commit([*words, line_end, line_end, line_end, *words], 0)
+    assert step.tokens == (*words, line_end, line_end)
+    assert (step.text, step.finish_reason) == ("12", "stop")
 
 
 # Texts bound by a grammar, in the tokens of every kind of tokenizer: what is printed fits.

@@ -137,11 +137,11 @@ class Follower:
         elif order.op is Op.EVALUATE:
             self._contexts[order.context].evaluate()
         elif order.op is Op.JOIN:
-            self._contexts[order.context].join(self._contexts.pop(order.numbers[0]))
+            self._contexts[order.context].merge(self._contexts.pop(order.numbers[0]))
         elif order.op is Op.REWIND:
             self._contexts[order.context].rewind(order.numbers)
         else:
-            self._contexts[order.context].filter(order.numbers)
+            self._contexts[order.context].keep(order.numbers)
 
 
 def follow(model: Base, channel: Channel) -> int:
@@ -305,14 +305,14 @@ class LedContext:
             self._leader.send(Order(Op.EVALUATE, self._number))
             self._context.evaluate()
 
-    def join(self, joining: Context) -> None:
+    def merge(self, joining: Context) -> None:
         assert isinstance(joining, LedContext)
-        self._context.join(joining._context)
+        self._context.merge(joining._context)
         self._leader.queue(Order(Op.JOIN, self._number, (joining._number,)))
 
-    def filter(self, keep: Sequence[int]) -> None:
-        self._context.filter(keep)
-        self._leader.queue(Order(Op.FILTER, self._number, tuple(keep)))
+    def keep(self, rows: Sequence[int]) -> None:
+        self._context.keep(rows)
+        self._leader.queue(Order(Op.FILTER, self._number, tuple(rows)))
 
-    def reusable(self, sequence: int) -> Reusable:
+    def snapshot(self, sequence: int) -> Reusable:
         return Reusable()

@@ -215,10 +215,10 @@ class MtpReading(ChainReading):
         for layer in self._later:
             layer.evaluate()
 
-    def reusable(self, sequence: int) -> Reusable:
+    def snapshot(self, sequence: int) -> Reusable:
         """See `RowsContext`. Only the first layer's positions are returned, and later layers begin
         without any. If a cache has a window, nothing is returned, because positions are missing."""
-        return Reusable() if self._rows.windows else super().reusable(sequence)
+        return Reusable() if self._rows.windows else super().snapshot(sequence)
 
     def _step(self, tokens: mx.array, states: mx.array, proposed: int) -> tuple[mx.array, mx.array]:
         place = self._rows.advance(tokens, proposed)

@@ -171,15 +171,15 @@ class EncodedSources:
         rows, length = slice(row, row + 1), self.lengths[row]
         return (self.encoded[row], *(array[rows, :, :length] for array in self.projected))
 
-    def join(self, joining: EncodedSources) -> EncodedSources:
+    def merge(self, joining: EncodedSources) -> EncodedSources:
         longest = max(self.lengths + joining.lengths)
         both = zip(self.projected, joining.projected, strict=True)
         joined = [mx.concatenate([padded(array, longest) for array in pair]) for pair in both]
         return EncodedSources(self.encoded + joining.encoded, joined)
 
-    def filter(self, keep: Sequence[int]) -> EncodedSources:
-        encoded = tuple(self.encoded[row] for row in keep)
-        index, longest = mx.array(list(keep), dtype=mx.int32), max(e.shape[1] for e in encoded)
+    def keep(self, rows: Sequence[int]) -> EncodedSources:
+        encoded = tuple(self.encoded[row] for row in rows)
+        index, longest = mx.array(list(rows), dtype=mx.int32), max(e.shape[1] for e in encoded)
         return EncodedSources(encoded, [array[index, :, :longest] for array in self.projected])
 
 
@@ -272,9 +272,9 @@ class EncoderDecoderModel:
                     parts[row] = EncodedSources((encoded,), self.network.project_encoded(encoded))
             new = [row for row in range(len(prompts)) if row not in parts]
             first = [self._encoded([prompts[row] for row in new])] if new else []
-            source = reduce(EncodedSources.join, [*first, *parts.values()])
+            source = reduce(EncodedSources.merge, [*first, *parts.values()])
             if (order := [*new, *parts]) != sorted(order):
-                source = source.filter([order.index(row) for row in range(len(order))])
+                source = source.keep([order.index(row) for row in range(len(order))])
             if self._shares:
                 self._encodings.update(zip(map(tuple, prompts), source.encoded, strict=True))
             return source
@@ -361,18 +361,18 @@ class EncoderDecoderContext(RowsContext):
         mx.eval(self._source.projected, [cache.state for cache in self._caches])
         mx.clear_cache()
 
-    def join(self, joining: Context) -> None:
+    def merge(self, joining: Context) -> None:
         assert isinstance(joining, EncoderDecoderContext)
-        source = self._source.join(joining._source)
-        super().join(joining)
+        source = self._source.merge(joining._source)
+        super().merge(joining)
         self._encoded = source
 
-    def filter(self, keep: Sequence[int]) -> None:
-        source = self._source.filter(keep)
-        super().filter(keep)
+    def keep(self, rows: Sequence[int]) -> None:
+        source = self._source.keep(rows)
+        super().keep(rows)
         self._encoded = source
 
-    def reusable(self, sequence: int) -> Reusable:
+    def snapshot(self, sequence: int) -> Reusable:
         source, row = self._source, slice(sequence, sequence + 1)
         length, arrays = source.lengths[sequence], source.arrays(sequence)
         if self._model.network.merged:

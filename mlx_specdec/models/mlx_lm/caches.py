@@ -151,17 +151,17 @@ class WindowCache(BatchedCache):
             rows, offset=offset, return_array=_as_array(rows, return_array), window_size=None
         )
 
-    def join(self, other: KVCache) -> None:
+    def merge(self, other: KVCache) -> None:
         assert isinstance(other, WindowCache)
-        super().join(other)
+        super().merge(other)
         self._first += other._first
 
-    def filter(self, keep: Sequence[int]) -> None:
-        self._first = tuple(self._first[row] for row in keep)
-        index, lengths = mx.array(list(keep), dtype=mx.int32), self._rows.lengths
+    def keep(self, rows: Sequence[int]) -> None:
+        self._first = tuple(self._first[row] for row in rows)
+        index, lengths = mx.array(list(rows), dtype=mx.int32), self._rows.lengths
         used = max(n - first for n, first in zip(lengths, self._first, strict=True))
         for buffer in self.buffers:
-            buffer.filter(index, used)
+            buffer.keep(index, used)
 
     def stored(self, row: int) -> list[mx.array]:
         end = self._rows.lengths[row] - self._first[row]

@@ -74,18 +74,18 @@ class DecoderOnlyContext(RowsContext):
         mx.eval([cache.state for cache in (*self.attention, *self.states.caches)])
         mx.clear_cache()
 
-    def join(self, other: Context) -> None:
+    def merge(self, other: Context) -> None:
         assert isinstance(other, DecoderOnlyContext)
-        self.states.join(other.states, (len(self.lengths), len(other.lengths)))
-        super().join(other)
+        self.states.merge(other.states, (len(self.lengths), len(other.lengths)))
+        super().merge(other)
 
-    def filter(self, keep: Sequence[int]) -> None:
-        self.states.filter(keep)
-        super().filter(keep)
+    def keep(self, rows: Sequence[int]) -> None:
+        self.states.keep(rows)
+        super().keep(rows)
 
-    def reusable(self, sequence: int) -> Reusable:
+    def snapshot(self, sequence: int) -> Reusable:
         if not self.checkpoints:
-            return super().reusable(sequence)
+            return super().snapshot(sequence)
         length = self.lengths[sequence]
         if not length or length != self.rows.final[sequence]:
             return Reusable()
@@ -96,7 +96,7 @@ class DecoderOnlyContext(RowsContext):
         snapshot = Cached(length, owned, is_snapshot=True, description=json.dumps(states))
         return Reusable(snapshot=snapshot)
 
-    def recall(self, cached: Sequence[Cached | None]) -> None:
+    def restore(self, cached: Sequence[Cached | None]) -> None:
         """Begin with the cached state of each sequence, before any pass."""
         if not any(cached):
             return

@@ -289,7 +289,7 @@ class DecoderOnlyModel(TappedNetwork):
             )
         # The trial runs only if sequences of different lengths share a pass.
         context = self._opened(len(prompts), lambda: self._batch_trial.mask_axes)
-        context.recall(cached)
+        context.restore(cached)
         return context
 
     @cached_property

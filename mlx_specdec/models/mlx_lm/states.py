@@ -145,7 +145,7 @@ class States:
         for slot, cache in zip(self._slots, caches, strict=True):
             slot.holder[slot.index] = cache
 
-    def join(self, other: "States", counts: tuple[int, int]) -> None:
+    def merge(self, other: "States", counts: tuple[int, int]) -> None:
         """Append the sequences of another context. counts: The sequences of both contexts."""
         self._boundaries.clear()
         first, second = counts
@@ -153,12 +153,12 @@ class States:
             rows = [list(range(first)), list(range(first, first + second))]
             self.hold(merged([self.caches, other.caches], rows))
 
-    def filter(self, keep: Sequence[int]) -> None:
+    def keep(self, rows: Sequence[int]) -> None:
         """Keep only these sequences, in this order."""
         self._boundaries.clear()
         for cache in self.caches:
             if isinstance(cache, ArraysCache):
-                cache.filter(mx.array(list(keep)))
+                cache.filter(mx.array(list(rows)))
 
 
 def merged(parts: Sequence[list[Any]], rows: Sequence[list[int]]) -> list[Any]:

@@ -1,0 +1,85 @@
+"""The proposer that a caller wrote for one row."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import mlx.core as mx
+
+from ..decoding.proposer import Proposer
+from ..decoding.row import Row
+from ..errors import DecodingError
+from ..interfaces import Noise, Proposal, Scores
+from ..interfaces import Proposer as Own
+
+
+class Checked(Proposer):
+    """A caller's own proposer, which drafts for one row. MLX reads outside of the embedding for an
+    id beyond it, so such an id never reaches the target, and `observe` raises DecodingError.
+
+    Args:
+        vocabulary: The number of ids that the target's embedding has.
+        width: The number of ids of a distribution."""
+
+    def __init__(self, proposer: Own, vocabulary: int, width: int) -> None:
+        self._own = proposer
+        self.hidden = proposer.hidden
+        self._name = type(proposer).__name__
+        self._vocabulary, self._width = vocabulary, width
+        self._valid = mx.array(True)
+        self._begun: Row | None = None
+
+    def ready(self, rows: Sequence[Row], limits: Sequence[int]) -> bool:
+        return self._own.ready([rows[0].committed], limits[0])
+
+    def propose(self, rows: Sequence[Row], limits: Sequence[int], noise: Noise) -> Proposal:
+        """See Proposer. Raises DecodingError if the caller's proposer returns anything else than a
+        proposal for one row."""
+        [row], [limit] = rows, limits
+        made = self._own.propose([row.committed], limit, noise)
+        if wrong := self._wrong(made, limit):
+            raise DecodingError(f"{self._name}.propose returned {wrong}")
+        valid = (made.tokens >= 0) & (made.tokens < self._vocabulary)
+        self._valid = mx.all(valid)
+        mx.async_eval(self._valid)
+        return replace(made, tokens=mx.where(valid, made.tokens, 0).astype(mx.int32))
+
+    def observe(self, rows: Sequence[Row], scores: Scores) -> None:
+        """See Proposer. The round is over, so that reading `_valid` does not block."""
+        [row] = rows
+        if self._begun is not row:
+            self._begun = row
+            self._own.begin([row.prompt])
+        if not self._valid.item():
+            raise DecodingError(
+                f"{self._name} proposed a token that the target does not have: "
+                f"propose ids from 0 to {self._vocabulary - 1}"
+            )
+        if row.seen:
+            self._own.observe([row.seen], [scores.of(0, len(row.seen))])
+
+    def _wrong(self, made: object, limit: int) -> str:
+        """Return what is wrong with a proposal and what to return instead; "" if it is usable."""
+        if not isinstance(made, Proposal):
+            found = f"an object of the type {type(made).__name__}"
+            return f"{found}: return a Proposal, such as Proposal.one_hot([ids])"
+        if found := _misfit("tokens", made.tokens, mx.integer, 1, -1):
+            return f"{found}: return integers of the shape (1, n)"
+        if made.size > limit:
+            return f"{made.size} tokens where the limit is {limit}: return at most that many"
+        shape = 1, made.size, self._width
+        if made.rows is not None and (found := _misfit("rows", made.rows, mx.floating, *shape)):
+            return f"{found}: return None or log q of the shape {shape}"
+        return ""
+
+
+def _misfit(name: str, value: object, kind: mx.DtypeCategory, *shape: int) -> str:
+    """Return a description of a value that is no array of this kind and shape, else "". A length of
+    -1 stands for any length."""
+    if not isinstance(value, mx.array):
+        return f"{name} of the type {type(value).__name__}"
+    alike = len(shape) == value.ndim and all(
+        wanted in (-1, length) for wanted, length in zip(shape, value.shape, strict=True)
+    )
+    if alike and mx.issubdtype(value.dtype, kind):
+        return ""
+    return f"{name} of the shape {value.shape} and the type {value.dtype}"
