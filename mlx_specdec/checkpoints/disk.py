@@ -142,7 +142,7 @@ def drop_pages() -> None:
 
 
 SHARD_BYTES = 4_000_000_000
-SHARE_OF_MEMORY = 0.25
+SHARD_SHARE_OF_MEMORY = 0.25
 """Largest default size of a result's shard: in bytes, and as a share of the machine's memory."""
 CONTROL_GROUPS = (
     Path("/sys/fs/cgroup/memory.max"),
@@ -191,7 +191,7 @@ def free(place: Path) -> int:
 
 def default_shard_bytes() -> int:
     """Return 4 GB, or less on a machine with little memory."""
-    return max(1, min(SHARD_BYTES, int(SHARE_OF_MEMORY * memory())))
+    return max(1, min(SHARD_BYTES, int(SHARD_SHARE_OF_MEMORY * memory())))
 
 
 def parse(flag: str, text: str, *, kilo: int = 1000, zero: bool = False) -> int:

@@ -28,7 +28,7 @@ SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _NO_VOCABULARY = re.compile(
     r"(generation_config|tokenizer_config|special_tokens_map|added_tokens|chat_template).*"
 )
-LAYERS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")
+LAYER_COUNT_KEYS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")
 _ABOVE_0 = ("vocab_size", "hidden_size", "d_model", "n_embd", "num_attention_heads", "n_head")
 _FROM_0 = ("intermediate_size", "num_key_value_heads", "head_dim", "num_local_experts")
 _FACTORS, _BLOCK = "_scale_inv", 128
@@ -39,7 +39,7 @@ READERS: Mapping[str, Callable[[Path], TensorReader]] = {
     "torch": TorchFile,
     "gguf": GgufFile,
 }
-"""Format as in `shards.FORMATS` -> the reader of its files."""
+"""Format as in `shards.FORMAT_NAMES` -> the reader of its files."""
 
 
 class Weights(TensorReader):
@@ -193,9 +193,9 @@ def check_numbers(directory: Path, config: Mapping[str, Any], tensors: int) -> N
     are left to mlx-lm. tensors: The number of tensors, which bounds the number of layers."""
     file, inner = directory / "config.json", config.get("text_config")
     for part in (config, inner if isinstance(inner, Mapping) else {}):
-        for name in (*_ABOVE_0, *_FROM_0, *LAYERS):
+        for name in (*_ABOVE_0, *_FROM_0, *LAYER_COUNT_KEYS):
             value, least = part.get(name), 1 if name in _ABOVE_0 else 0
-            most = tensors if name in LAYERS else LARGEST_EXTENT
+            most = tensors if name in LAYER_COUNT_KEYS else LARGEST_EXTENT
             wrong = type(value) is not int or not least <= value <= most
             if isinstance(value, int | float) and wrong:
                 need = f"need a whole number from {least} to {most}"

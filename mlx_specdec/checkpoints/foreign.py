@@ -13,7 +13,7 @@ _WORD = 32
 """Bits of an integer that holds several quantized weights."""
 _BITS = (2, 4, 8)
 """Bits per weight for which GPTQ and MLX fill a word of 32 bits in the same way."""
-_PARTS = ("qweight", "qzeros", "scales", "g_idx")
+_PACKED_PARTS = ("qweight", "qzeros", "scales", "g_idx")
 _SECOND = "gptq_v2"
 """The layout of GPTQ that stores zero points as they are. The first stores them less 1."""
 
@@ -82,7 +82,7 @@ def gptq_as_mlx(
         )
     offset = 0 if entry.get("checkpoint_format") == _SECOND else 1
     paths = [name.removesuffix(".qweight") for name in arrays if name.endswith(".qweight")]
-    parts = {f"{path}.{part}" for path in paths for part in _PARTS}
+    parts = {f"{path}.{part}" for path in paths for part in _PACKED_PARTS}
     made = {name: array for name, array in arrays.items() if name not in parts}
     for path in paths:
         order = arrays.get(f"{path}.g_idx")

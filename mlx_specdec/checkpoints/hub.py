@@ -27,10 +27,10 @@ LONGEST_HEADER = 100_000_000
 """Most bytes of a header, which is also the limit of the library safetensors."""
 TRIES = 3
 """Requests for a part of a file that may fail in a row."""
-PIECE = 1 << 16
+PROBE = 1 << 16
 """Bytes from the middle of a tensor that are fetched to find out whether it is a copy."""
-_PLAIN = re.compile(r"[^./\\\x00-\x1f\x7f][^/\\\x00-\x1f\x7f]{0,254}")
-_SMALL = re.compile(
+_PLAIN_NAME = re.compile(r"[^./\\\x00-\x1f\x7f][^/\\\x00-\x1f\x7f]{0,254}")
+_SMALL_FILE = re.compile(
     r"(?!.*\.index\.).*(\.json|\.tiktoken|\.jinja)"
     r"|spiece\.model|sentencepiece\.bpe\.model|(source|target)\.spm"
     r"|tokenizer\.model|vocab\.txt|merges\.txt"
@@ -46,7 +46,7 @@ def choose(name: str, files: Collection[str]) -> tuple[list[str], str | None, li
     Returns:
         The small files, the index of the weights or None, and weights that are not in the index.
     """
-    plain = sorted(file for file in files if _PLAIN.fullmatch(file))
+    plain = sorted(file for file in files if _PLAIN_NAME.fullmatch(file))
     heads = [file for file in (shards.HEADS, shards.TORCH_HEADS) if file in plain][:1]
     alone = [*heads, *(file for file in plain if file == mtp_layers.FILE)]
     # mlx-lm does not read other safetensors files, such as adapters and Mistral's layout.
@@ -59,7 +59,7 @@ def choose(name: str, files: Collection[str]) -> tuple[list[str], str | None, li
             f"{weights[0]}`, and give the path of its file"
         )
     index = next((file for file in weights if file in shards.INDEXES), None)
-    small = [file for file in plain if _SMALL.fullmatch(file)]
+    small = [file for file in plain if _SMALL_FILE.fullmatch(file)]
     return small, index, [*(() if index else weights), *alone]
 
 
@@ -275,7 +275,7 @@ class Repository:
                 middle = place + info.nbytes // 2
                 with file.open("r+b") as stream:
                     stream.seek(middle)
-                    stream.write(_part(url, middle, min(PIECE, place + info.nbytes - middle)))
+                    stream.write(_part(url, middle, min(PROBE, place + info.nbytes - middle)))
             place += info.nbytes
 
     def _remember(self, file: str) -> None:

@@ -138,7 +138,7 @@ def _stored(
     if not stored:
         raise SourceError(
             f"{original} has no layers for multi-token prediction of a supported family "
-            f"({', '.join(sorted(mtp_layers.FAMILIES))}): {GIVE}"
+            f"({', '.join(sorted(mtp_layers.MTP_FAMILIES))}): {GIVE}"
         )
     return sorted(stored, key=lambda one: (one.file, one.begin)), writer
 

@@ -36,8 +36,8 @@ _NAMED = {
     "mimo": re.compile(r"model\.mtp_layers\.\d+\."),
 }
 """Type of a model -> how the names of the layers' tensors begin."""
-KNOWN = NUMBERED | _NAMED.keys()
-FAMILIES = KNOWN - {"qwen3_5_text", "qwen3_5_moe_text"}
+MTP_TYPES = NUMBERED | _NAMED.keys()
+MTP_FAMILIES = MTP_TYPES - {"qwen3_5_text", "qwen3_5_moe_text"}
 """Types of models whose layers are supported, and the same as users read them."""
 _NUMBERED = re.compile(r"model\.layers\.(\d+)\.")
 _ANY = re.compile(r"(?:.*\.)?(?:mtp\w*|eh_proj)\..*")
@@ -90,7 +90,7 @@ def known(config: Mapping[str, Any]) -> Callable[[str], bool]:
 
 def carried(directory: Path, config: Mapping[str, Any]) -> Carried | None:
     """Return the layers in a directory, None without any. Raises CheckpointError."""
-    if family(config) not in KNOWN:
+    if family(config) not in MTP_TYPES:
         return None
     if (file := directory / FILE).is_file():
         names = tuple(safetensors.read_header(file))
@@ -133,7 +133,7 @@ def _is_original(file: Path, names: Collection[str], config: Mapping[str, Any]) 
 def foreign(directory: Path, config: Mapping[str, Any]) -> bool:
     """Return whether a directory has such layers of an unknown family. Raises CheckpointError."""
     mentioned = any(_MENTIONS.fullmatch(key) for key in (*config, *text_config(config)))
-    if not mentioned or family(config) in KNOWN or not shards.format_of(directory):
+    if not mentioned or family(config) in MTP_TYPES or not shards.format_of(directory):
         return False
     return any(map(looks_so, Weights(directory).infos))
 

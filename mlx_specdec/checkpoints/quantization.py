@@ -13,7 +13,7 @@ Q_BITS = (2, 3, 4, 5, 6, 8)
 Q_GROUP_SIZES = (32, 64, 128)
 PARTS = ("scales", "biases")
 """The parts of a quantized matrix besides its weight. Only the affine format has biases."""
-DTYPES = ("float32", "float16", "bfloat16")
+FLOAT_DTYPES = ("float32", "float16", "bfloat16")
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ class WeightFormat:
     ) -> Self:
         """Check the user's options; None means the mode's default. Raises OptionError."""
         if dtype is not None:
-            check_one_of("dtype", dtype, DTYPES)
+            check_one_of("dtype", dtype, FLOAT_DTYPES)
         if quantize and dequantize:
             raise OptionError("choose either --quantize or --dequantize, not both")
         if not quantize:

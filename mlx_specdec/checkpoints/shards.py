@@ -27,18 +27,18 @@ _ORDER = (
 )
 """Formats and patterns of file names. The first pattern that matches a file is used."""
 INDEXES = (INDEX, _TORCH_INDEX)
-FORMATS: Mapping[str, str] = {
+FORMAT_NAMES: Mapping[str, str] = {
     "safetensors": "safetensors",
     "torch": "torch archive",
     "gguf": "GGUF",
 }
 """Name of a format -> its description."""
-_PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})(\.\w+)")
+_SHARD_NAME = re.compile(r"(.*)-(\d{5})-of-(\d{5})(\.\w+)")
 
 
 def choose(names: Collection[str]) -> tuple[str, list[str]]:
     """Choose the weights among the files of a directory or repository. Return their format, a key
-    of FORMATS or "", and the sorted files. Of weights in shards with an index, the list
+    of FORMAT_NAMES or "", and the sorted files. Of weights in shards with an index, the list
     has the index alone."""
     for kind, pattern in _ORDER:
         if chosen := sorted(name for name in names if re.fullmatch(pattern, name)):
@@ -55,13 +55,14 @@ def format_of(source: Path) -> str:
 
 def models(names: Collection[str]) -> list[str]:
     """Return the names of the models in GGUF files. A model may have several parts."""
-    return sorted({_PART.sub(r"\1\4", name) for name in names})
+    return sorted({_SHARD_NAME.sub(r"\1\4", name) for name in names})
 
 
 @dataclass(frozen=True)
 class Shards:
     """The files of a model; only the first part of a GGUF model. format: A key of
-    FORMATS. index: The name of the index, "" without one. places: Tensor -> file, from the index.
+    FORMAT_NAMES. index: The name of the index, "" without one. places: Tensor -> file, from the
+    index.
     """
 
     format: str
@@ -98,7 +99,7 @@ def find(directory: Path) -> Shards:
 
 def parts_of(file: Path) -> list[Path]:
     """Return all parts of the model to which `file` belongs, in order. Raises CheckpointError."""
-    part = _PART.fullmatch(file.name)
+    part = _SHARD_NAME.fullmatch(file.name)
     if part is None:
         return [file]
     names = (f"{part[1]}-{n:05d}-of-{part[3]}{part[4]}" for n in range(1, int(part[3]) + 1))

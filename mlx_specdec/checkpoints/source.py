@@ -13,15 +13,15 @@ from ..errors import CheckpointError, OutputError, SourceError
 from .disk import check_directory
 from .shards import find, format_of
 
-PACKAGE = Path(__file__).resolve().parents[1]
-ROOT = PACKAGE if (PACKAGE / "weights").is_dir() else PACKAGE.parent
+PACKAGE_DIRECTORY = Path(__file__).resolve().parents[1]
+ROOT = PACKAGE_DIRECTORY if (PACKAGE_DIRECTORY / "weights").is_dir() else PACKAGE_DIRECTORY.parent
 """Directory of weights/ and prompts/: the package in an installed wheel, the root in a clone."""
 SHIPPED = "weights/"
 """Prefix of the names of models that come with the program."""
 SIMILAR = 0.85
 """The least similarity to a shipped model's name at which a name is corrected, as difflib counts.
 For py-lama it is 0.93, and for t5-small, which is another model, 0.4."""
-FILES = (".gguf", ".safetensors", ".bin", ".pt", ".pth", ".npz", ".json")
+MODEL_ENDINGS = (".gguf", ".safetensors", ".bin", ".pt", ".pth", ".npz", ".json")
 """Endings of files of models. A name that ends like this is a path, and not a name on the Hub."""
 _PAGE = re.compile(
     r"https?://(www\.)?(huggingface\.co|hf\.co)/(?P<name>[^/?#]+/[^/?#]+)"
@@ -125,7 +125,7 @@ def _local(name: str) -> Path | None:
     if os.path.lexists(path):
         kind = "a file" if os.path.exists(path) else "a broken link"
         raise SourceError(f"{name} is {kind}: give the directory that holds the model")
-    if name.endswith(FILES):
+    if name.endswith(MODEL_ENDINGS):
         raise SourceError(f"there is no file {name:.100}: check the path")
     shipped = [place.name for place in (ROOT / SHIPPED).glob("*/")]
     similar = get_close_matches(name.removeprefix(SHIPPED), shipped, 1, SIMILAR)

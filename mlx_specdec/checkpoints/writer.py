@@ -16,7 +16,7 @@ from .quantization import Quantization
 from .shards import INDEX
 from .tensors import NAMES, Tensor, dtype_name
 
-_PART = "part-{}.safetensors"
+_PART_NAME = "part-{}.safetensors"
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def write_weights(
     size = total = parameters = 0
 
     def write() -> None:
-        shards.append(_write_shard(directory / _PART.format(len(shards)), waiting, progress))
+        shards.append(_write_shard(directory / _PART_NAME.format(len(shards)), waiting, progress))
 
     for name, tensor in tensors:
         item = (name, tensor, change(name, tensor))
@@ -196,7 +196,7 @@ def _name_shards(directory: Path, shards: list[list[str]], total: int, parameter
     for number, names in enumerate(shards):
         numbered = f"model-{number + 1:05d}-of-{len(shards):05d}.safetensors"
         file = numbered if len(shards) > 1 else "model.safetensors"
-        (directory / _PART.format(number)).rename(directory / file)
+        (directory / _PART_NAME.format(number)).rename(directory / file)
         places.update(dict.fromkeys(names, file))
     metadata = {"total_size": total, "total_parameters": parameters}
     index = {"metadata": metadata, "weight_map": dict(sorted(places.items()))}

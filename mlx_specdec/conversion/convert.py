@@ -11,7 +11,7 @@ from ..checkpoints import destination, disk, files, mtp_layers, writer
 from ..checkpoints.formats.safetensors import SafetensorsFile
 from ..checkpoints.hub import is_network_error
 from ..checkpoints.quantization import Q_BITS, WeightFormat
-from ..checkpoints.shards import FORMATS
+from ..checkpoints.shards import FORMAT_NAMES
 from ..checkpoints.source import as_directory, resolve
 from ..errors import OptionError, OutputError, first_line
 from .plan import Plan
@@ -20,7 +20,7 @@ from .report import ConversionReport as ConversionReport
 from .report import digests_of
 from .verify import TextChange, Verified, compare, verify
 
-_REPOSITORY = re.compile(r"(?!.*(--|\.\.))\w[\w.-]*/\w[\w.-]*", re.ASCII)
+_UPLOAD_REPOSITORY = re.compile(r"(?!.*(--|\.\.))\w[\w.-]*/\w[\w.-]*", re.ASCII)
 
 
 def upload(directory: Path, repository: str, *, base_model: str | None, drafts: bool) -> None:
@@ -122,7 +122,7 @@ def convert(
     )
     if shard_bytes < 1:
         raise OptionError(f"a shard needs at least one byte, not {shard_bytes}")
-    if upload_repo is not None and not _REPOSITORY.fullmatch(upload_repo):
+    if upload_repo is not None and not _UPLOAD_REPOSITORY.fullmatch(upload_repo):
         raise OptionError(f"{upload_repo!a:.100} is no repository: give --upload-repo USER/NAME")
     local = Path(os.path.expanduser(model))
     path = _destination(model, local, mlx_path)
@@ -178,7 +178,7 @@ def convert(
                 path=path,
                 name=name,
                 revision=commit,
-                format=FORMATS[plan.format],
+                format=FORMAT_NAMES[plan.format],
                 source=of_source,
                 result=of_result,
                 dtype=weight_format.describe(),

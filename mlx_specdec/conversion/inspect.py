@@ -120,7 +120,7 @@ def _inspection(
     problem: str = "",
     drafter: Mapping[str, Any] | None = None,
 ) -> Inspection:
-    """Return the inspection of some tensors. kind: A key of `shards.FORMATS`."""
+    """Return the inspection of some tensors. kind: A key of `shards.FORMAT_NAMES`."""
     contents, report = reader.contents, None if plan is None else plan.report
     rows = tuple(_row(name, contents, report) for name in contents.stored)
     listed = report or contents
@@ -132,7 +132,7 @@ def _inspection(
     sizes = {name: merged[name] for name in _SIZES if type(merged.get(name)) is int}
     return Inspection(
         path=path,
-        format=shards.FORMATS[kind],
+        format=shards.FORMAT_NAMES[kind],
         model_type=str(config.get("model_type") or ""),
         files={file.name: file.stat().st_size for file in reader.paths},
         sizes={name: size for name, size in sizes.items() if size <= LARGEST_EXTENT},

@@ -24,7 +24,7 @@ class Plan:
         tensors: Returns all (final name, tensor of the source) in order, not read yet. The argument
             is a directory for temporary files.
         outlines: Final name -> a lazy array of the source's dtype and shape.
-        format: The source's format, a key of `shards.FORMATS`.
+        format: The source's format, a key of `shards.FORMAT_NAMES`.
         paths: The source's files of weights.
         scratch_nbytes: The most bytes of temporary files.
         stored: Path of a matrix that is quantized in the source -> its quantization.
@@ -144,14 +144,14 @@ def gguf_notes(
         yield f"kept {', '.join(weights.exact)} bit for bit, in MLX's groups of 32"
 
 
-_LAYER = re.compile(r"(.*?)(?:(?<=\.)(\d+)(?=\.)(.*))?", re.DOTALL)
+_NAME_PARTS = re.compile(r"(.*?)(?:(?<=\.)(\d+)(?=\.)(.*))?", re.DOTALL)
 
 
 def summary_of(names: Iterable[str]) -> str:
     """List tensors, with layers in one entry: "model.layers.{0,1}.mlp.gate.weight"."""
     groups: dict[tuple[str, str], list[str]] = {}
     for name in names:
-        before, number, after = _LAYER.fullmatch(name).groups("")  # type: ignore[union-attr]
+        before, number, after = _NAME_PARTS.fullmatch(name).groups("")  # type: ignore[union-attr]
         groups.setdefault((before, after), []).append(number)
     return ", ".join(
         f"{before}{layers[0] if len(layers) == 1 else '{' + ','.join(layers) + '}'}{after}"

@@ -23,7 +23,7 @@ SHARE_OF_MEMORY, SHARE_OF_SHARD, QUICK_BYTES = 0.5, 1.2, 600_000_000
 """Limits of a model's size in memory when its logits are compared. The first is a share of the
 machine's memory. The second is a multiple of `shard_bytes`, and the third is in bytes. The third
 does not hold for quantized results: running both models takes longer than the conversion."""
-LOADED_BYTES = 6
+BYTES_PER_LOADED_WEIGHT = 6
 """Bytes per weight while a model is loaded in float32: 4 for the weight and 2 for its source."""
 SAME_LOGITS = 1e-3
 """Largest difference of log-probabilities if no weight has changed."""
@@ -180,7 +180,7 @@ def verify(
         shard_bytes: The most bytes in a file of the result, which also limits the memory.
     """
     quantized = differences.quantized is not None
-    needed, reason = parameters * LOADED_BYTES, ""
+    needed, reason = parameters * BYTES_PER_LOADED_WEIGHT, ""
     if compare_logits is None:
         return Verified(None, None, "no comparison was asked for")
     if needed > SHARE_OF_MEMORY * disk.memory():
@@ -204,9 +204,9 @@ def verify(
         return Verified(difference, None, str(problem))
 
 
-LONGEST = 256
+LONGEST_SCORED = 256
 """The most tokens of a fixed text that are scored."""
-STEP = 32
+PASS_TOKENS = 32
 """Tokens per pass. The logits of one pass are in memory."""
 _TEXTS = json.loads(Path(__file__).with_name("fixed_texts.json").read_text(encoding="utf-8"))
 PAIRS: list[list[str]] = _TEXTS["pairs"]
@@ -267,7 +267,7 @@ def _score_text(loaded: Loaded, tokenizer: Path) -> tuple[mx.array, mx.array]:
     scores, top = [], []
     for prompt, text in texts:
         longest = loaded.model.max_length
-        text = text[: LONGEST if longest is None else min(LONGEST, longest - 1)]
+        text = text[: LONGEST_SCORED if longest is None else min(LONGEST_SCORED, longest - 1)]
         if not text or max(text) >= loaded.model.vocabulary:
             raise PromptError("the tokenizer makes ids of it that the model does not have")
         place = 0
@@ -283,11 +283,14 @@ def _score_text(loaded: Loaded, tokenizer: Path) -> tuple[mx.array, mx.array]:
 def _log_probabilities(
     model: Base, prompt: Sequence[int], text: Sequence[int]
 ) -> Iterator[mx.array]:
-    """Yield the log-probabilities that predict a text, (tokens, vocabulary), of STEP tokens."""
+    """Yield the log-probabilities that predict a text, (tokens, vocabulary), of PASS_TOKENS
+    tokens."""
     context = model.open(prompt)
     fed = [*model.prefix(prompt)[-1:], *text[:-1]]
-    for begin in range(0, len(fed), STEP):
-        logits = context.advance(mx.array([fed[begin : begin + STEP]], dtype=mx.int32)).logits[0]
+    for begin in range(0, len(fed), PASS_TOKENS):
+        logits = context.advance(
+            mx.array([fed[begin : begin + PASS_TOKENS]], dtype=mx.int32)
+        ).logits[0]
         logits = logits.astype(mx.float32)
         yield logits - mx.logsumexp(logits, axis=-1, keepdims=True)
 

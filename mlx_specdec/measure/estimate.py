@@ -20,7 +20,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..checkpoints.disk import read_json
-from ..checkpoints.files import LAYERS, Weights, read_config
+from ..checkpoints.files import LAYER_COUNT_KEYS, Weights, read_config
 from ..checkpoints.source import as_directory, resolve, temporary_directory
 from ..checkpoints.tensors import DTYPES, dtype_name
 from ..models.drafters.kinds import kind_of
@@ -140,7 +140,7 @@ def _caches(config: Mapping[str, Any], prompt: int, encodes: bool) -> int:
     row = 2 * (_first(config, "num_key_value_heads") or heads) * width
     if latent := _first(config, "kv_lora_rank"):
         row = latent + _first(config, "qk_rope_head_dim")
-    depth = _first(config, "num_decoder_layers", "decoder_layers", *LAYERS)
+    depth = _first(config, "num_decoder_layers", "decoder_layers", *LAYER_COUNT_KEYS)
     tokens = GENERATED if encodes else prompt + GENERATED
     kinds = config.get("layer_types") or ["full_attention"] * depth
     columns = tokens * kinds.count("full_attention") + (depth * prompt if encodes else 0)

@@ -10,7 +10,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
 
 from ..checkpoints import disk as sizes
-from ..checkpoints.quantization import DTYPES, PARTS, check_affine
+from ..checkpoints.quantization import FLOAT_DTYPES, PARTS, check_affine
 from ..errors import OptionError, check_one_of, first_line
 from .wired_memory import wire
 
@@ -48,7 +48,7 @@ class NumberFormat:
     expand: bool | None = None
 
     def __post_init__(self) -> None:
-        check_one_of("dtype", self.dtype, ("auto", *DTYPES))
+        check_one_of("dtype", self.dtype, ("auto", *FLOAT_DTYPES))
         if self.q_bits is not None:
             check_affine(self.q_bits, self.q_group_size)
 
@@ -107,7 +107,7 @@ def stored_dtype(config: Mapping[str, Any]) -> mx.Dtype:
     text = config.get("text_config")
     for part in (config, text if isinstance(text, Mapping) else {}):
         name = str(part.get("dtype") or part.get("torch_dtype") or "").rpartition(".")[2]
-        if name in DTYPES:
+        if name in FLOAT_DTYPES:
             return getattr(mx, name)
     return mx.float32
 

@@ -4,7 +4,7 @@ AutocompleteTemplate.ts of Continue, and format_prompt_infill of llama.cpp."""
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..checkpoints.formats.vocabularies import ENDS as ENDS_OF_SEQUENCES
+from ..checkpoints.formats.vocabularies import END_TOKENS as ENDS_OF_SEQUENCES
 from .tokenizer import Tokenizer
 
 MARKS = (

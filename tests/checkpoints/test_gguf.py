@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mlx_specdec.checkpoints.formats.vocabularies import RULES
+from mlx_specdec.checkpoints.formats.vocabularies import SPLIT_RULES
 from mlx_specdec.checkpoints.source import as_directory
 from mlx_specdec.models import number_format
 from mlx_specdec.models.loading import load_model
@@ -27,7 +27,7 @@ def test_a_file_that_grows_in_memory_is_announced(
 def test_rules_for_bytes_are_those_of_transformers_where_it_has_them() -> None:
     name = "transformers.integrations.gguf.gguf_tokenizer_mapping"
     splits = pytest.importorskip(name, exc_type=ImportError).GGUF_PRE_TOKENIZER_SPLITS
-    common = RULES.keys() & splits.keys()
+    common = SPLIT_RULES.keys() & splits.keys()
     assert len(common) > 15
     for name in common:
-        assert RULES[name].split == splits[name], name
+        assert SPLIT_RULES[name].split == splits[name], name

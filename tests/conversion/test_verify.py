@@ -16,7 +16,7 @@ from mlx_specdec.checkpoints.mtp_layers import FILE
 from mlx_specdec.conversion import verify
 from mlx_specdec.conversion.convert import convert
 from mlx_specdec.conversion.verify import (
-    LONGEST,
+    LONGEST_SCORED,
     PAIRS,
     PASSAGE,
     TextChange,
@@ -171,7 +171,7 @@ def token_by_token(directory: Path) -> list[float]:
     found = []
     for prompt, text in texts:
         context, last = loaded.model.open(prompt), loaded.model.prefix(prompt)[-1]
-        room = min(LONGEST, (loaded.model.max_length or 10**9) - 1)
+        room = min(LONGEST_SCORED, (loaded.model.max_length or 10**9) - 1)
         for token in text[:room]:
             row = context.advance(mx.array([[last]])).logits[0, -1]
             found.append((row[token] - mx.logsumexp(row)).item())

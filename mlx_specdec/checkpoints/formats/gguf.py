@@ -14,7 +14,7 @@ from .. import shards
 from ..disk import open_map
 from ..quantization import PARTS, Quantization, most_common, quantization_entry
 from ..tensors import DTYPES, Contents, TensorInfo, TensorReader, naming
-from .gguf_families import EMBEDDING, HEAD, Finder, TensorPlace, describe
+from .gguf_families import GGUF_EMBEDDING, GGUF_HEAD, Finder, TensorPlace, describe
 from .gguf_header import Metadata, Stored, read_header
 from .vocabularies import ends_by_name, tokenizer_files
 
@@ -25,7 +25,7 @@ and d * q in Q8_0."""
 _ZERO = {"Q4_0": 8, "Q8_0": 128}
 """GGUF type -> the zero point, an unsigned integer that stands for 0. Q4_1 has none."""
 _HALF = {"F16": mx.float16, "BF16": mx.bfloat16}
-_SMALL = 1 << 20
+_SAMPLED_LENGTH = 1 << 20
 """Longest vector that is read to see whether 16 bits hold its values exactly."""
 _PARTS = ("weight", *PARTS)
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
@@ -74,8 +74,8 @@ class GgufFile(TensorReader):
         return Contents(
             {name: stored.info for name, stored in self._stored.items()},
             {name: place.name for name, place in self._places.items()},
-            {name: EMBEDDING for name in self._left if name == HEAD},
-            {name: "config.json says what it says" for name in self._left if name != HEAD},
+            {name: GGUF_EMBEDDING for name in self._left if name == GGUF_HEAD},
+            {name: "config.json says what it says" for name in self._left if name != GGUF_HEAD},
         )
 
     def rows(self, name: str, begin: int, end: int) -> mx.array:
@@ -108,7 +108,7 @@ class GgufFile(TensorReader):
     def _fits(self, place: TensorPlace, half: mx.Dtype) -> bool:
         """Return whether the matrices' dtype holds a vector exactly. llama.cpp stores all vectors
         in float32."""
-        if len(place.shape) > 1 or place.shape[0] > _SMALL:
+        if len(place.shape) > 1 or place.shape[0] > _SAMPLED_LENGTH:
             return False
         values = self._read(place, slice(None))
         return bool(mx.array_equal(values.astype(half).astype(mx.float32), values).item())

@@ -14,7 +14,7 @@ from ...process import open_files_kept
 from ..tensors import Malformed
 from .gguf_header import Metadata, Stored
 
-EMBEDDING, HEAD = "token_embd.weight", "output.weight"
+GGUF_EMBEDDING, GGUF_HEAD = "token_embd.weight", "output.weight"
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ MIXTRAL = GgufFamily(
     "mixtral", {"num_local_experts": (".expert_count", int), **_USED}, permuted=True
 )
 """The family of a file of the architecture llama that has experts."""
-FAMILIES: Mapping[str, GgufFamily] = {
+GGUF_FAMILIES: Mapping[str, GgufFamily] = {
     "llama": GgufFamily("llama", permuted=True, scales=True),
     "command-r": GgufFamily("cohere", _LOGITS, epsilon="layer_norm_eps"),
     "cohere2": GgufFamily(
@@ -180,7 +180,7 @@ FAMILIES: Mapping[str, GgufFamily] = {
 }
 
 
-_FACTORS = "rope_freqs.weight"
+_ROPE_FREQS = "rope_freqs.weight"
 _ORIGINAL_LENGTH, _LOW, _HIGH = 8192, 1.0, 4.0
 """Constants of Llama 3.1's rotary scaling, which all Llama models since 3.1 share."""
 _ALWAYS = ("architectures", "hidden_act", "max_position_embeddings", "tie_word_embeddings")
@@ -197,10 +197,10 @@ def describe(metadata: Metadata, finder: Finder) -> dict[str, Any]:
         return _describe_t5(metadata, finder)
     if architecture == "t5encoder":
         raise Malformed(_ENCODER_ALONE)
-    if architecture not in FAMILIES:
-        these = f"of GGUF files {', '.join((*FAMILIES, 't5'))} are read"
+    if architecture not in GGUF_FAMILIES:
+        these = f"of GGUF files {', '.join((*GGUF_FAMILIES, 't5'))} are read"
         raise Malformed(f"holds a model of the architecture {architecture!r:.40}; {these}")
-    family = FAMILIES[architecture]
+    family = GGUF_FAMILIES[architecture]
     if architecture == "llama" and metadata.get(".expert_count", int, 0):
         family = MIXTRAL
     config = _config(metadata, family, finder)
@@ -211,7 +211,7 @@ def describe(metadata: Metadata, finder: Finder) -> dict[str, Any]:
         config["rope_scaling"] = scaling
     model, arguments = _model(config)
     _take_tensors(metadata, finder, family, config, model)
-    finder.check_left(family.model_type, _FACTORS)
+    finder.check_left(family.model_type, _ROPE_FREQS)
     keys = {field.name for field in dataclasses.fields(arguments)} | {*_ALWAYS}
     return {key: value for key, value in config.items() if key in keys}
 
@@ -221,7 +221,7 @@ def _config(metadata: Metadata, family: GgufFamily, finder: Finder) -> dict[str,
     heads = metadata.get(".attention.head_count", int)
     hidden = metadata.get(".embedding_length", int)
     inner = metadata.get(".feed_forward_length", int)
-    shape = finder.shape(EMBEDDING)
+    shape = finder.shape(GGUF_EMBEDDING)
     width = metadata.get(".attention.key_length", int, hidden // heads)
     if width != metadata.get(".attention.value_length", int, width):
         raise Malformed("has keys and values of different widths, which is not supported")
@@ -245,7 +245,7 @@ def _config(metadata: Metadata, family: GgufFamily, finder: Finder) -> dict[str,
         "rope_theta": metadata.get(".rope.freq_base", float, 10000.0),
         "partial_rotary_factor": _rotated_part(metadata, family, width),
         "query_pre_attn_scalar": hidden // heads if layers == family.largest else width,
-        "tie_word_embeddings": HEAD not in finder.tensors,
+        "tie_word_embeddings": GGUF_HEAD not in finder.tensors,
         "attention_bias": "blk.0.attn_q.bias" in finder.tensors,
         "attention_out_bias": "blk.0.attn_output.bias" in finder.tensors,
         "use_qkv_bias": "blk.0.attn_q.bias" in finder.tensors,
@@ -333,8 +333,8 @@ def _scaling(metadata: Metadata, finder: Finder, width: int, theta: float) -> di
     kind = metadata.get(".rope.scaling.type", str, "none")
     old = metadata.get(".rope.scale_linear", float, 1.0)
     factor = metadata.get(".rope.scaling.factor", float, old)
-    if _FACTORS in finder.tensors:
-        return _llama3(finder.read(_FACTORS, width // 2), width, theta)
+    if _ROPE_FREQS in finder.tensors:
+        return _llama3(finder.read(_ROPE_FREQS, width // 2), width, theta)
     if kind not in ("none", "linear"):
         raise Malformed(f"scales rotary positions by {kind!r:.40}, which is not supported")
     return None if factor in (0, 1) else {"rope_type": "linear", "type": "linear", "factor": factor}
@@ -350,7 +350,9 @@ def _llama3(factors: np.ndarray[Any, Any], width: int, theta: float) -> dict[str
         smooth = np.clip((_ORIGINAL_LENGTH / waves - _LOW) / (_HIGH - _LOW), 0, 1)
         expected = 1 / ((1 - smooth) / factor + smooth)
     if factors.shape != expected.shape or not np.allclose(factors, expected, rtol=1e-4):
-        raise Malformed(f"has {_FACTORS} that are not those of Llama 3.1, which is not supported")
+        raise Malformed(
+            f"has {_ROPE_FREQS} that are not those of Llama 3.1, which is not supported"
+        )
     return {
         "rope_type": "llama3",
         "factor": round(factor, 4),
@@ -383,7 +385,7 @@ def _describe_t5(metadata: Metadata, finder: Finder) -> dict[str, Any]:
         "model_type": model_type,
         "architectures": [f"{model_type.upper()}ForConditionalGeneration"],
         "is_encoder_decoder": True,
-        "vocab_size": finder.shape(EMBEDDING)[0],
+        "vocab_size": finder.shape(GGUF_EMBEDDING)[0],
         "d_model": metadata.get(".embedding_length", int),
         "d_kv": metadata.get(".attention.key_length", int),
         "d_ff": metadata.get(".feed_forward_length", int),
@@ -410,7 +412,7 @@ def _describe_t5(metadata: Metadata, finder: Finder) -> dict[str, Any]:
         finder.take(hf_name, TensorPlace(gguf_name(hf_name), shape, is_matrix=is_matrix))
     # These are not needed: a copy of the embedding, and a bias in old checkpoints.
     unused = [f"dec.blk.{number}.cross_attn_rel_b.weight" for number in range(decoder_layers)]
-    finder.check_left(model_type, HEAD, *unused)
+    finder.check_left(model_type, GGUF_HEAD, *unused)
     return config
 
 
@@ -434,9 +436,9 @@ def _t5_names(
 
 def _has_own_head(finder: Finder) -> bool:
     """Return whether there is a head that is not a copy of the embedding."""
-    if HEAD not in finder.tensors:
+    if GGUF_HEAD not in finder.tensors:
         return False
-    head, embedding = (finder.read(name, _SAMPLED_ROWS) for name in (HEAD, EMBEDDING))
+    head, embedding = (finder.read(name, _SAMPLED_ROWS) for name in (GGUF_HEAD, GGUF_EMBEDDING))
     with np.errstate(all="ignore"):
         lengths = float(np.linalg.norm(head)) * float(np.linalg.norm(embedding))
         return not float((head * embedding).sum()) > _SAME_DIRECTION * lengths

@@ -21,7 +21,7 @@ ALIGNMENT = 32
 """Default alignment of tensors in bytes."""
 _ARRAY, _STRING, _BOOL = 9, 8, 7
 _SCALARS = {**dict(enumerate("BbHhIifB")), 10: "Q", 11: "q", 12: "d"}
-_PLAIN = ("F32", "F16", "BF16", "I64", "I32", "I16", "I8")
+_UNQUANTIZED = ("F32", "F16", "BF16", "I64", "I32", "I16", "I8")
 """Names of element types that are not quantized."""
 
 
@@ -163,7 +163,7 @@ def element_type(number: int) -> GgufType:
         block, nbytes = GGML_QUANT_SIZES[kind]
     except (ValueError, KeyError):
         raise Malformed(unknown) from None
-    name, plain = kind.name, kind.name in _PLAIN
+    name, plain = kind.name, kind.name in _UNQUANTIZED
     stored, numpy = (name, ELEMENTS[name][1]) if plain else ("F32", "")
     gguf_type = GgufType(kind, name, block, nbytes, stored, numpy)
     try:

@@ -91,7 +91,7 @@ _TYPES = (
 )
 """torch's name of an element type, the name of its storage class, and the name in safetensors
 files."""
-KINDS = {
+TORCH_TYPES = {
     name: TorchType("f8" if name == "float64" else tensors.ELEMENTS[stored][1], stored)
     for name, _, stored in _TYPES
 }
@@ -107,10 +107,10 @@ ADMITTED: Mapping[tuple[str, str], Any] = {
     ("collections", "OrderedDict"): dict,
     ("torch", "Size"): lambda extents: extents,
     ("torch", "device"): lambda kind, index=None: None,
-    **{("torch", name): KINDS[kind] for kind, name, _ in _TYPES if name},
-    ("torch", "UntypedStorage"): KINDS["uint8"],
-    ("torch.storage", "UntypedStorage"): KINDS["uint8"],
-    **{("torch", name): kind for name, kind in KINDS.items()},
+    **{("torch", name): TORCH_TYPES[kind] for kind, name, _ in _TYPES if name},
+    ("torch", "UntypedStorage"): TORCH_TYPES["uint8"],
+    ("torch.storage", "UntypedStorage"): TORCH_TYPES["uint8"],
+    **{("torch", name): kind for name, kind in TORCH_TYPES.items()},
     ("torch", "Tensor"): None,
     ("torch.nn.parameter", "Parameter"): None,
 }

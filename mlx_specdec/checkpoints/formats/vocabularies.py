@@ -12,7 +12,7 @@ from ...errors import first_line
 from ..tensors import Malformed
 from .gguf_header import Metadata
 
-PLAIN = "default"
+DEFAULT_RULE = "default"
 """llama.cpp's name of the rule for files that name none."""
 
 
@@ -47,10 +47,10 @@ _SMALL, _CAPITAL = f"{_BEFORE}{_UPPER}*{_LOWER}+", f"{_BEFORE}{_UPPER}+{_LOWER}*
 _TEKKEN = rf"{_SMALL}|{_CAPITAL}|\p{{N}}|{_REST_WITH_SLASH}"
 _GPT4O = rf"{_SMALL}{_CONTRACTIONS}?|{_CAPITAL}{_CONTRACTIONS}?|\p{{N}}{{1,3}}|{_REST_WITH_SLASH}"
 
-RULES: Mapping[str, SplitRule] = {
+SPLIT_RULES: Mapping[str, SplitRule] = {
     name: rule
     for names, rule in (
-        (f"{PLAIN} gpt-2 phi-2 mpt olmo", SplitRule(then_gpt2=True)),
+        (f"{DEFAULT_RULE} gpt-2 phi-2 mpt olmo", SplitRule(then_gpt2=True)),
         ("smollm starcoder refact", SplitRule(r"\p{N}", then_gpt2=True)),
         ("command-r", SplitRule(r"\p{N}", then_gpt2=True, composes=True)),
         (
@@ -67,7 +67,7 @@ RULES: Mapping[str, SplitRule] = {
 }
 """llama.cpp's name -> the rule."""
 
-ENDS = (
+END_TOKENS = (
     *("<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>"),
     *("<end_of_turn>", "<end_of_utterance>", "<eos>", "</s>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]"),
     *("<|return|>", "<|call|>", "<｜end▁of▁sentence｜>"),
@@ -77,17 +77,17 @@ _RETURN, _END = "<|return|>", "<|end|>"
 """If a vocabulary has the first, the second ends a message but not the sequence."""
 _NORMAL, _UNKNOWN, _CONTROL, _USER, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
 _SPACE = "▁"
-_PREFIX = "tokenizer.ggml."
+_KEY_PREFIX = "tokenizer.ggml."
 _LONGEST_MERGED = 256
 """Longest token, in characters, whose merges are reconstructed. The time is quadratic in it."""
-_SPECIAL = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}
+_SPECIAL_TOKENS = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}
 """llama.cpp's name of a special token -> Hugging Face's name."""
 _PUT_BESIDE = "put the model's tokenizer.json beside it"
 
 
 class _Vocabulary:
     """The tokens of a GGUF file by id, with types and scores. ids: Token -> the first id. special:
-    Name in _SPECIAL -> id."""
+    Name in _SPECIAL_TOKENS -> id."""
 
     def __init__(self, metadata: Metadata) -> None:
         self.metadata = metadata
@@ -99,11 +99,11 @@ class _Vocabulary:
                 raise Malformed(f"is damaged: {len(self.tokens)} tokens and {len(values)} {name}")
         self.types = self.types or [_NORMAL] * len(self.tokens)
         self.ids = {token: id for id, token in reversed([*enumerate(self.tokens)])}
-        names = [name for name in _SPECIAL if f"{_PREFIX}{name}_token_id" in metadata]
+        names = [name for name in _SPECIAL_TOKENS if f"{_KEY_PREFIX}{name}_token_id" in metadata]
         self.special = {name: self.get(f"{name}_token_id", int) for name in names}
 
     def get(self, key: str, *rest: Any) -> Any:
-        return self.metadata.get(f"{_PREFIX}{key}", *rest)
+        return self.metadata.get(f"{_KEY_PREFIX}{key}", *rest)
 
     def of_type(self, *types: int) -> list[int]:
         return [id for id, kind in enumerate(self.types) if kind in types]
@@ -112,7 +112,7 @@ class _Vocabulary:
 def tokenizer_files(metadata: Metadata) -> dict[str, str]:
     """Return the content of tokenizer.json and tokenizer_config.json by name, {} without a
     vocabulary. Raises Malformed."""
-    kind = metadata.get(f"{_PREFIX}model", str, "none")
+    kind = metadata.get(f"{_KEY_PREFIX}model", str, "none")
     builders = {"llama": _sentencepiece_bpe, "t5": _unigram, "gpt2": _byte_bpe}
     if kind in ("none", "no_vocab"):
         return {}
@@ -129,18 +129,18 @@ def tokenizer_files(metadata: Metadata) -> dict[str, str]:
         "clean_up_tokenization_spaces": False,
     }
     for name, id in vocabulary.special.items():
-        settings[f"{_SPECIAL[name]}_token"] = vocabulary.tokens[id]
+        settings[f"{_SPECIAL_TOKENS[name]}_token"] = vocabulary.tokens[id]
     if "tokenizer.chat_template" in metadata:
         settings["chat_template"] = metadata.get("tokenizer.chat_template", str)
     return {"tokenizer.json": made, "tokenizer_config.json": json.dumps(settings, indent=2)}
 
 
 def ends_by_name(metadata: Metadata) -> list[int]:
-    """Return the ids of the control tokens with a name in ENDS. Raises Malformed."""
-    tokens = metadata.get(f"{_PREFIX}tokens", list, [])
-    types = metadata.get(f"{_PREFIX}token_type", np.ndarray, np.zeros(0))[: len(tokens)]
+    """Return the ids of the control tokens with a name in END_TOKENS. Raises Malformed."""
+    tokens = metadata.get(f"{_KEY_PREFIX}tokens", list, [])
+    types = metadata.get(f"{_KEY_PREFIX}token_type", np.ndarray, np.zeros(0))[: len(tokens)]
     controls = {tokens[id]: int(id) for id in np.flatnonzero(types == _CONTROL)}
-    names = (name for name in ENDS if name != _END or _RETURN not in controls)
+    names = (name for name in END_TOKENS if name != _END or _RETURN not in controls)
     return [controls[name] for name in names if name in controls]
 
 
@@ -218,8 +218,8 @@ def _unigram(vocabulary: _Vocabulary) -> Any:
 def _byte_bpe(vocabulary: _Vocabulary) -> Any:
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-    name = vocabulary.get("pre", str, PLAIN)
-    rule = RULES.get(name)
+    name = vocabulary.get("pre", str, DEFAULT_RULE)
+    rule = SPLIT_RULES.get(name)
     if rule is None:
         unknown = f"splits text by the rule {name!r:.40}, which is not known here"
         raise Malformed(f"{unknown}: {_PUT_BESIDE}")

@@ -12,7 +12,7 @@ import mlx.core as mx
 
 from ...checkpoints import mtp_layers
 from ...checkpoints.files import Weights, check_numbers
-from ...checkpoints.mtp_layers import CENTERED, FAMILIES, Carried
+from ...checkpoints.mtp_layers import CENTERED, MTP_FAMILIES, Carried
 from ...errors import CheckpointError, first_line
 from .files import UNUSED, ConfigEntries, DrafterFiles, LayerSizes, StoredTensors
 from .network import Config
@@ -158,7 +158,7 @@ def of_target(directory: Path, config: Config) -> MtpFiles | None:
     if mtp_layers.foreign(directory, config):
         raise CheckpointError(
             f"layers for multi-token prediction of the type {mtp_layers.family(config)!a:.60} are "
-            f"not supported: those of {', '.join(sorted(FAMILIES))} are"
+            f"not supported: those of {', '.join(sorted(MTP_FAMILIES))} are"
         )
     return None
 

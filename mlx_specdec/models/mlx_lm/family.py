@@ -7,7 +7,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from ...checkpoints.files import LAYERS
+from ...checkpoints.files import LAYER_COUNT_KEYS
 from ...errors import CheckpointError, OptionError, first_line
 from ...interfaces import FINAL
 from ...text.tokenizer import Kind, Tokenizer
@@ -79,9 +79,9 @@ def with_layers(config: Mapping[str, Any], chosen: Sequence[int]) -> dict[str, A
     layers."""
     changed = dict(config)
     inner = config.get("text_config")
-    if isinstance(inner, Mapping) and any(key in inner for key in LAYERS):
+    if isinstance(inner, Mapping) and any(key in inner for key in LAYER_COUNT_KEYS):
         return {**changed, "text_config": with_layers(inner, chosen)}
-    named = [key for key in LAYERS if isinstance(config.get(key), int)]
+    named = [key for key in LAYER_COUNT_KEYS if isinstance(config.get(key), int)]
     if not named:
         raise CheckpointError("config.json does not say how many layers there are")
     layers = config[named[0]]
