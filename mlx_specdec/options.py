@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from .errors import OptionError
-from .models.drafters import KINDS
+from .models.drafters import DRAFTER_KINDS
 from .sampling.grammar import Grammar, compiled, schema_text
 from .sampling.settings import Sampling, integer, number
 
-PROPOSERS = ("ngram", "draft", *KINDS, "medusa")
+PROPOSERS = ("ngram", "draft", *DRAFTER_KINDS, "medusa")
 RULES = ("coupled", "token", "block", "typical")
 MOST_DRAFTED = 64
 MOST_EXACT = 4

@@ -28,6 +28,12 @@ SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _NO_VOCABULARY = re.compile(
     r"(generation_config|tokenizer_config|special_tokens_map|added_tokens|chat_template).*"
 )
+FULL_ATTENTION, SLIDING_ATTENTION = "full_attention", "sliding_attention"
+"""Kinds of attention in `layer_types` of config.json."""
+TEXT_CONFIG = "text_config"
+"""The key in config.json with the settings of the language model, if it is a part of a model."""
+LM_HEAD = "lm_head.weight"
+"""The tensor of the output head, in Hugging Face's layout."""
 LAYER_COUNT_KEYS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")
 _ABOVE_0 = ("vocab_size", "hidden_size", "d_model", "n_embd", "num_attention_heads", "n_head")
 _FROM_0 = ("intermediate_size", "num_key_value_heads", "head_dim", "num_local_experts")

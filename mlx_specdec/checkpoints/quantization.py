@@ -13,6 +13,7 @@ Q_BITS = (2, 3, 4, 5, 6, 8)
 Q_GROUP_SIZES = (32, 64, 128)
 PARTS = ("scales", "biases")
 """The parts of a quantized matrix besides its weight. Only the affine format has biases."""
+ALL_PARTS = ("weight", *PARTS)
 FLOAT_DTYPES = ("float32", "float16", "bfloat16")
 
 

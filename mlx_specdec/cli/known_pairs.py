@@ -176,7 +176,7 @@ class KnownPair:
     target's own MTP layers.
 
     Attributes:
-        kind: DRAFT, or one of `models.drafters.KINDS`.
+        kind: DRAFT, or one of `models.drafters.DRAFTER_KINDS`.
         run: Whether this program was tested with the pair.
         uses: The uses for which `--model auto` may choose it.
         gains: Published speeds relative to plain decoding, by bits and use.

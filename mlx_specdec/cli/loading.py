@@ -12,7 +12,7 @@ from ..checkpoints.source import ROOT
 from ..checkpoints.stored_models import names as stored_names
 from ..errors import OptionError
 from ..models.cache_settings import CacheSettings
-from ..models.drafters import KINDS
+from ..models.drafters import DRAFTER_KINDS
 from ..options import Options, proposers
 from . import render
 from .flags import (
@@ -201,7 +201,7 @@ class Drafting(CostCache, KVCacheFlags):
         None,
         "The drafter: a draft model (draft), n-gram lookup in the prompt and the text (ngram), "
         "Medusa heads (medusa), a drafter on the target's hidden states by its kind "
-        f"({', '.join(KINDS)}), lookup before one of the others (auto), or none.",
+        f"({', '.join(DRAFTER_KINDS)}), lookup before one of the others (auto), or none.",
         metavar="NAME",
         autocompletion=proposers,
         show_default="auto; if --num-draft is a number, lookup only if nothing else drafts",

@@ -11,11 +11,12 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from ..checkpoints import files, mtp_layers
+from ..checkpoints.files import LM_HEAD
 from ..checkpoints.quantization import Quantization, WeightFormat, is_known
 from ..checkpoints.tensors import Tensor
 from ..checkpoints.writer import TensorChange, write_weights
 from ..errors import CheckpointError, OptionError
-from ..models.mlx_lm.loader import HEAD, embedding_of, open_model
+from ..models.mlx_lm.loader import embedding_of, open_model
 from ..process import open_files_kept
 from .plan import Plan, gguf_notes, summary_of, unsettled
 from .report import TensorReport, report_tensors
@@ -105,11 +106,11 @@ def _report(
     left = sorted(source.infos.keys() - places.values())
     tied: dict[str, str] = {}
     dropped: dict[str, str] = {}
-    headless = not any(name.endswith(HEAD) for name in (*computed, *origins))
+    headless = not any(name.endswith(LM_HEAD) for name in (*computed, *origins))
     for name in left:
-        if headless and name.endswith(HEAD) and (twin := embedding_of(name, source)):
+        if headless and name.endswith(LM_HEAD) and (twin := embedding_of(name, source)):
             tied[name] = twin
-        elif headless and name.endswith(HEAD):
+        elif headless and name.endswith(LM_HEAD):
             dropped[name] = "config.json ties it to the embedding"
         elif name.endswith(("inv_freq", "rope.freqs")):
             dropped[name] = "it follows from config.json"

@@ -216,7 +216,7 @@ def _inspect(path: Path) -> Inspection:
         check_directory(path)
         if medusa.is_medusa(path):
             config = {**read_json(path / "config.json"), "model_type": "Medusa heads"}
-            base = f"{config.get(medusa.BASE)!a:.200}"
+            base = f"{config.get(medusa.BASE_KEY)!a:.200}"
             problem = f"Medusa heads of the base model {base} are used as they are"
             return _inspect_file(path, medusa.file_of(path), config, problem)
         # A drafter that is not supported is shown as a model, below.

@@ -11,7 +11,7 @@ from mlx.utils import tree_flatten
 
 from ..checkpoints.disk import read_json
 from ..checkpoints.files import Weights
-from ..checkpoints.quantization import PARTS, Quantization, WeightFormat
+from ..checkpoints.quantization import ALL_PARTS, Quantization, WeightFormat
 from ..checkpoints.tensors import DTYPES, Tensor, same
 from ..errors import CheckpointError, OptionError
 from ..models import families
@@ -82,7 +82,7 @@ def _dequantized(plan: Plan, paths: Set[str]) -> Plan:
 def _part(matrices: Mapping[str, Quantization], name: str) -> tuple[str, str]:
     """Split the name of a tensor of a quantized matrix into path and part; else return ("", "")."""
     path, _, part = name.rpartition(".")
-    return (path, part) if path in matrices and part in ("weight", *PARTS) else ("", "")
+    return (path, part) if path in matrices and part in ALL_PARTS else ("", "")
 
 
 def _tensors(

@@ -12,10 +12,10 @@ from .number_format import on_cpu
 
 FEW = 32
 """The most query rows of a pass that is divided. Longer passes prefill prompts."""
-ROWS, QUERIES = 8, 32
+KERNEL_ROWS, KERNEL_QUERIES = 8, 32
 """Limits of a call of the vector kernel: query rows, and query rows times query heads per key-value
 head."""
-SIZES = frozenset({(64, 64), (96, 64), (96, 96), (128, 128), (192, 128), (256, 256)})
+KERNEL_SIZES = frozenset({(64, 64), (96, 64), (96, 96), (128, 128), (192, 128), (256, 256)})
 """The head sizes of keys and values that the vector kernel accepts within these limits."""
 WIDE, WIDE_GROUP, WIDE_KEYS = 512, 8, 1024
 """A head size that the vector kernel accepts only for a single row without an array mask. The row
@@ -74,9 +74,9 @@ def kernel_rows(queries: mx.array, keys: mx.array, values: mx.array, mask: Any) 
         # The first of several causal rows sees `rows` - 1 keys fewer than the last one.
         enough = group == WIDE_GROUP and count - rows + 1 >= WIDE_KEYS
         return int(enough and not isinstance(mask, mx.array))
-    if (size, values.shape[3]) not in SIZES:
+    if (size, values.shape[3]) not in KERNEL_SIZES:
         return 0
-    return min(ROWS, QUERIES // group, count)
+    return min(KERNEL_ROWS, KERNEL_QUERIES // group, count)
 
 
 def in_parts(

@@ -15,8 +15,8 @@ import numpy as np
 
 from ..checkpoints import files
 from ..checkpoints.disk import read_json
-from ..checkpoints.files import whole_number
-from ..checkpoints.quantization import PARTS
+from ..checkpoints.files import LM_HEAD, whole_number
+from ..checkpoints.quantization import ALL_PARTS
 from ..checkpoints.tensors import MOST_LAYERS, same
 from ..errors import CheckpointError
 from ..text.languages import Encode, Languages, LanguageTags
@@ -58,7 +58,7 @@ class Switches:
     end: int = 2
 
 
-KINDS = {
+SWITCHES_OF_TYPE = {
     "bart": Switches(False, False, True, "learned"),
     "mbart": Switches(True, True, True, "learned", start=None),
     "marian": Switches(False, False, False, "marian", pad=-1, start=None, end=0),
@@ -112,7 +112,10 @@ class BartConfig:
     def from_dict(cls, config: Mapping[str, Any]) -> Self:
         """Read a configuration. Raises CheckpointError if it is not supported."""
         kind = config["model_type"]
-        switches, stated = KINDS[kind], {n: v for n, v in config.items() if v is not None}
+        switches, stated = (
+            SWITCHES_OF_TYPE[kind],
+            {n: v for n, v in config.items() if v is not None},
+        )
         source_size = whole_number(config, "vocab_size")
         activation = stated.get("activation_function", switches.activation)
         end = stated.get("eos_token_id", switches.end)
@@ -337,9 +340,8 @@ class Bart(Network):
 Config = Mapping[str, Any]
 GENERATION = ("decoder_start_token_id", "forced_bos_token_id", "bad_words_ids")
 """Entries that old checkpoints have in config.json, and newer ones in generation_config.json."""
-BIAS = "final_logits_bias"
+LOGITS_BIAS = "final_logits_bias"
 TABLES = ("model.encoder.embed_tokens", "model.decoder.embed_tokens", "lm_head")
-_PARTS = ("weight", *PARTS)
 _CODE = re.compile(r"__(\w+)__|([a-z]{2,3}_[A-Z][A-Za-z]{1,3})", re.ASCII)
 ENGLISH = ("en", "eng_Latn", "en_XX")
 """The default language of sources is the first of these codes that the model has."""
@@ -381,7 +383,7 @@ class Codes(Languages):
 
 class BartFamily(EncoderDecoderFamily):
     copies: ClassVar[Mapping[str, str]] = {
-        f"{table}.{part}": f"model.shared.{part}" for table in TABLES for part in _PARTS
+        f"{table}.{part}": f"model.shared.{part}" for table in TABLES for part in ALL_PARTS
     }
 
     def load(self, directory: Path, config: Config, *rest: Any, **named: Any) -> Any:
@@ -392,7 +394,7 @@ class BartFamily(EncoderDecoderFamily):
 
     def network(self, config: Config, tensors: Collection[str]) -> Network:
         shape = BartConfig.from_dict(config)
-        return Bart(shape, has_bias=BIAS in tensors)
+        return Bart(shape, has_bias=LOGITS_BIAS in tensors)
 
     def names(self, config: Config, stored: Iterable[str]) -> dict[str, str]:
         """See `EncoderDecoderFamily`. Checkpoints without a head omit the prefix "model.". A shared
@@ -402,7 +404,7 @@ class BartFamily(EncoderDecoderFamily):
         places = {f"model.{name}" if name.startswith(inside) else name: name for name in stored}
         wanted = "model.shared" if shape.shared else "model.decoder.embed_tokens"
         copies = TABLES if shape.shared else TABLES[2:]
-        for part in _PARTS:
+        for part in ALL_PARTS:
             found = [places.pop(f"{table}.{part}", None) for table in copies]
             first = next((place for place in found if place is not None), None)
             if first is not None:
@@ -412,7 +414,7 @@ class BartFamily(EncoderDecoderFamily):
 
     def places(self, directory: Path, config: Config, weights: files.Weights) -> dict[str, str]:
         places = super().places(directory, config, weights)
-        head, table = "lm_head.weight", places.get("model.shared.weight")
+        head, table = LM_HEAD, places.get("model.shared.weight")
         table = table or places.get("model.decoder.embed_tokens.weight")
         both = [weights.tensor(name) for name in (head, table or "") if name in weights.infos]
         if len(both) == 2 and not same(*both):

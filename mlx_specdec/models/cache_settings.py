@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from ..errors import OptionError, check_one_of
 
-BITS, GROUP_SIZES = (2, 3, 4, 6, 8), (32, 64, 128)
+CACHE_BITS, CACHE_GROUP_SIZES = (2, 3, 4, 6, 8), (32, 64, 128)
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,8 @@ class CacheSettings:
 
     def __post_init__(self) -> None:
         if self.bits is not None:
-            check_one_of("kv-bits", self.bits, BITS)
-        check_one_of("kv-group-size", self.group_size, GROUP_SIZES)
+            check_one_of("kv-bits", self.bits, CACHE_BITS)
+        check_one_of("kv-group-size", self.group_size, CACHE_GROUP_SIZES)
         if self.max_size is not None and self.max_size < 1:
             raise OptionError(f"max-kv-size must be 1 or more, not {self.max_size}")
         if self.bits is not None and self.max_size is not None:

@@ -147,7 +147,7 @@ LATENT = Replacement(
     "__call__ of the modules that expand the latent of mlx-lm's MLA",
     "Attention needs the latent from which its keys and values were expanded.",
 )
-TAPS = Replacement(
+HIDDEN_STATES = Replacement(
     "__call__ of layers, and of other modules whose input or output is read",
     "mlx-lm's models do not return their hidden states, which drafters read.",
 )
@@ -202,6 +202,6 @@ ROUTING = Replacement(
 )
 PATCHES = (
     *(FAST_START, ATTENTION, QUANTIZED_ATTENTION, LIGHT_LAYERS),
-    *(LATENT, TAPS, WATCHED, RECORDED, CAUGHT_WEIGHTS),
+    *(LATENT, HIDDEN_STATES, WATCHED, RECORDED, CAUGHT_WEIGHTS),
     *(WINDOWS, ROTARY, ACTIVATION, SCALES, CAPS, TIME_STEPS, NORMS, ROUTING),
 )

@@ -4,9 +4,10 @@ Gemma 4 it has the sizes of layers with full attention, for which mlx-lm reads o
 from collections.abc import Mapping
 from typing import Any
 
+from ..checkpoints.files import TEXT_CONFIG
 from ..errors import CheckpointError
 
-PER_LAYER, TEXT = "per_layer_config", "text_config"
+PER_LAYER = "per_layer_config"
 OLDER = {"head_dim": "global_head_dim", "num_key_value_heads": "num_global_key_value_heads"}
 
 
@@ -16,8 +17,8 @@ def spelled_old(config: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         CheckpointError: If layers differ in a way that the older keys cannot say."""
     changed = _old(config)
-    if isinstance(inner := config.get(TEXT), Mapping):
-        changed[TEXT] = _old(inner)
+    if isinstance(inner := config.get(TEXT_CONFIG), Mapping):
+        changed[TEXT_CONFIG] = _old(inner)
     return changed
 
 

@@ -14,8 +14,8 @@ import numpy as np
 from mlx.nn.layers.distributed import shard_inplace
 
 from ..checkpoints import files
-from ..checkpoints.files import whole_number
-from ..checkpoints.quantization import PARTS
+from ..checkpoints.files import LM_HEAD, whole_number
+from ..checkpoints.quantization import ALL_PARTS
 from ..checkpoints.tensors import MOST_LAYERS, same
 from ..errors import CheckpointError
 from ..text.languages import Languages, LanguageTags
@@ -352,15 +352,14 @@ def _hide(mask: mx.array | None, dtype: mx.Dtype) -> mx.array | None:
 
 
 Config = Mapping[str, Any]
-_PARTS = ("weight", *PARTS)
-SHARED, HEAD = "shared.weight", "lm_head.weight"
+SHARED_EMBEDDING = "shared.weight"
 TWINS = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 # Tensors that are not read: copies of shared.weight, and a bias in old checkpoints that is unused.
 _DROPPED = re.compile(
     r"(encoder|decoder)\.embed_tokens\.weight"
     r"|decoder\.block\.\d+\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight"
 )
-UNUSED = "no T5 has positions in its cross-attention"
+NO_POSITIONS = "no T5 has positions in its cross-attention"
 """The reason why the cross-attention's bias is not read."""
 
 
@@ -370,12 +369,12 @@ class T5Family(EncoderDecoderFamily):
     # If config.json lacks num_decoder_layers, the decoder has as many layers as the encoder.
     decoder_depth = "num_decoder_layers"
     copies: ClassVar[Mapping[str, str]] = {
-        **dict.fromkeys(TWINS, SHARED),
-        **{f"lm_head.{part}": f"shared.{part}" for part in _PARTS},
+        **dict.fromkeys(TWINS, SHARED_EMBEDDING),
+        **{f"lm_head.{part}": f"shared.{part}" for part in ALL_PARTS},
     }
 
     def network(self, config: Config, tensors: Collection[str]) -> Network:
-        return T5(T5Config.from_dict(config, own_head=HEAD in tensors))
+        return T5(T5Config.from_dict(config, own_head=LM_HEAD in tensors))
 
     def check_shares(self, config: Config, ranks: int) -> None:
         shape = T5Config.from_dict(config, own_head=False)
@@ -387,14 +386,14 @@ class T5Family(EncoderDecoderFamily):
         stored = list(stored)
         read = {name: name for name in stored if not _DROPPED.fullmatch(name)}
         twins = [name for name in TWINS if name in stored]
-        if SHARED not in read and twins:
-            read[SHARED] = twins[0]
+        if SHARED_EMBEDDING not in read and twins:
+            read[SHARED_EMBEDDING] = twins[0]
         return read
 
     def places(self, directory: Path, config: Config, weights: files.Weights) -> dict[str, str]:
         """See `EncoderDecoderFamily`. A head that repeats `shared` is left out."""
         places = super().places(directory, config, weights)
-        table = {f"lm_head.{part}": places.get(f"shared.{part}") for part in _PARTS}
+        table = {f"lm_head.{part}": places.get(f"shared.{part}") for part in ALL_PARTS}
         repeats = all(
             shared is not None and same(weights.tensor(places[head]), weights.tensor(shared))
             for head, shared in table.items()
@@ -405,12 +404,12 @@ class T5Family(EncoderDecoderFamily):
     def unused(self, name: str) -> str:
         if name in TWINS:
             return "no copy, but T5 reads the words of both its halves from one table"
-        return UNUSED
+        return NO_POSITIONS
 
     def written_config(self, config: Config, tensors: Collection[str]) -> dict[str, Any]:
         return {
             **config,
-            "tie_word_embeddings": HEAD not in tensors,
+            "tie_word_embeddings": LM_HEAD not in tensors,
             "scale_decoder_outputs": scales_output(config),
         }
 

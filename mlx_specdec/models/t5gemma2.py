@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Self
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..checkpoints.files import whole_number
+from ..checkpoints.files import FULL_ATTENTION, SLIDING_ATTENTION, whole_number
 from ..checkpoints.tensors import MOST_LAYERS
 from ..errors import CheckpointError, PromptError
 from ..process import open_files_kept
@@ -32,7 +32,6 @@ from .rows import Place
 with open_files_kept():
     from mlx_lm.models.gemma3_text import MLP, RMSNorm
 
-KINDS = ("sliding_attention", "full_attention")
 Config = Mapping[str, Any]
 
 
@@ -74,7 +73,7 @@ class StackConfig:
             head_dim=whole_number(config, "head_dim", 256),
             scale=whole_number(config, "query_pre_attn_scalar", 256) ** -0.5,
             epsilon=config.get("rms_norm_eps") or 1e-6,
-            windows=tuple(window if kind == KINDS[0] else None for kind in kinds),
+            windows=tuple(window if kind == SLIDING_ATTENTION else None for kind in kinds),
             ropes=tuple(ropes[kind] for kind in kinds),
             longest=whole_number(config, "max_position_embeddings", 131072),
             cap=config.get("final_logit_softcapping") or None,
@@ -85,15 +84,19 @@ def _kinds(config: Config, layers: int) -> Sequence[str]:
     """Return the kind of attention of each layer. If config.json has no layer_types, one layer of
     every six, or as sliding_window_pattern says, has full attention."""
     every = config.get("sliding_window_pattern") or config.get("_sliding_window_pattern") or 6
-    usual = [KINDS[number % every == 0] for number in range(1, layers + 1)]
+    kinds = SLIDING_ATTENTION, FULL_ATTENTION
+    usual = [kinds[number % every == 0] for number in range(1, layers + 1)]
     return config.get("layer_types") or usual
 
 
 def _ropes(config: Config) -> dict[str, tuple[float, float]]:
     """Return theta and the position factor of each kind of layer, from new files (rope_parameters)
     or old files."""
-    older = dict(zip(KINDS, (("rope_local_base_freq", 1e4), ("rope_theta", 1e6)), strict=True))
-    stated = config.get("rope_parameters") or {KINDS[1]: config.get("rope_scaling")}
+    older = {
+        SLIDING_ATTENTION: ("rope_local_base_freq", 1e4),
+        FULL_ATTENTION: ("rope_theta", 1e6),
+    }
+    stated = config.get("rope_parameters") or {FULL_ATTENTION: config.get("rope_scaling")}
     ropes = {}
     for kind, (name, base) in older.items():
         part = stated.get(kind) or {}

@@ -11,9 +11,9 @@ import os
 
 import mlx.core as mx
 
-SWITCH = "MLX_SPECDEC_WIRED"
+WIRED_SWITCH = "MLX_SPECDEC_WIRED"
 """Environment variable that keeps the limit unchanged if its value is 0."""
-SHARE = 0.25
+ACTIVE_SHARE = 0.25
 """The limit is set if the active memory exceeds this share of the machine's memory. macOS hardly
 ever swaps smaller models out."""
 
@@ -22,13 +22,13 @@ _earlier: list[int] = []
 
 
 def wire() -> None:
-    """Set the wired limit to MLX's active memory, if this exceeds SHARE of the machine's memory.
-    The limit never exceeds the one that the device recommends. Call this right after the weights of
-    a model are evaluated, and again after another model."""
-    if os.environ.get(SWITCH) == "0" or not mx.metal.is_available():
+    """Set the wired limit to MLX's active memory, if this exceeds ACTIVE_SHARE of the
+    machine's memory. The limit never exceeds the one that the device recommends. Call this right
+    after the weights of a model are evaluated, and again after another model."""
+    if os.environ.get(WIRED_SWITCH) == "0" or not mx.metal.is_available():
         return
     device, active = mx.device_info(mx.gpu), mx.get_active_memory()
-    if active <= SHARE * int(device["memory_size"]):
+    if active <= ACTIVE_SHARE * int(device["memory_size"]):
         return
     limit = min(int(device["max_recommended_working_set_size"]), active)
     earlier = mx.set_wired_limit(limit)

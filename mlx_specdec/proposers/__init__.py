@@ -5,13 +5,13 @@ MISSING for pairs for which it returns None."""
 
 from importlib import import_module
 
-from ..models.drafters import KINDS
+from ..models.drafters import DRAFTER_KINDS
 from .drafter import Drafter, LoadedPair
 
 DRAFTERS = {
     "ngram": "lookup",
     "draft": "draft_model",
-    **dict.fromkeys(KINDS, "hidden_state"),
+    **dict.fromkeys(DRAFTER_KINDS, "hidden_state"),
     "medusa": "medusa",
 }
 """Module per name. `auto` prefers proposers with weights in this order."""
@@ -26,7 +26,7 @@ def find(name: str, pair: LoadedPair) -> Drafter | None:
 
 def missing(name: str) -> str:
     """Return the error message for a pair that does not have this drafter."""
-    if name in KINDS:
+    if name in DRAFTER_KINDS:
         from ..models.drafters.kinds import kind_named
 
         return kind_named(name).missing

@@ -15,7 +15,7 @@ from ..checkpoints import destination
 from ..checkpoints.shards import HEADS
 from ..engine.pair import Pair
 from ..models.base import Base
-from ..models.drafters.medusa import BASE, COUNT, LAYERS, MedusaHeads
+from ..models.drafters.medusa import BASE_KEY, HEADS_KEY, LAYERS_KEY, MedusaHeads
 from .collect import SampleFiles
 from .config import DataConfig, HeadsConfig, TrainConfig
 from .fit import HELD_OUT, Task, Trained, Training, Watcher, work_directory
@@ -143,9 +143,9 @@ def write(directory: Path, heads: MedusaHeads, base: str) -> None:
     tensors = {name: array.astype(mx.bfloat16) for name, array in heads.tensors().items()}
     shapes = next(iter(tensors.values())).shape
     config = {
-        BASE: base,
-        COUNT: heads.count,
-        LAYERS: len(heads.weights),
+        BASE_KEY: base,
+        HEADS_KEY: heads.count,
+        LAYERS_KEY: len(heads.weights),
         "hidden_size": shapes[-1],
         "vocab_size": heads.vocabulary,
     }

@@ -18,7 +18,7 @@ from mlx_specdec.engine.pair import Pair
 from mlx_specdec.engine.request import beginning, encode
 from mlx_specdec.errors import CheckpointError, OptionError
 from mlx_specdec.models import families
-from mlx_specdec.models.bart import KINDS, Bart, BartConfig
+from mlx_specdec.models.bart import SWITCHES_OF_TYPE, Bart, BartConfig
 from mlx_specdec.models.encoder_decoder.context import EncoderDecoderModel, share_equal_encoder
 from mlx_specdec.models.loading import load_model
 from mlx_specdec.text.tokenizer import load_tokenizer
@@ -146,7 +146,7 @@ def test_converted_and_quantized_models_load_and_speak(name: str, tmp_path: Path
     wide = copied(name, tmp_path / "wide", d_model=32)
     network = Bart(
         BartConfig.from_dict(json.loads((wide / "config.json").read_text())),
-        has_bias=KINDS[config_of(name)["model_type"]].bias,
+        has_bias=SWITCHES_OF_TYPE[config_of(name)["model_type"]].bias,
     )
     save(wide / "model.safetensors", dict(tree_flatten(network.parameters())))
     convert(str(wide), tmp_path / "small", quantize=True, q_bits=4, q_group_size=32)

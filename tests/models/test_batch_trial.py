@@ -12,7 +12,7 @@ from mlx_specdec.errors import OptionError
 from mlx_specdec.interfaces import Scores
 from mlx_specdec.models.mlx_lm.caches import BatchedCache
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
-from mlx_specdec.models.mlx_lm.trials import ATTEMPTS, MASK_AXES, TRIED, try_batches
+from mlx_specdec.models.mlx_lm.trials import ATTEMPTS, MASK_AXES, TRIAL_LENGTHS, try_batches
 from mlx_specdec.models.rows import Place
 from mlx_specdec.options import Options
 
@@ -20,7 +20,7 @@ from ..support import tiny
 from ..support.pairs import PROMPT, model_of, pair_of
 from ..support.thread_ranks import Rank, adding_up, on_every, ranks
 
-EVERY = range(len(TRIED))
+EVERY = range(len(TRIAL_LENGTHS))
 LAST = (ATTEMPTS - 1) * len(MASK_AXES)
 """The number of the last attempt with masks of 4 axes, which Llama needs."""
 
@@ -36,9 +36,9 @@ def damaged(
     def changed(tokens: mx.array, entries: list[Any] | None, taps: Sequence[str] = ()) -> Scores:
         nonlocal attempt
         scores = run(tokens, entries, taps)
-        if len(tokens) < len(TRIED):
+        if len(tokens) < len(TRIAL_LENGTHS):
             return scores
-        attempt += tokens.shape[1] == max(count for count, _ in TRIED)
+        attempt += tokens.shape[1] == max(count for count, _ in TRIAL_LENGTHS)
         return replace(scores, logits=damage(scores.logits, attempt))
 
     model.run = changed  # type: ignore[method-assign]

@@ -16,7 +16,7 @@ from mlx_specdec.models.attention_parts import in_parts
 from mlx_specdec.models.cache_settings import CacheSettings
 from mlx_specdec.models.encoder_decoder.layers import Attention
 from mlx_specdec.models.mlx_lm import model as mlx_lm_model
-from mlx_specdec.models.mlx_lm.attention import NAME, attend, replace_in
+from mlx_specdec.models.mlx_lm.attention import ATTENTION_FUNCTION, attend, replace_in
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.options import Options
 
@@ -57,7 +57,7 @@ def kernel_calls(off_cpu: None, monkeypatch: pytest.MonkeyPatch) -> list[tuple[i
         made.append((queries.shape[2], queries.shape[1] // keys.shape[1], keys.shape[2]))
         return plain(queries, keys, *rest, **named)
 
-    monkeypatch.setattr(mx.fast, NAME, recorded)
+    monkeypatch.setattr(mx.fast, ATTENTION_FUNCTION, recorded)
     return made
 
 
@@ -258,9 +258,9 @@ def test_texts_are_those_of_whole_passes(
 def test_attention_is_put_in_place_off_the_cpu_only(monkeypatch: pytest.MonkeyPatch) -> None:
     tiny.build("qwen2")
     module = sys.modules["mlx_lm.models.qwen2"]
-    monkeypatch.setattr(module, NAME, base.scaled_dot_product_attention)
+    monkeypatch.setattr(module, ATTENTION_FUNCTION, base.scaled_dot_product_attention)
     DecoderOnlyModel(tiny.build("qwen2"))
-    assert getattr(module, NAME) is base.scaled_dot_product_attention
+    assert getattr(module, ATTENTION_FUNCTION) is base.scaled_dot_product_attention
     monkeypatch.setattr(mlx_lm_model, "on_cpu", lambda: False)
     DecoderOnlyModel(tiny.build("qwen2"))
-    assert getattr(module, NAME) is attend
+    assert getattr(module, ATTENTION_FUNCTION) is attend

@@ -145,7 +145,7 @@ def test_arrays_of_the_same_shape_are_not_taken_for_the_expanded_ones() -> None:
     attention: Any = expanding(model.network)[0]
     shown = mx.random.normal((1, 1, 12, 16), key=mx.random.key(1))
     queries = mx.random.normal((1, 4, 3, 8), key=mx.random.key(2))
-    attend = type(attention).__call__.__globals__[attention_module.NAME]
+    attend = type(attention).__call__.__globals__[attention_module.ATTENTION_FUNCTION]
 
     def call(keys: mx.array, values: mx.array) -> int:
         before = absorbed_calls()

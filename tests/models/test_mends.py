@@ -59,20 +59,22 @@ def test_a_mend_is_needed(
         for kind, applied in mends.MENDS.items()
     }
     monkeypatch.setattr(mends, "MENDS", fewer)
-    monkeypatch.setattr(mends, "EVERY", tuple(one for one in mends.EVERY if one is not mend))
+    monkeypatch.setattr(
+        mends, "OF_ALL_TYPES", tuple(one for one in mends.OF_ALL_TYPES if one is not mend)
+    )
     assert wrong(name, tmp_path)
 
 
 def test_every_mend_is_tested() -> None:
     applied = {one for every in mends.MENDS.values() for one in every}
-    assert applied | {*mends.EVERY} == NEEDED_BY.keys()
+    assert applied | {*mends.OF_ALL_TYPES} == NEEDED_BY.keys()
 
 
 @pytest.mark.parametrize("name", ["falcon_h1-scales", "gemma3n_text"])
 def test_a_change_of_tensors_is_needed(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mends, "TENSORS", {})
+    monkeypatch.setattr(mends, "TENSOR_MENDS", {})
     assert wrong(name, tmp_path)
 
 

@@ -93,7 +93,7 @@ def _classes(modules: Sequence[nn.Module], change: Callable[[], Any]) -> Origina
 
 def _attention() -> Originals:
     attention.replace_in(tiny.build("llama"))
-    return [(llama, attention.NAME, base.scaled_dot_product_attention)]
+    return [(llama, attention.ATTENTION_FUNCTION, base.scaled_dot_product_attention)]
 
 
 def _quantized() -> Originals:
@@ -157,7 +157,7 @@ APPLIED: dict[patches.Replacement, Callable[[], Originals]] = {
     patches.QUANTIZED_ATTENTION: _quantized,
     patches.LIGHT_LAYERS: _light,
     patches.LATENT: _latent,
-    patches.TAPS: _taps,
+    patches.HIDDEN_STATES: _taps,
     patches.RECORDED: _recorded,
     patches.WINDOWS: _mended("starcoder2", lambda network: network.layers[0], sliding_window=4),
     patches.ROTARY: _rotary,

@@ -17,7 +17,7 @@ from mlx_specdec.models.cache_settings import CacheSettings
 from mlx_specdec.models.loading import load_model
 from mlx_specdec.models.mlx_lm import trials
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
-from mlx_specdec.models.mlx_lm.trials import LAYERS
+from mlx_specdec.models.mlx_lm.trials import LEAST_LAYERS
 from mlx_specdec.options import Options
 from mlx_specdec.proposers.lookup import PromptLookup
 
@@ -117,7 +117,7 @@ def test_no_layer_after_those_that_are_compared_is_computed(
     monkeypatch: pytest.MonkeyPatch, latent: bool
 ) -> None:
     config = tiny.CONFIGS["deepseek_v3" if latent else "llama"]
-    network = tiny.from_config({**config, "num_hidden_layers": LAYERS + 3})
+    network = tiny.from_config({**config, "num_hidden_layers": LEAST_LAYERS + 3})
     mx.eval(network.parameters())
 
     class Heavy(type(network.layers[-1])):
@@ -127,7 +127,7 @@ def test_no_layer_after_those_that_are_compared_is_computed(
             return super().__call__(*args, **kwargs) + mx.sum(mx.random.uniform(shape=(1 << 23,)))
 
     Heavy.__name__ = Heavy.__base__.__name__  # Otherwise it would be a kind that is compared too.
-    for layer in network.layers[LAYERS:]:
+    for layer in network.layers[LEAST_LAYERS:]:
         layer.__class__ = Heavy
     model = DecoderOnlyModel(network)
     mx.synchronize()

@@ -8,7 +8,7 @@ import mlx.core as mx
 import pytest
 
 from mlx_specdec.errors import CheckpointError
-from mlx_specdec.models.drafters import KINDS
+from mlx_specdec.models.drafters import DRAFTER_KINDS
 from mlx_specdec.models.drafters.files import DrafterFiles
 from mlx_specdec.models.drafters.kinds import check_is_none, kind_named, kind_of, read
 
@@ -153,7 +153,7 @@ def test_known_drafters_that_are_not_supported_are_named(
 ) -> None:
     directory = weights(tmp_path / "drafter", config, tensors or {"some.weight": (2, 2)})
     with pytest.raises(
-        CheckpointError, match=rf"{what}.* not supported: .*{', '.join(sorted(KINDS))}"
+        CheckpointError, match=rf"{what}.* not supported: .*{', '.join(sorted(DRAFTER_KINDS))}"
     ):
         read(directory)
 

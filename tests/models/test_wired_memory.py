@@ -51,7 +51,7 @@ class Mac:
 def mac(monkeypatch: pytest.MonkeyPatch) -> Iterator[Mac]:
     """A Mac on which every model is large."""
     pretended = Mac()
-    monkeypatch.delenv(wired_memory.SWITCH, raising=False)
+    monkeypatch.delenv(wired_memory.WIRED_SWITCH, raising=False)
     monkeypatch.setattr(mx.metal, "is_available", lambda: True)
     monkeypatch.setattr(mx, "device_info", pretended.device_info)
     monkeypatch.setattr(mx, "set_wired_limit", pretended.set_wired_limit)

@@ -20,11 +20,11 @@ from ..support.models import make_llama
 
 
 def test_every_kind_that_is_read_has_a_name_to_ask_for() -> None:
-    assert set(KINDS) == {
+    assert set(DRAFTER_KINDS) == {
         name for name, module in DRAFTERS.items() if module in ("hidden_state", "mtp")
     }
     # Gemma's assistants have targets of their own, and tests.
-    assert set(KINDS) == {*MAKERS, "gemma4_assistant"}
+    assert set(DRAFTER_KINDS) == {*MAKERS, "gemma4_assistant"}
 
 
 def test_a_loaded_target_takes_another_draft(tmp_path: Path) -> None:

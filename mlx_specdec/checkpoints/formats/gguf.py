@@ -12,7 +12,7 @@ import numpy as np
 
 from .. import shards
 from ..disk import open_map
-from ..quantization import PARTS, Quantization, most_common, quantization_entry
+from ..quantization import ALL_PARTS, Quantization, most_common, quantization_entry
 from ..tensors import DTYPES, Contents, TensorInfo, TensorReader, naming
 from .gguf_families import GGUF_EMBEDDING, GGUF_HEAD, Finder, TensorPlace, describe
 from .gguf_header import Metadata, Stored, read_header
@@ -27,7 +27,6 @@ _ZERO = {"Q4_0": 8, "Q8_0": 128}
 _HALF = {"F16": mx.float16, "BF16": mx.bfloat16}
 _SAMPLED_LENGTH = 1 << 20
 """Longest vector that is read to see whether 16 bits hold its values exactly."""
-_PARTS = ("weight", *PARTS)
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
@@ -80,7 +79,7 @@ class GgufFile(TensorReader):
 
     def rows(self, name: str, begin: int, end: int) -> mx.array:
         path, _, part = name.rpartition(".")
-        is_part = path in self._quantized and part in _PARTS
+        is_part = path in self._quantized and part in ALL_PARTS
         place = self._places[f"{path}.weight" if is_part else name]
         chosen: slice | np.ndarray[Any, Any] = slice(begin, end)
         if place.heads:

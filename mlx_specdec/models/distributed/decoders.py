@@ -14,7 +14,7 @@ from .sharding import check_even, refine
 
 SHARES_KEYS = ("qwen3_5", "qwen3_5_moe", "qwen3_5_text")
 """Families that repeat key-value heads if there are fewer of them than ranks."""
-LATENT = ("kv_lora_rank", "q_lora_rank")
+LATENT_KEYS = ("kv_lora_rank", "q_lora_rank")
 """Keys of config.json that show latent attention. There all heads share one array, which every rank
 holds, so the number of key-value heads does not matter."""
 
@@ -33,7 +33,7 @@ def check_shares(config: Mapping[str, Any], ranks: int) -> None:
     heads = text.get("num_attention_heads")
     keys = text.get("num_key_value_heads") or heads
     shared = kind in SHARES_KEYS and isinstance(keys, int) and ranks % keys == 0
-    latent = any(text.get(name) for name in LATENT)
+    latent = any(text.get(name) for name in LATENT_KEYS)
     counts = {"attention heads": heads, "key-value heads": None if shared or latent else keys}
     check_even({what: count for what, count in counts.items() if isinstance(count, int)}, ranks)
 

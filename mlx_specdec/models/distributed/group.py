@@ -35,7 +35,7 @@ COMPARED = (
     *("*.safetensors", "pytorch_model*.bin", "*.gguf"),
 )
 """The files of a model that the ranks compare."""
-LONGEST = 1024
+LONGEST_MESSAGE = 1024
 """Maximum bytes of a message between ranks; the rest is cut off."""
 MEETING = 60.0
 """Seconds that a rank waits for the other ranks when it starts."""
@@ -98,8 +98,8 @@ class Ranks:
     def texts(self, text: str) -> list[str]:
         """Send a message to all ranks, and return the messages of all ranks. Raises SystemExit if
         rank 0 has ended."""
-        content = text.encode()[:LONGEST].ljust(LONGEST, b"\0")
-        slots = mx.zeros((self.size, LONGEST), dtype=mx.int32)
+        content = text.encode()[:LONGEST_MESSAGE].ljust(LONGEST_MESSAGE, b"\0")
+        slots = mx.zeros((self.size, LONGEST_MESSAGE), dtype=mx.int32)
         slots[self.rank] = mx.array(list(content), dtype=mx.int32)
         rows: list[list[int]] = self.total(slots).tolist()  # type: ignore[assignment]
         texts = [bytes(row).decode(errors="replace").rstrip("\0") for row in rows]

@@ -25,7 +25,7 @@ from ..base import Base
 SIZE = 256
 """Length of the first array of a message. A network takes as long for it as for one number. Longer
 messages, mostly with prompts, have a second array, whose size the first one states."""
-HEAD = 3
+ORDER_HEAD = 3
 """Numbers at the beginning of an order: operation, context, and the number of arguments."""
 
 
@@ -111,8 +111,8 @@ class Channel:
 def _orders(numbers: Sequence[int]) -> Iterator[Order]:
     place = 0
     while place < len(numbers):
-        op, context, count = numbers[place : place + HEAD]
-        place += HEAD + count
+        op, context, count = numbers[place : place + ORDER_HEAD]
+        place += ORDER_HEAD + count
         yield Order(Op(op), context, tuple(numbers[place - count : place]))
 
 

@@ -3,7 +3,7 @@ This module imports no MLX, so that the command line can list the kinds quickly.
 
 from collections.abc import Mapping
 
-KINDS: Mapping[str, str] = {
+DRAFTER_KINDS: Mapping[str, str] = {
     "dspark": "dflash:DSPARK",
     "dflash2": "dflash:DFLASH2",
     "dflash": "dflash:DFLASH",

@@ -15,7 +15,7 @@ from ..per_layer import spelled_old
 from .files import DrafterFiles, LayerSizes, is_named
 from .layers import DrafterAttention, DrafterLayer, FeedForward, Names, SourceKeysValues
 
-ASSISTANT = "muse_glimmer_assistant"
+MUSE_GLIMMER = "muse_glimmer_assistant"
 ASSISTANT_VOCABULARY = 202048
 """Size of Muse Glimmer's vocabulary, which the config.json of its assistant lacks."""
 GATED = "enable_qwen35_gated_q_proj"
@@ -39,7 +39,7 @@ def adapted(config: Mapping[str, Any]) -> Mapping[str, Any]:
             "layer_types": None,
             ROTATED: None,
         }
-    if config.get("model_type") == ASSISTANT:
+    if config.get("model_type") == MUSE_GLIMMER:
         return {"vocab_size": ASSISTANT_VOCABULARY, "is_causal": False, **config}
     if config.get(GATED):
         ropes = config.get("rope_parameters", {})

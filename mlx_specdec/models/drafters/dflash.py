@@ -18,15 +18,15 @@ import mlx.nn as nn
 from ...checkpoints.files import Weights
 from ...largest import indices_of_largest
 from ..encoder_decoder.layers import attend_cached
-from .block_forms import ASSISTANT, GATED, NoiseLevel, adapted, center_norms, layer_of
+from .block_forms import GATED, MUSE_GLIMMER, NoiseLevel, adapted, center_norms, layer_of
 from .files import ConfigEntries, DrafterFiles, is_named, nested, read_layers
 from .layers import DrafterLayer, SourceKeysValues
 from .network import Config, DrafterKind, DrafterNetwork, Reading
 
-IDS = "aux_hidden_state_layer_ids"
-USUAL_TAPS = 5
+LAYER_IDS = "aux_hidden_state_layer_ids"
+DFLASH_HIDDEN_LAYERS = 5
 """Default number of the target's layers whose hidden states are read."""
-USUAL_VOCABULARY = 151936
+QWEN3_VOCABULARY = 151936
 """Size of the target's vocabulary if a file of `speculators` lacks it: Qwen 3's."""
 MARKOV = ("vanilla", "gated", "rnn")
 W1 = "markov_head.markov_w1.weight"
@@ -50,7 +50,7 @@ def is_dflash2(config: Config, names: Collection[str]) -> bool:
 
 
 def is_dflash(config: Config, names: Collection[str]) -> bool:
-    named = is_named(config, r"\w*DFlash\w*") or config.get("model_type") == ASSISTANT
+    named = is_named(config, r"\w*DFlash\w*") or config.get("model_type") == MUSE_GLIMMER
     return named or isinstance(config.get("dflash_config"), Mapping)
 
 
@@ -61,16 +61,16 @@ def read(kind: str, directory: Path, config: Config, weights: Weights | None) ->
         adapted(config),
         weights,
         own_name=_own_name,
-        ids=IDS,
-        usual_taps=USUAL_TAPS,
+        ids=LAYER_IDS,
+        usual_taps=DFLASH_HIDDEN_LAYERS,
         usual_layers=_usual_layers,
-        usual_vocabulary=USUAL_VOCABULARY,
+        usual_vocabulary=QWEN3_VOCABULARY,
         # Training freezes the embedding and the head.
         copies=("embed_tokens.weight", "lm_head.weight"),
     )
     # DeepSpec's trainer writes the target's type.
     copied = files.settings.layered or is_named(config, r"\w*DSparkModel")
-    types = (None, "qwen3", "llama", "speculator_model", ASSISTANT)
+    types = (None, "qwen3", "llama", "speculator_model", MUSE_GLIMMER)
     if config.get("model_type") not in types and not copied:
         raise files.settings.wrong("model_type", "qwen3")
     if files.settings.get(GATED):
@@ -421,6 +421,6 @@ class DFlash2(DFlash):
         return self.candidate_selector.step(logits, token, state), None
 
 
-DSPARK = DrafterKind("dspark", is_dspark, partial(read, "dspark"), DFlash, layer_ids=IDS)
-DFLASH = DrafterKind("dflash", is_dflash, partial(read, "dflash"), DFlash, layer_ids=IDS)
-DFLASH2 = DrafterKind("dflash2", is_dflash2, partial(read, "dflash2"), DFlash2, layer_ids=IDS)
+DSPARK = DrafterKind("dspark", is_dspark, partial(read, "dspark"), DFlash, layer_ids=LAYER_IDS)
+DFLASH = DrafterKind("dflash", is_dflash, partial(read, "dflash"), DFlash, layer_ids=LAYER_IDS)
+DFLASH2 = DrafterKind("dflash2", is_dflash2, partial(read, "dflash2"), DFlash2, layer_ids=LAYER_IDS)

@@ -26,15 +26,15 @@ from .files import (
 from .layers import DrafterLayer
 from .network import Chain, Config, DrafterKind, Reading
 
-UNUSED = ("embed_tokens.weight", "lm_head.weight", "layers.0.self_attn.rotary_emb.inv_freq")
+EAGLE_UNUSED = ("embed_tokens.weight", "lm_head.weight", "layers.0.self_attn.rotary_emb.inv_freq")
 """Tensors that are not read: copies of the target's embedding and head, which training does not
 change, and the rotary frequencies, which config.json determines."""
-IDS = "eagle_aux_hidden_state_layer_ids"
-USUAL_TAPS = 3
+EAGLE_LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
+EAGLE_HIDDEN_LAYERS = 3
 """Default number of the target's layers whose hidden states are read."""
-USUAL_VOCABULARY = 32000
+LLAMA2_VOCABULARY = 32000
 """Size of the target's vocabulary if a file of `speculators` lacks it: Llama 2's."""
-MASK = "mask_hidden"
+MASK_HIDDEN = "mask_hidden"
 MASK_TOKENS = ("mask_token_id", "pard_token", "ptd_token_id")
 """The mask token's name in the files of `speculators`, AMD and Amazon."""
 USUAL_DEPTHS = 8
@@ -63,7 +63,7 @@ def read_eagle(directory: Path, config: Config, weights: Weights | None) -> Draf
         sizes=sizes,
         target_width=sizes.width,
         vocabulary=int(settings["vocab_size"]),
-        tensors=StoredTensors.of(directory, weights, _own_name, UNUSED),
+        tensors=StoredTensors.of(directory, weights, _own_name, EAGLE_UNUSED),
     )
 
 
@@ -89,7 +89,7 @@ class Eagle(Chain):
 
 
 def is_eagle3(config: Config, names: Collection[str]) -> bool:
-    if MASK in names:
+    if MASK_HIDDEN in names:
         return False
     norms = {"midlayer.hidden_norm.weight", "layers.0.hidden_norm.weight"}
     return is_named(config, r"\w*Eagle3\w*") or not norms.isdisjoint(names)
@@ -104,11 +104,11 @@ def read_eagle3(
         config,
         weights,
         own_name=_own_name,
-        ids=IDS,
-        usual_taps=USUAL_TAPS,
+        ids=EAGLE_LAYER_IDS,
+        usual_taps=EAGLE_HIDDEN_LAYERS,
         # The layers before a low, a middle and a high layer, whose inputs are read.
         usual_layers=lambda taps, layers: (1, layers // 2 - 1, layers - 4),
-        usual_vocabulary=USUAL_VOCABULARY,
+        usual_vocabulary=LLAMA2_VOCABULARY,
     )
     if "sliding_attention" in str(files.settings.get("layer_types")):
         raise files.settings.wrong("layer_types", "full_attention for each layer of an EAGLE-3")
@@ -182,7 +182,7 @@ class Eagle3(Chain):
 def is_peagle(config: Config, names: Collection[str]) -> bool:
     # The files of an EAGLE-3 name no mask token.
     masks = any(config.get(name) is not None for name in MASK_TOKENS)
-    return MASK in names or (masks and is_eagle3(config, names))
+    return MASK_HIDDEN in names or (masks and is_eagle3(config, names))
 
 
 class PEagle(Eagle3):
@@ -193,7 +193,7 @@ class PEagle(Eagle3):
         super().__init__(files)
         settings = files.settings
         # The number of leading axes of size 1 differs among files.
-        axes = len(files.tensors.shapes.get(MASK, (1, 1, 1)))
+        axes = len(files.tensors.shapes.get(MASK_HIDDEN, (1, 1, 1)))
         self.mask_hidden = mx.zeros((1,) * (axes - 1) + (files.inputs,))
         name = next((entry for entry in MASK_TOKENS if entry in settings), MASK_TOKENS[0])
         self.mask_token = settings.token(name, files.vocabulary)
@@ -262,7 +262,7 @@ class PEagleReading(Reading):
 
 
 EAGLE = DrafterKind("eagle", is_eagle, read_eagle, Eagle, by_speculators=False)
-EAGLE3 = DrafterKind("eagle3", is_eagle3, read_eagle3, Eagle3, layer_ids=IDS)
+EAGLE3 = DrafterKind("eagle3", is_eagle3, read_eagle3, Eagle3, layer_ids=EAGLE_LAYER_IDS)
 PEAGLE = DrafterKind(
-    "peagle", is_peagle, partial(read_eagle3, kind="peagle"), PEagle, layer_ids=IDS
+    "peagle", is_peagle, partial(read_eagle3, kind="peagle"), PEagle, layer_ids=EAGLE_LAYER_IDS
 )

@@ -10,7 +10,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from ...checkpoints.files import Weights
+from ...checkpoints.files import FULL_ATTENTION, LM_HEAD, SLIDING_ATTENTION, Weights
 from ...errors import CheckpointError
 from ...interfaces import FINAL, keys_of, values_of
 from ..base import Base
@@ -18,22 +18,21 @@ from ..per_layer import spelled_old
 from .files import ConfigEntries, DrafterFiles, StoredTensors, layer_sizes
 from .network import Config, DrafterKind, DrafterNetwork, Reading
 
-TYPES = ("gemma4_assistant", "gemma4_unified_assistant")
-HEAD, EMBEDDING = "lm_head.weight", "embed_tokens.weight"
-FULL, SLIDING = "full_attention", "sliding_attention"
+ASSISTANT_TYPES = ("gemma4_assistant", "gemma4_unified_assistant")
+EMBEDDING_WEIGHT = "embed_tokens.weight"
 NEVER = ("hidden_size_per_layer_input", "enable_moe_block", "use_double_wide_mlp")
 """Features of Gemma 4's layers that an assistant's layers do not have."""
-UNUSED = re.compile(r"layers\.\d+\.self_attn\.[kv]_(proj|norm)\.weight")
+KEY_VALUE_TENSORS = re.compile(r"layers\.\d+\.self_attn\.[kv]_(proj|norm)\.weight")
 """Tensors that compute keys and values, which an assistant takes from the target."""
-POSITIONS: Mapping[str, Mapping[str, Any]] = {
-    FULL: {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25},
-    SLIDING: {"rope_type": "default", "rope_theta": 1e4},
+ROTARY_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    FULL_ATTENTION: {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25},
+    SLIDING_ATTENTION: {"rope_type": "default", "rope_theta": 1e4},
 }
 """Default parameters of the rotary positions, by kind of attention."""
 
 
 def recognizes(config: Config, names: Collection[str]) -> bool:
-    return config.get("model_type") in TYPES
+    return config.get("model_type") in ASSISTANT_TYPES
 
 
 def read(directory: Path, config: Config, weights: Weights | None) -> DrafterFiles:
@@ -55,15 +54,15 @@ def read(directory: Path, config: Config, weights: Weights | None) -> DrafterFil
 def _stored(directory: Path, weights: Weights | None) -> StoredTensors:
     names = () if weights is None else weights.infos
     renamed = {"pre_projection.weight": "fc.weight"}
-    if HEAD not in names:  # the head is tied to the embedding, which has no other use here
-        renamed[EMBEDDING] = HEAD
+    if LM_HEAD not in names:  # the head is tied to the embedding, which has no other use here
+        renamed[EMBEDDING_WEIGHT] = LM_HEAD
 
     def own_name(name: str) -> str:
         short = name.removeprefix("model.")
         return renamed.get(short, short)
 
-    unused = filter(UNUSED.fullmatch, map(own_name, names))
-    return StoredTensors.of(directory, weights, own_name, (EMBEDDING, *unused))
+    unused = filter(KEY_VALUE_TENSORS.fullmatch, map(own_name, names))
+    return StoredTensors.of(directory, weights, own_name, (EMBEDDING_WEIGHT, *unused))
 
 
 class TargetAttention:
@@ -125,18 +124,21 @@ class Assistant(DrafterNetwork):
         super().__init__(files)
         sizes, settings = files.sizes, files.settings
         self._kinds = tuple(settings["layer_types"])
-        dims = {SLIDING: sizes.head_dim, FULL: int(settings.get("global_head_dim", sizes.head_dim))}
+        dims = {
+            SLIDING_ATTENTION: sizes.head_dim,
+            FULL_ATTENTION: int(settings.get("global_head_dim", sizes.head_dim)),
+        }
         self.head_dims = {kind: dims[kind] for kind in self._kinds}
         self.window = max(1, int(settings.get("sliding_window", 512)))
         stated = settings.get("rope_parameters", {})
-        ropes = {kind: {**POSITIONS[kind], **stated.get(kind, {})} for kind in self._kinds}
+        ropes = {kind: {**ROTARY_DEFAULTS[kind], **stated.get(kind, {})} for kind in self._kinds}
         args = ModelArgs(
             hidden_size=sizes.width,
             num_hidden_layers=sizes.count,
             intermediate_size=sizes.intermediate,
             num_attention_heads=sizes.heads,
-            head_dim=dims[SLIDING],
-            global_head_dim=dims[FULL],
+            head_dim=dims[SLIDING_ATTENTION],
+            global_head_dim=dims[FULL_ATTENTION],
             rms_norm_eps=sizes.eps,
             vocab_size=files.vocabulary,
             num_key_value_heads=sizes.kv_heads,
@@ -170,7 +172,9 @@ class Assistant(DrafterNetwork):
                 continue
             attention = layer.self_attn
             if attention.head_dim == size and heads % attention.n_kv_heads == 0:
-                return TargetAttention(number, attention, self.window if kind == SLIDING else None)
+                return TargetAttention(
+                    number, attention, self.window if kind == SLIDING_ATTENTION else None
+                )
         raise CheckpointError(
             f"{files.directory} is an assistant of Gemma 4, and the target has no {kind} for "
             f"{heads} heads of width {size}: the drafter belongs to another target"

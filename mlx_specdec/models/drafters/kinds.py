@@ -20,7 +20,7 @@ from ...interfaces import Scores
 from ..base import Base
 from ..cpu_layers import lighten
 from ..number_format import NumberFormat, stored_dtype
-from . import KINDS
+from . import DRAFTER_KINDS
 from .files import ConfigEntries, DrafterFiles, StoredTensors, nested
 from .network import DrafterKind, DrafterNetwork
 
@@ -40,7 +40,7 @@ that it belongs to."""
 
 
 def kind_named(name: str) -> DrafterKind:
-    module, _, constant = KINDS[name].partition(":")
+    module, _, constant = DRAFTER_KINDS[name].partition(":")
     kind: DrafterKind = getattr(import_module(f".{module}", __package__), constant)
     return kind
 
@@ -59,7 +59,7 @@ def kind_of(directory: Path) -> str | None:
     if what := _unsupported(config, names):
         raise CheckpointError(
             f"{directory} holds {what}, a drafter of a kind that is not supported: give a draft "
-            f"model, or a drafter of one of the kinds {', '.join(sorted(KINDS))}"
+            f"model, or a drafter of one of the kinds {', '.join(sorted(DRAFTER_KINDS))}"
         )
     return None
 
@@ -157,10 +157,12 @@ def _recognized(config: Mapping[str, Any], names: Collection[str]) -> str | None
     if nested(config).get("projector_type") not in (None, "dflash", "dspark"):
         return None
     if (stated := config.get("speculators_model_type")) is not None:
-        if not isinstance(stated, str) or stated not in KINDS:
+        if not isinstance(stated, str) or stated not in DRAFTER_KINDS:
             return None
         return stated if kind_named(stated).by_speculators else None
-    return next((name for name in KINDS if kind_named(name).recognizes(config, names)), None)
+    return next(
+        (name for name in DRAFTER_KINDS if kind_named(name).recognizes(config, names)), None
+    )
 
 
 def _unsupported(config: Mapping[str, Any], names: Collection[str]) -> str | None:

@@ -21,8 +21,8 @@ from ...checkpoints.tensors import TensorReader, check_weights
 from ...errors import CheckpointError
 from ..base import Base
 
-COUNT, LAYERS, BASE = "medusa_num_heads", "medusa_num_layers", "base_model_name_or_path"
-MOST = 64
+HEADS_KEY, LAYERS_KEY, BASE_KEY = "medusa_num_heads", "medusa_num_layers", "base_model_name_or_path"
+MOST_HEADS = 64
 """Maximum number of heads, and of residual layers per head, that a config.json may state."""
 
 
@@ -52,7 +52,7 @@ class MedusaFiles:
 def is_medusa(directory: Path) -> bool:
     """Return whether a directory holds Medusa heads, and not a whole model."""
     file = directory / "config.json"
-    return file.is_file() and COUNT in read_json(file)
+    return file.is_file() and HEADS_KEY in read_json(file)
 
 
 def file_of(directory: Path) -> Path:
@@ -73,11 +73,13 @@ def read(directory: Path) -> MedusaFiles:
     """Read the heads of a directory and check every tensor's shape. Raises CheckpointError."""
     config_file = directory / "config.json"
     config = read_json(config_file)
-    base = config.get(BASE)
+    base = config.get(BASE_KEY)
     if not isinstance(base, str) or not base.strip():
-        raise CheckpointError(f"{config_file} has no {BASE}: add the name of the heads' base model")
-    count = whole_number(config, COUNT, most=MOST)
-    layers = whole_number(config, LAYERS, 1, MOST)
+        raise CheckpointError(
+            f"{config_file} has no {BASE_KEY}: add the name of the heads' base model"
+        )
+    count = whole_number(config, HEADS_KEY, most=MOST_HEADS)
+    layers = whole_number(config, LAYERS_KEY, 1, MOST_HEADS)
     file = file_of(directory)
     opened: TensorReader = SafetensorsFile(file) if file.name == shards.HEADS else TorchFile(file)
     shapes = {name: info.shape for name, info in opened.infos.items()}

@@ -17,11 +17,11 @@ from ...errors import CheckpointError, first_line
 from .files import UNUSED, ConfigEntries, DrafterFiles, LayerSizes, StoredTensors
 from .network import Config
 
-PLAIN = "qwen3"
+WITHOUT_LAYERS = "qwen3"
 """A family whose own checkpoints carry no such layers. Only `speculators` trains layers for it."""
 MLX_LM_TYPES = {"qwen3_5_text": "qwen3_5", "qwen3_5_moe_text": "qwen3_5_moe"}
 LAYER = "layers.0."
-_PARTS = {
+_MODULES = {
     **dict.fromkeys(("fc", "eh_proj", "input_proj", "linear_proj"), "fc"),
     **dict.fromkeys(("shared_head.norm", "shared_head_norm", "final_layernorm"), "norm"),
     **dict.fromkeys(("enorm", "token_layernorm", "emb_norm"), "pre_fc_norm_embedding"),
@@ -30,11 +30,11 @@ _PARTS = {
     "shared_head.output": "lm_head",
 }
 """The families' names of the modules around the layer, and this module's names for them."""
-_BEFORE = re.compile(
+_NAME_BEGINNING = re.compile(
     r"(?:(?:language_)?model\.)*(?:mtp\.layers|mtp_layers|layers)\.(\d+)\."
     r"|.*mtp\.|model\.mtp_block\.|model\."
 )
-_ERNIE = re.compile(r"model\.mtp_(?:block|(emb_norm|hidden_norm|linear_proj))\.(\d+)\.(.*)")
+_ERNIE_NAME = re.compile(r"model\.mtp_(?:block|(emb_norm|hidden_norm|linear_proj))\.(\d+)\.(.*)")
 _EXPERT = re.compile(
     r"layers\.0\.mlp\.experts\.(\d+)\.((?:gate|up|down)_proj\.(?:weight|scales|biases))"
 )
@@ -127,7 +127,7 @@ def read(directory: Path, config: Config, weights: Weights | None) -> MtpFiles:
         return _files(directory, config, carried)
     family = mtp_layers.family(inner)
     kind = MLX_LM_TYPES.get(family, family)
-    if kind not in (supported := (PLAIN, "qwen3_5", "qwen3_5_moe", "qwen3_next")):
+    if kind not in (supported := (WITHOUT_LAYERS, "qwen3_5", "qwen3_5_moe", "qwen3_next")):
         raise CheckpointError(
             f"{directory} holds a layer for multi-token prediction of the type {family!a:.60}, "
             f"which is not supported: {', '.join(supported)} are"
@@ -139,7 +139,7 @@ def read(directory: Path, config: Config, weights: Weights | None) -> MtpFiles:
     # `speculators` omits entries that have transformers' default values.
     complete = AutoConfig.for_model(**{**stated, "model_type": text}).to_dict()
     # Norms of Qwen 3 are stored as they are. Other families store their distance from 1.
-    carried = Carried(tuple(weights.infos), weights.read, family != PLAIN)
+    carried = Carried(tuple(weights.infos), weights.read, family != WITHOUT_LAYERS)
     return _files(directory, complete, carried)
 
 
@@ -170,7 +170,7 @@ def _files(directory: Path, config: Config, carried: Carried) -> MtpFiles:
             f"{directory} has an embedding of its own for multi-token prediction, which is not "
             "supported"
         )
-    renamed = family in CENTERED | {PLAIN}
+    renamed = family in CENTERED | {WITHOUT_LAYERS}
     made = []
     for depth, tensors in enumerate(_own_names(carried, family)):
         if renamed:
@@ -207,17 +207,17 @@ def _own_names(carried: Carried, family: str) -> list[dict[str, mx.array]]:
     shared: dict[str, mx.array] = {}
     for name in filterfalse(mtp_layers.is_copy, carried.names):
         plain = name.replace(".transformer.", ".")
-        if (ernie := _ERNIE.fullmatch(plain)) is not None:
+        if (ernie := _ERNIE_NAME.fullmatch(plain)) is not None:
             part, number, rest = ernie.groups(default="")
             plain = f"mtp.layers.{number}.{part}{'.' if part else ''}{rest}"
-        before = _BEFORE.match(plain)
+        before = _NAME_BEGINNING.match(plain)
         rest = plain if before is None else plain[before.end() :]
         if rest in UNUSED:
             continue
         path, _, kind = rest.rpartition(".")
         layer_number: str | None = None if before is None else before[1]
-        if path in _PARTS:
-            key = f"{_PARTS[path]}.{kind}"
+        if path in _MODULES:
+            key = f"{_MODULES[path]}.{kind}"
         elif path == "norm" and layer_number is None:
             key = rest
         elif family == "nemotron_h" and layer_number is not None:

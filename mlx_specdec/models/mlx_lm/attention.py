@@ -15,7 +15,7 @@ from ..patches import ATTENTION
 from . import latent
 from .caches import WindowCache
 
-NAME = "scaled_dot_product_attention"
+ATTENTION_FUNCTION = "scaled_dot_product_attention"
 SCORES_NBYTES = 64 << 20
 """Upper bound on the bytes of attention scores that exist at once in a layer with a quantized
 cache. A single row may exceed this bound."""
@@ -27,8 +27,8 @@ def replace_in(network: nn.Module) -> None:
     network's classes."""
     classes = {parent for module in network.modules() for parent in type(module).__mro__}
     for scope in [sys.modules.get(name) for name in {parent.__module__ for parent in classes}]:
-        if getattr(scope, NAME, None) is base.scaled_dot_product_attention:
-            ATTENTION.apply(scope, NAME, attend)
+        if getattr(scope, ATTENTION_FUNCTION, None) is base.scaled_dot_product_attention:
+            ATTENTION.apply(scope, ATTENTION_FUNCTION, attend)
 
 
 def attend(

@@ -16,7 +16,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.utils import _get_classes, load_model
 
 from ...checkpoints import foreign, mtp_layers
-from ...checkpoints.files import Weights, check_numbers, check_runs_no_code
+from ...checkpoints.files import LM_HEAD, TEXT_CONFIG, Weights, check_numbers, check_runs_no_code
 from ...checkpoints.formats import safetensors as safetensors_file
 from ...checkpoints.quantization import Quantization
 from ...checkpoints.tensors import UNFIT, check_weights, same
@@ -25,10 +25,10 @@ from .. import per_layer
 from ..patches import CAUGHT_WEIGHTS
 from . import mends, rotary, spellings, unread
 
-TEXT, TIES, HEAD = "text_config", "tie_word_embeddings", "lm_head.weight"
+TIES = "tie_word_embeddings"
 LACKS = re.compile(r"missing \d+ required positional arguments?: (.*)")
 """Matches Python's message about entries of config.json that mlx-lm needs, and names them."""
-EMBEDDING = re.compile(r"(^|\.)(embed_tokens|(word_)?embeddings|wte)\.weight$")
+EMBEDDING_NAME = re.compile(r"(^|\.)(embed_tokens|(word_)?embeddings|wte)\.weight$")
 """Matches the names of embeddings, in families whose output head may be tied to them."""
 
 
@@ -79,7 +79,7 @@ def open_model(
     caught: dict[str, mx.array] = {}
     packed = foreign.is_packed(array.dtype for array in tensors.values())
     stated = foreign.entry_of(config) if packed else {}
-    changes = {key: config[key] for key in (TIES, TEXT) if key in config}
+    changes = {key: config[key] for key in (TIES, TEXT_CONFIG) if key in config}
     try:
         if not packed:
             # The weights are not quantized, even if config.json says that they are.
@@ -122,20 +122,20 @@ def _with_own_head(config: Mapping[str, Any], source: Weights) -> dict[str, Any]
     """Return config.json with an untied head if the stored head differs from the embedding, as
     transformers 5 does. mlx-lm drops the stored head of a tied model."""
     text = text_config(config)
-    head = next((name for name in source.infos if name.endswith(HEAD)), None)
+    head = next((name for name in source.infos if name.endswith(LM_HEAD)), None)
     stated = False in (config.get(TIES), text.get(TIES))
     if head is None or stated or TIES not in rotary.names_of(classes(config)[1]):
         return dict(config)
     if (table := embedding_of(head, source)) is None or _same(head, table, source):
         return dict(config)
     untied = {**config, TIES: False}
-    return {**untied, TEXT: {**text, TIES: False}} if text else untied
+    return {**untied, TEXT_CONFIG: {**text, TIES: False}} if text else untied
 
 
 def embedding_of(head: str, source: Weights) -> str | None:
     """Return the name of the embedding that a tied head repeats, or None if there is none."""
     infos = source.infos
-    tables = [name for name in infos if EMBEDDING.search(name)]
+    tables = [name for name in infos if EMBEDDING_NAME.search(name)]
     equal = (name for name in tables if infos[name].shape == infos[head].shape)
     return next(equal, tables[0] if tables else None)
 
@@ -152,7 +152,7 @@ def _same(head: str, table: str, source: Weights) -> bool:
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the part of config.json about text in a model that has other parts, or {}."""
-    inner = config.get(TEXT)
+    inner = config.get(TEXT_CONFIG)
     return inner if isinstance(inner, Mapping) else {}
 
 

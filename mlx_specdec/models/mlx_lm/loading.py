@@ -26,7 +26,7 @@ from . import rotary, unread
 from .loader import cannot_build, classes, open_model, text_config
 from .model import DecoderOnlyModel
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapters.safetensors"
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapters.safetensors"
 ADAPTED = ("lora_a", "lora_b", "m")
 """The last part of the names of tensors that mlx-lm adds to adapted layers."""
 
@@ -90,10 +90,10 @@ def load(
 def adapt(model: nn.Module, adapter: Path) -> dict[str, Any]:
     """Apply an adapter, a directory that mlx-lm's training wrote, to a model in place and lazily.
     Return the adapter's configuration. Raises CheckpointError if the adapter does not fit."""
-    config = read_json(adapter / CONFIG)
-    if not (adapter / WEIGHTS).is_file():
-        raise CheckpointError(f"{adapter} is no adapter of mlx-lm: it has no {WEIGHTS}")
-    stored = safetensors.read_header(adapter / WEIGHTS)
+    config = read_json(adapter / ADAPTER_CONFIG)
+    if not (adapter / ADAPTER_WEIGHTS).is_file():
+        raise CheckpointError(f"{adapter} is no adapter of mlx-lm: it has no {ADAPTER_WEIGHTS}")
+    stored = safetensors.read_header(adapter / ADAPTER_WEIGHTS)
     try:
         load_adapters(model, str(adapter))
     except Exception as problem:  # mlx-lm checks little, so any error can occur
@@ -127,8 +127,8 @@ def _check_complete(
     if missing or not stored:
         example = f", such as {missing[0]:.200}" if missing else ""
         raise CheckpointError(
-            f"{adapter / WEIGHTS} lacks {len(missing) or 'all'} of its tensors{example}: copy the "
-            "adapter again"
+            f"{adapter / ADAPTER_WEIGHTS} lacks {len(missing) or 'all'} of its tensors{example}: copy "
+            "the adapter again"
         )
 
 

@@ -16,16 +16,16 @@ from mlx_lm.models.base import create_attention_mask
 from mlx_lm.models.cache import KVCache, RotatingKVCache
 from mlx_lm.models.rope_utils import initialize_rope
 
+from ...checkpoints.files import FULL_ATTENTION, SLIDING_ATTENTION
 from .. import patches
 from . import rotary
 
 Part = Mapping[str, Any]
-FULL, SLIDING = "full_attention", "sliding_attention"
 TANH = ("gelu_pytorch_tanh", "gelu_new", "gelu_fast")
 """Names in config.json of the approximation of GELU by tanh."""
 NO_CAP = 2.0**20
 """A cap that changes no float32 or bfloat16 score: tanh(x / cap) * cap == x."""
-ERNIE, BIAS = "Ernie4_5_MoeMLP", "e_score_correction_bias"
+ERNIE, EXPERT_BIAS = "Ernie4_5_MoeMLP", "e_score_correction_bias"
 """The class of ERNIE's blocks of experts, and their tensor for the choice of experts."""
 ALL_SLIDE = ("ministral3", "mistral", "mixtral", "phi3", "phimoe", "starcoder2")
 """Types whose layers all slide if `sliding_window` is set and `layer_types` is not."""
@@ -38,7 +38,7 @@ def mend(network: nn.Module, config: Part) -> None:
     kind = str(config.get("model_type"))
     inner = config.get("text_config")
     part = inner if isinstance(inner, Mapping) else config
-    for apply in (*EVERY, *MENDS.get(kind, ())):
+    for apply in (*OF_ALL_TYPES, *MENDS.get(kind, ())):
         apply(network, part)
 
 
@@ -69,18 +69,18 @@ def kinds_of(part: Part) -> list[str]:
     if kind in SLIDE_IN_PART and not kinds:
         kinds = _older_kinds(str(kind), part, count)
     elif kind in ALL_SLIDE and not kinds:
-        kinds = [SLIDING] * count
-    return kinds if kind in (*ALL_SLIDE, *SLIDE_IN_PART) and SLIDING in kinds else []
+        kinds = [SLIDING_ATTENTION] * count
+    return kinds if kind in (*ALL_SLIDE, *SLIDE_IN_PART) and SLIDING_ATTENTION in kinds else []
 
 
 def _older_kinds(kind: str, part: Part, count: int) -> list[str]:
     """Return the kinds of layers that transformers derives from keys of older versions."""
     if kind == "gemma2":
-        return [FULL if i % 2 else SLIDING for i in range(count)]
+        return [FULL_ATTENTION if i % 2 else SLIDING_ATTENTION for i in range(count)]
     if kind == "qwen3_moe":
-        return [SLIDING if part.get("use_sliding_window") else FULL] * count
+        return [SLIDING_ATTENTION if part.get("use_sliding_window") else FULL_ATTENTION] * count
     first = part.get("max_window_layers", 28) if part.get("use_sliding_window") else count
-    return [SLIDING if i >= first else FULL for i in range(count)]
+    return [SLIDING_ATTENTION if i >= first else FULL_ATTENTION for i in range(count)]
 
 
 def windows(network: nn.Module, part: Part) -> None:
@@ -98,10 +98,12 @@ def windows(network: nn.Module, part: Part) -> None:
 
         return call
 
-    for kind, size in ((SLIDING, window), (FULL, None)):
+    for kind, size in ((SLIDING_ATTENTION, window), (FULL_ATTENTION, None)):
         layers = [layer for layer, k in zip(network.layers, kinds, strict=True) if k == kind]
         patches.WINDOWS.extend(layers, __call__=attend(size))
-    makers = [(lambda: RotatingKVCache(window)) if k == SLIDING else KVCache for k in kinds]
+    makers = [
+        (lambda: RotatingKVCache(window)) if k == SLIDING_ATTENTION else KVCache for k in kinds
+    ]
     patches.WINDOWS.extend([network], make_cache=lambda *_: [make() for make in makers])
 
 
@@ -218,7 +220,7 @@ def halves(network: nn.Module, part: Part) -> None:
 
 def gelu(network: nn.Module, part: Part) -> None:
     """Compute the GELU that config.json names in feed-forward layers: exact, or by tanh."""
-    name = next((part[key] for key in ACTIVATIONS if part.get(key)), TANH[0])
+    name = next((part[key] for key in ACTIVATION_KEYS if part.get(key)), TANH[0])
     exact = nn.gelu_approx if part.get("model_type") == "gemma" else nn.gelu
     # In a Gemma, "gelu" is the name of the approximation in files of the first release.
     function = {**dict.fromkeys(TANH, nn.gelu_approx), "gelu": exact}.get(name)
@@ -325,7 +327,7 @@ def routing_bias(network: nn.Module, part: Part) -> None:
 
     def call(_: Any, experts: nn.Module, x: mx.array) -> mx.array:
         gates = experts.gate_act(experts.gate(x).astype(mx.float32))
-        k, biased = experts.k, gates + experts[BIAS]
+        k, biased = experts.k, gates + experts[EXPERT_BIAS]
         chosen = mx.argpartition(-biased, kth=k - 1, axis=-1)[..., :k]
         scores = mx.take_along_axis(gates, chosen, axis=-1)
         scores = scores / mx.maximum(scores.sum(axis=-1, keepdims=True), 1e-12)
@@ -336,7 +338,7 @@ def routing_bias(network: nn.Module, part: Part) -> None:
 
     experts = _named(network, ERNIE)
     for module in experts:
-        module[BIAS] = mx.zeros((int(part["moe_num_experts"]),))
+        module[EXPERT_BIAS] = mx.zeros((int(part["moe_num_experts"]),))
     patches.ROUTING.extend(experts, __call__=call)
 
 
@@ -358,7 +360,7 @@ def softmax_over_all(network: nn.Module, part: Part) -> None:
 
 def with_tensors(kind: object, part: Part, tensors: dict[str, mx.array]) -> dict[str, mx.array]:
     """Return the tensors of a checkpoint of transformers as mlx-lm's `sanitize` should get them."""
-    change = TENSORS.get(str(kind))
+    change = TENSOR_MENDS.get(str(kind))
     return tensors if change is None else change(part, tensors)
 
 
@@ -369,8 +371,8 @@ def dropped(network: nn.Module, tensors: Mapping[str, mx.array]) -> dict[str, mx
     found = {}
     for path, module in network.named_modules():
         if type(module).__name__ == ERNIE:
-            names = (f"{path}.{BIAS}", f"{path}.moe_statics.{BIAS}")
-            stored = next((tensors[name] for name in names if name in tensors), module[BIAS])
+            names = (f"{path}.{EXPERT_BIAS}", f"{path}.moe_statics.{EXPERT_BIAS}")
+            stored = next((tensors[name] for name in names if name in tensors), module[EXPERT_BIAS])
             found[names[0]] = stored.reshape(-1)
     return found
 
@@ -403,7 +405,7 @@ def _of_gemma3n(part: Part, tensors: dict[str, mx.array]) -> dict[str, mx.array]
     return tensors
 
 
-EVERY = (windows, yarn, longrope)
+OF_ALL_TYPES = (windows, yarn, longrope)
 MENDS: dict[str, Iterable[Callable[[nn.Module, Part], None]]] = {
     "deepseek_v3": (halves,),
     "ernie4_5_moe": (routing_bias,),
@@ -423,17 +425,17 @@ MENDS: dict[str, Iterable[Callable[[nn.Module, Part], None]]] = {
     "recurrent_gemma": (rounded_scale,),
     "starcoder2": (gelu,),
 }
-"""Type -> the mends of this type. Those in EVERY come before them."""
-ACTIVATIONS = ("hidden_activation", "hidden_act", "activation_function")
+"""Type -> the mends of this type. Those in OF_ALL_TYPES come before them."""
+ACTIVATION_KEYS = ("hidden_activation", "hidden_act", "activation_function")
 READ = {
     "deepseek_v3": ("rope_interleave",),
-    **dict.fromkeys(("gemma", "gpt_bigcode", "gpt_neox", "starcoder2"), ACTIVATIONS),
+    **dict.fromkeys(("gemma", "gpt_bigcode", "gpt_neox", "starcoder2"), ACTIVATION_KEYS),
     "gemma3_text": ("final_logit_softcapping",),
     "mimo_v2_flash": ("sliding_window",),  # under another name
     "nemotron_h": ("sliding_window",),  # transformers ignores it, too
 }
 """Type -> keys that its mends read."""
-TENSORS = {
+TENSOR_MENDS = {
     "falcon_h1": _of_falcon_h1,
     "gemma3n": _of_gemma3n,
     "gemma3n_text": _of_gemma3n,

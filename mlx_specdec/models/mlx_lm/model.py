@@ -30,7 +30,7 @@ from ...interfaces.results import Cached
 from ...text.tokenizer import Kind
 from ..attention_parts import PROMPT_SIZES
 from ..base import Base, check_prompt, family_of
-from ..cache_settings import GROUP_SIZES, CacheSettings
+from ..cache_settings import CACHE_GROUP_SIZES, CacheSettings
 from ..cpu_layers import lighten
 from ..kv_cache import STEP
 from ..number_format import nbytes, on_cpu
@@ -75,7 +75,7 @@ def cache_maker(network: nn.Module, settings: CacheSettings) -> MakeCaches:
     token = mx.zeros((1, 2), dtype=mx.int32)
     network(token, cache=caches)
     sizes = {size for both in head_sizes(caches) for size in both}
-    fits = [group for group in GROUP_SIZES if not any(size % group for size in sizes)]
+    fits = [group for group in CACHE_GROUP_SIZES if not any(size % group for size in sizes)]
     if settings.group_size not in fits:
         raise OptionError(
             f"kv-bits quantizes groups of {settings.group_size} values, and the heads of this "

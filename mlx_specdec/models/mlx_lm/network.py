@@ -13,7 +13,7 @@ from ...errors import CheckpointError, OptionError
 from ...interfaces import FINAL, Scores
 from ..base import layer_of
 from ..cpu_layers import begin
-from ..patches import TAPS
+from ..patches import HIDDEN_STATES
 
 LENT = {"keys": "k_norm", "values": "v_norm"}
 """Names, in a layer's attention, of the modules that return the keys and values of each head."""
@@ -76,7 +76,7 @@ def tapped(*modules: nn.Module) -> Tap:
     """Install one tap on all of these modules and return it. Modules of one class stay of one
     class."""
     tap = Tap()
-    TAPS.extend(modules, __call__=tap.called)
+    HIDDEN_STATES.extend(modules, __call__=tap.called)
     return tap
 
 

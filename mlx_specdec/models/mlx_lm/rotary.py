@@ -24,7 +24,7 @@ SECOND = {
 """Other entries of `rope_parameters`, and the older keys for the rotary base of such layers."""
 SAME_BASE = ("olmo3",)
 """Families whose types of layers have one rotary base, but different scaling of positions."""
-PLAIN = ("default", "mrope")
+UNSCALED = ("default", "mrope")
 """Types of rotary positions that do not scale the positions of text."""
 CLASSES = {
     "llama3": "Llama3",
@@ -50,7 +50,7 @@ def scaling(part: Mapping[str, Any]) -> Mapping[str, Any] | None:
     of config.json, or its `text_config`."""
     old = part.get("rope_scaling")
     entries = [old] if isinstance(old, Mapping) and old else _entries(part).values()
-    return next((entry for entry in entries if kind_of(entry) not in PLAIN), None)
+    return next((entry for entry in entries if kind_of(entry) not in UNSCALED), None)
 
 
 def spelled_old(config: Mapping[str, Any], arguments: type) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import mlx.core as mx
 from .rotary import names_of
 
 Part = Mapping[str, Any]
-TYPES = {
+SAME_AS = {
     "ministral": "llama",
     "gemma3n_text": "gemma3n",
     "qwen3_5_text": "qwen3_5",
@@ -73,7 +73,7 @@ DERIVED: dict[str, Callable[[Part], Any]] = {
 }
 """Key of mlx-lm's families -> the value that config.json states by other keys, or None."""
 WITH_EXPERTS = {"topk_method": "noaux_tc", "scoring_func": "sigmoid", "moe_layer_freq": 1}
-FIXED: dict[str, dict[str, Any]] = {
+FIXED_KEYS: dict[str, dict[str, Any]] = {
     "apertus": {"post_norm": False, "qk_norm": True, "mlp_bias": False},
     "deepseek_v2": {"rope_scaling": {"factor": 1.0}},
     "gemma4_unified_text": {"hidden_size_per_layer_input": 0},
@@ -133,7 +133,7 @@ def _of_ministral3(part: Part) -> dict[str, Any]:
     return {"layer_types": part.get("layer_types") or ["full_attention"] * count}
 
 
-OWN: dict[str, Callable[[Part], dict[str, Any]]] = {
+DERIVED_KEYS: dict[str, Callable[[Part], dict[str, Any]]] = {
     "exaone4": _of_exaone4,
     "granitemoehybrid": _of_hybrid,
     "mamba2": _of_mamba2,
@@ -161,7 +161,7 @@ def family_type(config: Part) -> Any:
     kind = config.get("model_type")
     if kind == "llama4_text" and config.get("interleave_moe_layer_step"):
         return "llama4"  # mlx-lm's module llama4_text has no experts
-    return TYPES.get(kind, kind) if isinstance(kind, str) else kind
+    return SAME_AS.get(kind, kind) if isinstance(kind, str) else kind
 
 
 def spelled(config: Part, arguments: type) -> dict[str, Any]:
@@ -183,17 +183,17 @@ def spelled(config: Part, arguments: type) -> dict[str, Any]:
 def _spelled(part: Part, names: set[str]) -> dict[str, Any]:
     kind = str(part.get("model_type"))
     changed = _translated(kind, part)
-    own = OWN[kind](part) if kind in OWN else {}
+    own = DERIVED_KEYS[kind](part) if kind in DERIVED_KEYS else {}
     changed |= {name: value for name, value in own.items() if changed.get(name) is None}
     derived = {name: derive(changed) for name, derive in DERIVED.items() if name in names}
     derived = {name: value for name, value in derived.items() if value is not None}
-    for name, value in {**FIXED.get(kind, {}), **derived}.items():
+    for name, value in {**FIXED_KEYS.get(kind, {}), **derived}.items():
         if value is not None and changed.get(name) is None:
             changed[name] = value
     return changed
 
 
-TENSORS: dict[str, tuple[tuple[str, str], ...]] = {
+TENSOR_NAMES: dict[str, tuple[tuple[str, str], ...]] = {
     "mimo_v2_flash": ((r"\.self_attn\.sinks$", ".self_attn.attention_sink_bias"),),
     "nanochat": (
         (r"^model\.embed_tokens\.", "transformer.wte."),
@@ -220,7 +220,7 @@ STACKED = ("qwen3_5_moe", "qwen3_5_moe_text")
 def renamed(kind: object, tensors: Mapping[str, mx.array]) -> dict[str, mx.array]:
     """Return the tensors of a checkpoint by the names that the family of mlx-lm reads."""
     result = dict(tensors)
-    for pattern, new in TENSORS.get(str(kind), ()):
+    for pattern, new in TENSOR_NAMES.get(str(kind), ()):
         result = {re.sub(pattern, new, name): array for name, array in result.items()}
     if kind in STACKED:
         result = _stacked(result)

@@ -32,7 +32,7 @@ BEGUN = 5
 sequence."""
 ROWS = 4
 """Number of rows that are compared."""
-LAYERS = 4
+LEAST_LAYERS = 4
 """The least number of layers to compute. More are computed if a later layer is of a new kind."""
 ATTEMPTS = 3
 """Number of attempts, each with other tokens. In half precision, rounding can send a token to
@@ -42,7 +42,7 @@ WIDEST = 1 << 16
 --max-kv-size, and such a window is the same for all rows."""
 OUTWEIGHS = 4
 """Ratio of each value to the value that leaves the window after it."""
-TRIED = ((3, 1), (7, 4), (6, 2), (7, 2), (9, 3))
+TRIAL_LENGTHS = ((3, 1), (7, 4), (6, 2), (7, 2), (9, 3))
 """For each sequence of a trial batch: its number of tokens, and how many of them are rewound and
 fed again. All sequences are rewound to different lengths, so that a model that uses one position
 for all sequences fails."""
@@ -55,7 +55,7 @@ on the CPU, in float32 elsewhere, and in half precision. An accelerator may mult
 TF32, which changes rows by up to 0.005. A wrong mask changes them by 0.1 to 1."""
 ROUNDINGS = 8
 """A relative difference of this many machine epsilons of the dtype always counts as equal."""
-NOISE = 2
+EXTRA_ROUNDING = 2
 """Absorbed rows may differ from single rows by this factor more than expanded rows do: differences
 from rounding vary."""
 
@@ -136,10 +136,10 @@ def _batch_apart(model: TappedNetwork, open_: Open, axes: int, seed: int) -> tup
     Returns:
         The second-largest relative difference of a sequence's logits, and the limit for it. The
         largest one is ignored, because rounding may send a token to another expert."""
-    keys = mx.random.split(mx.random.key(seed), len(TRIED))
+    keys = mx.random.split(mx.random.key(seed), len(TRIAL_LENGTHS))
     tokens: list[list[int]] = [
         mx.random.randint(0, model.vocabulary, (count,), mx.int32, key=key).tolist()  # type: ignore[misc]
-        for key, (count, _) in zip(keys, TRIED, strict=True)
+        for key, (count, _) in zip(keys, TRIAL_LENGTHS, strict=True)
     ]
 
     def opened(count: int) -> DecoderOnlyContext:
@@ -148,11 +148,11 @@ def _batch_apart(model: TappedNetwork, open_: Open, axes: int, seed: int) -> tup
             window.size = min(window.size, NARROW)
         return context
 
-    batch, fed = opened(len(TRIED)), tokens
+    batch, fed = opened(len(TRIAL_LENGTHS)), tokens
     for again in (0, 1):
         batch.advance(rectangle(fed), proposed=max(map(len, fed)))
         # The second time every other sequence keeps a token, so that both states are merged.
-        left = [more - again * (row % 2) for row, (_, more) in enumerate(TRIED)]
+        left = [more - again * (row % 2) for row, (_, more) in enumerate(TRIAL_LENGTHS)]
         batch.rewind(tuple(len(row) - n for row, n in zip(tokens, left, strict=True)))
         fed = [row[-n:] for row, n in zip(tokens, left, strict=True)]
     logits = batch.advance(rectangle(fed)).logits
@@ -274,7 +274,9 @@ def absorb(model: TappedNetwork, open_: Open) -> bool:
         before = latent.absorbed_calls()
         apart, dtype = _rows_apart(model, open_, taps, seed)
         rounding = ROUNDINGS * float(mx.finfo(dtype).eps)
-        return latent.absorbed_calls() > before and apart <= max(NOISE * expanded, rounding)
+        return latent.absorbed_calls() > before and apart <= max(
+            EXTRA_ROUNDING * expanded, rounding
+        )
 
     if any(of_rank_0(model.group, agree(seed)) for seed in range(ATTEMPTS)):
         return True
@@ -356,7 +358,7 @@ def _layers_to_try(model: TappedNetwork, context: DecoderOnlyContext) -> int:
         cache = context.entries[number] if len(context.entries) == len(layers) else None
         parts = tuple((path, type(module).__name__) for path, module in layer.named_modules())
         kinds.setdefault((parts, type(cache), getattr(cache, "max_size", None)), number)
-    return min(max([LAYERS - 1, *kinds.values()]) + 1, len(layers))
+    return min(max([LEAST_LAYERS - 1, *kinds.values()]) + 1, len(layers))
 
 
 def _taps(model: TappedNetwork, context: DecoderOnlyContext) -> list[str]:

@@ -10,14 +10,15 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from ...checkpoints.files import SLIDING_ATTENTION
 from ...errors import CheckpointError
 from . import mends, rotary
 
 Part = Mapping[str, Any]
 SYNONYMS = {"swish": "silu", "gelu_new": "gelu_pytorch_tanh", "gelu_fast": "gelu_pytorch_tanh"}
 """Name of an activation -> another name of the same function."""
-WINDOW = "sliding_window"
-WINDOWS = (WINDOW, "use_sliding_window", "max_window_layers")
+SLIDING_WINDOW = "sliding_window"
+WINDOW_KEYS = (SLIDING_WINDOW, "use_sliding_window", "max_window_layers")
 """Keys that only matter if a layer slides."""
 
 
@@ -33,7 +34,7 @@ def check(config: Part, arguments: type) -> None:
     Args:
         arguments: The class of mlx-lm that holds the family's arguments."""
     for key, value in _unread(config, arguments):
-        if key not in WINDOWS:
+        if key not in WINDOW_KEYS:
             raise CheckpointError(
                 f"config.json sets {key} to {value!a:.40}, which mlx-lm ignores for models of type "
                 f"{config.get('model_type')}: the output would be wrong. Update mlx-lm"
@@ -45,8 +46,8 @@ def window(config: Part, arguments: type) -> int | None:
     a window, or None. Sequences up to this length are computed right."""
     unread = dict(_unread(config, arguments))
     part = _part(config)
-    size, kinds = unread.get(WINDOW), part.get("layer_types")
-    slides = part.get("use_sliding_window", True) and (not kinds or mends.SLIDING in kinds)
+    size, kinds = unread.get(SLIDING_WINDOW), part.get("layer_types")
+    slides = part.get("use_sliding_window", True) and (not kinds or SLIDING_ATTENTION in kinds)
     reached = isinstance(size, int) and 0 < size < part.get("max_position_embeddings", sys.maxsize)
     return size if slides and reached else None
 
