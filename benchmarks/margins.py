@@ -28,7 +28,7 @@ if __name__ == "__main__":
 
 import mlx.core as mx
 
-from mlx_specdec.decoding.loop import CHUNK
+from mlx_specdec.decoding.loop import PREFILL_CHUNK
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.engine.request import Prompt, beginning, encode, for_model, make_noise
 from mlx_specdec.interfaces import Context, feed
@@ -124,8 +124,8 @@ def score(pair: Pair, options: Options, prompt: Prompt, tokens: Sequence[int]) -
     if options.exact:
         context, rows = ExactContext(context), MOST_EXACT + 1
     context.evaluate()
-    for start in range(0, len(committed) - 1, CHUNK):
-        feed(context, [committed[:-1][start : start + CHUNK]])
+    for start in range(0, len(committed) - 1, PREFILL_CHUNK):
+        feed(context, [committed[:-1][start : start + PREFILL_CHUNK]])
         context.evaluate()
     eps = float(mx.finfo(pair.target.state_dtype).eps)
     values: list[float] = []

@@ -26,7 +26,7 @@ from typing import BinaryIO
 
 from .errors import OptionError
 
-SWITCH = "MLX_SPECDEC_BLAS"
+BLAS_VARIABLE = "MLX_SPECDEC_BLAS"
 OPENBLAS = ("libopenblas.so.0", "libopenblas.so")
 
 _loaded: list[tuple[str, ctypes.CDLL]] = []
@@ -41,7 +41,7 @@ def load(wanted: str | None = None) -> str:
             library. The default is the environment variable MLX_SPECDEC_BLAS, or else "auto".
     Raises:
         OptionError: If `wanted` is a path that cannot be loaded."""
-    wanted = wanted or os.environ.get(SWITCH) or "auto"
+    wanted = wanted or os.environ.get(BLAS_VARIABLE) or "auto"
     if wanted == "none" or _loaded or "mlx.core" in sys.modules or not _replaceable():
         return name()
     if wanted != "auto":
@@ -49,7 +49,7 @@ def load(wanted: str | None = None) -> str:
             _load(Path(wanted).stem.removeprefix("lib"), wanted)
         except OSError as problem:
             raise OptionError(
-                f"{SWITCH} names a library that cannot be loaded: {problem}"
+                f"{BLAS_VARIABLE} names a library that cannot be loaded: {problem}"
             ) from None
         return name()
     candidates = [("mkl", path) for path in _mkl()]
@@ -84,7 +84,7 @@ def is_slow() -> bool:
 def warn_if_late() -> None:
     """Warn once, with a RuntimeWarning, if a faster BLAS is installed but MLX was imported before
     `load` could replace the reference BLAS."""
-    wanted = os.environ.get(SWITCH) or "auto"
+    wanted = os.environ.get(BLAS_VARIABLE) or "auto"
     if wanted == "none" or _warned or not is_slow() or device_name() != "cpu":
         return
     if wanted != "auto" or _mkl() or find_library("openblas"):
@@ -146,13 +146,13 @@ def open_files_kept() -> Iterator[None]:
         resource.setrlimit = change
 
 
-PLACE = "MLX_SPECDEC_CACHE"
+CACHE_VARIABLE = "MLX_SPECDEC_CACHE"
 """Environment variable that names a directory to use instead of the platform's cache directory."""
 
 
 def directory(kind: str) -> Path:
     """Return the cache directory for one kind of files. The directory may not exist yet."""
-    if place := os.environ.get(PLACE):
+    if place := os.environ.get(CACHE_VARIABLE):
         return Path(place) / kind
     from platformdirs import user_cache_path
 

@@ -113,9 +113,9 @@ def batch(files: Files, flags: Made) -> None:
             interrupts.at_end(lambda: f"interrupted: {journal.done} of {total} {state}")
             if journal.done and not files.quiet:
                 render.tell(f"going on: {journal.done} of {total} texts are there")
-            from ..engine.memory import FIRST
+            from ..engine.memory import FIRST_BATCH_SIZE
 
-            rows = min(FIRST if batch_size == "auto" else batch_size, total)
+            rows = min(FIRST_BATCH_SIZE if batch_size == "auto" else batch_size, total)
             how: dict[str, Any] = {"quiet": files.quiet, "history": True, "rows": rows}
             pair, options = load_drafting(flags, options, **how)
             if pair.task_prefix and options.chat_template and not files.quiet:

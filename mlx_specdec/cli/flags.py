@@ -16,7 +16,7 @@ import typer
 
 from ..errors import OptionError
 from ..options import Options
-from ..sampling.grammar import LONGEST
+from ..sampling.grammar import LONGEST_GRAMMAR
 from ..version import __version__
 from . import render
 
@@ -321,7 +321,7 @@ def _contents(name: str, file: Path | None, instead: str = "") -> str | None:
         return None
     try:
         with file.open(encoding="utf-8-sig") as stream:
-            return stream.read(LONGEST + 1)
+            return stream.read(LONGEST_GRAMMAR + 1)
     except FileNotFoundError:
         raise OptionError(f"{name}: there is no file {file}: check the path{instead}") from None
     except OSError as problem:

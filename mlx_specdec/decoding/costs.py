@@ -15,21 +15,21 @@ from typing import Any
 
 from .. import process
 
-MOST = 16
+LONGEST_DRAFT = 16
 """The longest draft of a proposer with weights, in tokens, and the longest that is timed."""
-FIRST = 16
+FIRST_TRIAL = 16
 """Rounds before the first trial."""
-RISE, LINE = 0.25, 8.0
+RISE, LINE_WEIGHT = 0.25, 8.0
 """Plain steps that a draft token is assumed to cost before any round was timed. The line through
-all costs weighs as much as LINE rounds in the cost of each draft length."""
-HEAVIEST, AGED, KNOWN = 20.0, 0.99, 1.5
+all costs weighs as much as LINE_WEIGHT rounds in the cost of each draft length."""
+HEAVIEST, AGED, LEAST_WEIGHT = 20.0, 0.99, 1.5
 """The largest weight of timed rounds, the factor by which `CostTable.fit` reduces all weights, and
 the weight from which costs count: the first round may have stalled."""
 STALL = 1.0
 """If a later round takes more than 1 + STALL times the expected seconds, it counts as 1 + STALL
 times them. If it takes less than 1 - STALL / 2 times the mean of one or two earlier rounds, these
 have stalled."""
-FORMAT = 4
+COSTS_FORMAT = 4
 """The layout of the files. It is part of their names, so that other layouts are not read."""
 WRITE_EVERY = 10.0
 """Seconds between two writes of a file, because a write takes as long as a round of a small pair.
@@ -67,7 +67,7 @@ _memory = functools.cache(Memory)
 
 def memory(key: Mapping[str, Any]) -> Memory:
     """Return the memory of the pair, device and versions that `key` names."""
-    named = json.dumps({**key, "format": FORMAT}, sort_keys=True)
+    named = json.dumps({**key, "format": COSTS_FORMAT}, sort_keys=True)
     digest = hashlib.blake2b(named.encode(), digest_size=16)
     return _memory(directory() / f"{digest.hexdigest()}.json")
 
@@ -87,7 +87,7 @@ class CostTable:
         trials: Rounds until the next trial, and how often a trial was due.
         doublings: 0 for contexts of less than 1,024 tokens, 1 from there, and one more whenever
             the context doubles.
-        ratios: Cost ratios of draft lengths 0 .. MOST by `Candidate.costs`; see `fit`."""
+        ratios: Cost ratios of draft lengths 0 .. LONGEST_DRAFT by `Candidate.costs`; see `fit`."""
 
     def __init__(self, memory: Memory, rows: int, doublings: int, names: Sequence[str]) -> None:
         """Open the saved table. If there is none, copy the costs of the nearest size after contexts
@@ -95,7 +95,7 @@ class CostTable:
         names: `Candidate.costs` of all proposers."""
         trials = f"trials of {rows} rows, {doublings} doublings"
         self._copied = trials not in memory.entries
-        self.trials = memory.entries.setdefault(trials, [FIRST, 0])
+        self.trials = memory.entries.setdefault(trials, [FIRST_TRIAL, 0])
         self.doublings, self._costs = doublings, {}
         self.ratios: dict[str, list[float]] = {}
         for name in ("", *names):
@@ -106,7 +106,7 @@ class CostTable:
             ]
             saved = (memory.entries[key] for key in keys if key in memory.entries)
             timed = (costs for costs in saved if any(weight for _, weight in costs))
-            costs = next(timed, [[0.0, 0.0]] * (MOST + 1))
+            costs = next(timed, [[0.0, 0.0]] * (LONGEST_DRAFT + 1))
             default = [[cost, min(weight, 1.0)] for cost, weight in costs]
             self._costs[name] = memory.entries.setdefault(keys[0], default)
         self.fit()
@@ -114,11 +114,11 @@ class CostTable:
     @property
     def ready(self) -> bool:
         """Whether enough plain steps were timed to compare drafts with them."""
-        return bool(self.entry("", 0)[1] > KNOWN)
+        return bool(self.entry("", 0)[1] > LEAST_WEIGHT)
 
     def known(self, name: str) -> bool:
         """Whether the costs of a proposer count: as a rule, two rounds were timed."""
-        return sum(weight for _, weight in self._costs[name]) > KNOWN
+        return sum(weight for _, weight in self._costs[name]) > LEAST_WEIGHT
 
     @property
     def seconds(self) -> float:
@@ -156,8 +156,8 @@ class CostTable:
                 continue
             known = self.known(name)
             timed = [(math.exp(cost - plain), weight * known) for cost, weight in entries]
-            points = [(1, 1 + RISE, 0.5), (MOST, 1 + MOST * RISE, 0.5)]
-            points += [(n, *timed[n]) for n in range(1, MOST + 1)]
+            points = [(1, 1 + RISE, 0.5), (LONGEST_DRAFT, 1 + LONGEST_DRAFT * RISE, 0.5)]
+            points += [(n, *timed[n]) for n in range(1, LONGEST_DRAFT + 1)]
             # The noise of a round grows with its seconds.
             points = [(n, ratio, weight / (1 + RISE * n) ** 2) for n, ratio, weight in points]
             total = sum(weight for _, _, weight in points)
@@ -165,8 +165,8 @@ class CostTable:
             height = sum(weight * ratio for _, ratio, weight in points) / total
             slope = sum(weight * (n - middle) * (ratio - height) for n, ratio, weight in points)
             slope = max(0.0, slope / sum(weight * (n - middle) ** 2 for n, _, weight in points))
-            lines = (max(1.0, height + slope * (n - middle)) for n in range(1, MOST + 1))
+            lines = (max(1.0, height + slope * (n - middle)) for n in range(1, LONGEST_DRAFT + 1))
             self.ratios[name] = [1.0] + [
-                (weight * ratio + LINE * line) / (weight + LINE)
+                (weight * ratio + LINE_WEIGHT * line) / (weight + LINE_WEIGHT)
                 for (ratio, weight), line in zip(timed[1:], lines, strict=True)
             ]

@@ -30,7 +30,7 @@ from .row import Row, token_logprobs
 from .statistics import Stopwatch
 from .worth import Worth
 
-CHUNK = 512
+PREFILL_CHUNK = 512
 """Prefill chunk on a CPU, in tokens. Larger chunks are slower there and need more memory."""
 LARGE_CHUNK = 2048
 """Prefill chunk on an accelerator with fused attention, in tokens; the value of mlx-lm."""
@@ -43,9 +43,9 @@ def chunk_size(prompts: int, *, holds_scores: bool) -> int:
     """Return the prefill chunk on this machine, in tokens per prompt, for a number of prompts.
     holds_scores: See `models.base.Base.holds_scores`."""
     if holds_scores or mx.default_device() == mx.Device(mx.cpu):
-        return CHUNK
+        return PREFILL_CHUNK
     free = disk.usable_memory() - mx.get_active_memory()
-    return LARGE_CHUNK if free >= prompts * ROOM else CHUNK
+    return LARGE_CHUNK if free >= prompts * ROOM else PREFILL_CHUNK
 
 
 CLEAR_EVERY = 256
@@ -85,7 +85,7 @@ class Group:
     rule: Rule
     worth: Worth
     watch: Stopwatch
-    chunk: int = CHUNK
+    chunk: int = PREFILL_CHUNK
     checkpoint: int = 0
     progress: Progress | None = None
     begun: bool = field(default=False, init=False)

@@ -108,9 +108,9 @@ def ratio(part: float, total: float) -> float | None:
     return part / total if total else None
 
 
-FIRST = 4
+FIRST_TIMED = 4
 TIMED_EVERY = 32
-"""If speculative rounds are timed in parts, these are the first FIRST rounds and every
+"""If speculative rounds are timed in parts, these are the first FIRST_TIMED rounds and every
 TIMED_EVERY-th round: timing in parts makes a round wait for the device."""
 
 
@@ -130,7 +130,7 @@ class Stopwatch:
     def begin(self, *, drafts: bool) -> None:
         """Start a round. drafts: Whether the round calls the proposer."""
         self._passes = 0
-        due = self._speculative < FIRST or self._speculative % TIMED_EVERY == 0
+        due = self._speculative < FIRST_TIMED or self._speculative % TIMED_EVERY == 0
         self._in_parts = self.timed and drafts and due
         self._started = self.clock()
         if self._in_parts:

@@ -17,31 +17,31 @@ from typing import TYPE_CHECKING
 
 from ..interfaces import Proposal
 from ..interfaces.records import Step
-from .costs import FIRST, MOST, CostTable, Memory
+from .costs import FIRST_TRIAL, LONGEST_DRAFT, CostTable, Memory
 
 if TYPE_CHECKING:
     from .row import Row
     from .statistics import Timed
 
-EVERY, TRIED, EXPLORE = 8, 3, 64
-"""Rounds between two choices, of a trial, and between two trials. The first trials are FIRST,
-2 FIRST, ... rounds apart. In a group, this is multiplied by the number of rows, because a trial
-costs more there. Of three plain steps of a trial, only the second one is timed."""
+CHOICE_INTERVAL, TRIAL_ROUNDS, TRIAL_INTERVAL = 8, 3, 64
+"""Rounds between two choices, of a trial, and between two trials. The first trials are
+FIRST_TRIAL, 2 FIRST_TRIAL, ... rounds apart. In a group, this is multiplied by the number of rows,
+because a trial costs more there. Of three plain steps of a trial, only the second one is timed."""
 BETTER = 1.03
 """In a group, drafting must be 3 % better than plain decoding for each doubling of the rows. They
 end at different times, and a row that has ended costs more in rounds with drafts."""
 TOO_EXPENSIVE = 3.0
 """Plain steps per draft token above which a proposer is not used, judged by the cost ratio of one
 draft token. A round that takes longer than this calls for a new choice at once."""
-EXPECTED, PRIOR, REMEMBERED = 0.7, 8.0, 512
+EXPECTED, PRIOR_WEIGHT, REMEMBERED_ROUNDS = 0.7, 8.0, 512
 """Acceptance rate before anything was verified, its weight in tokens, and the rounds after which
 the weight of a verified token has fallen to 1/e. The drafts in weights/ reach 0.6 to 0.8. The rate
 of all positions together has the same weight in the rate of each position."""
-NOISE = 0.3
+TIMING_NOISE = 0.3
 """Standard deviation of the logarithm of a single round's seconds."""
 PLAIN = "", 0
 """Plain decoding, as a name and a draft length."""
-UNREAD, LONG_PROMPT = 16, 64
+SMALL_BACKLOG, LONG_PROMPT = 16, 64
 """Tokens that a proposer can prefill before a draft without a noticeable delay, and the longest
 prompt that it prefills before the first output token."""
 
@@ -127,7 +127,7 @@ class Candidate:
         text: Name under which its acceptance is saved."""
 
     name: str = ""
-    most: int = MOST
+    most: int = LONGEST_DRAFT
     free: bool = False
     stops: bool = False
     costs: str = "draft"
@@ -138,25 +138,27 @@ class Acceptance:
     """Decayed counts of verified and of accepted draft tokens by position."""
 
     def __init__(self, memory: Memory, name: str) -> None:
-        default = [[0.0] * MOST, [0.0] * MOST]
+        default = [[0.0] * LONGEST_DRAFT, [0.0] * LONGEST_DRAFT]
         self._counts = memory.entries.setdefault(f"acceptance {name}", default)
 
     def add(self, verified: int, accepted: int) -> None:
         """Count a draft. Tokens after the first rejected one were not verified."""
-        for position in range(min(verified, accepted + 1, MOST)):
+        for position in range(min(verified, accepted + 1, LONGEST_DRAFT)):
             self._counts[0][position] += 1
             self._counts[1][position] += position < accepted
 
     def fade(self) -> None:
         """Take away the weight that the verdicts lose in a round."""
-        self._counts[:] = [[(1 - 1 / REMEMBERED) * count for count in row] for row in self._counts]
+        self._counts[:] = [
+            [(1 - 1 / REMEMBERED_ROUNDS) * count for count in row] for row in self._counts
+        ]
 
     def chances(self) -> list[float]:
         """Return for n = 1 .. MOST the probability that the first n draft tokens are accepted."""
         verified, accepted = self._counts
-        rate = (sum(accepted) + PRIOR * EXPECTED) / (sum(verified) + PRIOR)
-        rates = (a + PRIOR * rate for a in accepted)
-        rates = (hits / (seen + PRIOR) for hits, seen in zip(rates, verified, strict=True))
+        rate = (sum(accepted) + PRIOR_WEIGHT * EXPECTED) / (sum(verified) + PRIOR_WEIGHT)
+        rates = (a + PRIOR_WEIGHT * rate for a in accepted)
+        rates = (hits / (seen + PRIOR_WEIGHT) for hits, seen in zip(rates, verified, strict=True))
         return list(accumulate(rates, mul))
 
 
@@ -244,7 +246,7 @@ class Worth:
         size = self._sizes.setdefault(1, _Size(1, self._table(1, 0)))
         # A proposer that drafts later prefills the prompt then. This counts as a prefill even if
         # the prompt is short, because the proposer opens its cache.
-        self._unread = dict.fromkeys(self._unread, max(prompt, UNREAD + 1.0))
+        self._unread = dict.fromkeys(self._unread, max(prompt, SMALL_BACKLOG + 1.0))
         self._choose(size, context, remaining)
         if prompt > LONG_PROMPT:
             size.limits, size.due = size.limits | dict.fromkeys(self._unread, 0), 1
@@ -292,10 +294,10 @@ class Worth:
         steady = drafted or (timed.pipelined and size.in_flight)
         size.in_flight = timed.pipelined
         # The first round of a kind may have compiled kernels.
-        if timed.interval is None or self._memory.rounds[kind] == 1 or drafted > MOST:
+        if timed.interval is None or self._memory.rounds[kind] == 1 or drafted > LONGEST_DRAFT:
             return
         seconds = max(timed.interval, 1e-9)
-        if drafted and unread > UNREAD:
+        if drafted and unread > SMALL_BACKLOG:
             steps = seconds / table.seconds - table.ratios[candidate.costs][drafted]
             prefill = self._prefill(candidate)
             prefill[0] = (prefill[0] + max(0.0, steps / unread)) / 2
@@ -338,7 +340,7 @@ class Worth:
             return
         if (doublings := max(0, context.bit_length() - 10)) != size.table.doublings:
             size.table = self._table(size.rows, doublings)
-        table, size.limits, size.due = size.table, {}, EVERY
+        table, size.limits, size.due = size.table, {}, CHOICE_INTERVAL
         if not table.ready:
             size.due = 1
             return
@@ -349,14 +351,14 @@ class Worth:
         size.rate = rates[best]
         if tries and table.trials[0] <= 0:
             table.trials[1] += 1
-            table.trials[0] = size.rows * min(EXPLORE, FIRST * table.trials[1])
+            table.trials[0] = size.rows * min(TRIAL_INTERVAL, FIRST_TRIAL * table.trials[1])
             if (tried := self._trial(table, rates, best)) != best:
-                best, size.due = tried, TRIED
+                best, size.due = tried, TRIAL_ROUNDS
         if best != PLAIN:
             size.limits = dict([best])
         size.idle += 1
         # The search for every row of a batch takes time even if it finds nothing.
-        if size.rows == 1 or size.idle % (EXPLORE // EVERY) <= 1:
+        if size.rows == 1 or size.idle % (TRIAL_INTERVAL // CHOICE_INTERVAL) <= 1:
             free = (candidate for candidate in self._candidates.values() if candidate.free)
             size.limits |= {candidate.name: candidate.most for candidate in free}
 
@@ -366,7 +368,7 @@ class Worth:
         """Return the expected tokens per plain step's time by draft length of a proposer. If the
         proposer has yet to prefill tokens, only lengths that gain this time are included."""
         unread = self._unread[candidate.name]
-        prefill = unread * self._prefill(candidate)[0] if unread > UNREAD else 0.0
+        prefill = unread * self._prefill(candidate)[0] if unread > SMALL_BACKLOG else 0.0
         costs = table.ratios[candidate.costs]
         # The first drafts have one token, because the proposer may be hopelessly slow.
         longest = candidate.most if table.known(candidate.costs) else 1
@@ -390,7 +392,7 @@ class Worth:
         hopes = dict(rates)
         for name, length in rates.keys() - {best, PLAIN}:
             weight = table.entry(self._candidates[name].costs, length)[1]
-            hopes[name, length] *= math.exp(NOISE / math.sqrt(1 + weight))
+            hopes[name, length] *= math.exp(TIMING_NOISE / math.sqrt(1 + weight))
         return max(hopes, key=hopes.__getitem__)
 
     @property

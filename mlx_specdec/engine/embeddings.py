@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from ..decoding.loop import CHUNK
+from ..decoding.loop import PREFILL_CHUNK
 from ..errors import DAMAGED, DecodingError
 from ..interfaces import FINAL, feed
 from .pair import Pair
@@ -60,7 +60,7 @@ def _states(
         start = mx.array([pair.target.prefix(ids)], dtype=mx.int32)
         yield context.advance(start).encoded[0][0], ids
         return
-    for begin in range(0, len(ids), CHUNK):
-        tokens = ids[begin : begin + CHUNK]
+    for begin in range(0, len(ids), PREFILL_CHUNK):
+        tokens = ids[begin : begin + PREFILL_CHUNK]
         yield feed(context, [tokens], (FINAL,)).hidden[FINAL][0], tokens
         context.evaluate()

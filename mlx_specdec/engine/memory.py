@@ -8,13 +8,13 @@ from functools import partial
 from ..checkpoints import disk
 from ..decoding.loop import chunk_size
 from ..errors import PromptError
-from ..proposers.draft_model import CHUNK
+from ..proposers.draft_model import BACKLOG_CHUNK
 from ..proposers.drafter import Drafter
 from .pair import Pair
 
-FIRST = 16
+FIRST_BATCH_SIZE = 16
 """The first batch size that AutoBatchSize tries."""
-MOST = 64
+LARGEST_BATCH_SIZE = 64
 """The largest batch size that AutoBatchSize tries."""
 WORTH_DOUBLING = 1.05
 """Least ratio of tokens per second for which a larger batch is preferred: it needs more memory, and
@@ -35,7 +35,7 @@ class AutoBatchSize(BatchSize):
     """A batch size that doubles as long as tokens per second increase, and halves if that costs no
     speed."""
 
-    def __init__(self, first: int = FIRST, most: int = MOST) -> None:
+    def __init__(self, first: int = FIRST_BATCH_SIZE, most: int = LARGEST_BATCH_SIZE) -> None:
         super().__init__(min(first, most))
         self._most = most
         self._rates: dict[int, float] = {}
@@ -128,7 +128,7 @@ class MemoryBudget:
         round for each token that the row may still emit. A draft model prefills the prompt of a row
         that has joined the batch at positions after the longest row."""
         prompt, now, end = (max(lengths) for lengths in zip(*map(astuple, rows), strict=True))
-        late = min(end, CHUNK) if len(rows) > 1 else 0
+        late = min(end, BACKLOG_CHUNK) if len(rows) > 1 else 0
         return sum(
             self._row(prompt, min(end, now + self._most_a_round * (row.end - row.now)), late)
             for row in rows

@@ -28,7 +28,7 @@ from .pair import Pair
 from .prompt_cache import PromptCache
 from .request import Overrides, for_model, make_rule, open_row
 
-TEMPERATURES = (0.0, 0.4, 0.8, 1.2)
+TEMPERATURE_RANGES = (0.0, 0.4, 0.8, 1.2)
 """Upper bounds of ranges of temperature. All temperatures of a range share the saved acceptance
 rates."""
 _version = functools.cache(version)
@@ -58,7 +58,7 @@ def candidate(drafter: Drafter, options: Options) -> Candidate:
     """Return what the choice of the draft length needs to know about a drafter."""
     name = f"{drafter.identity or drafter.name}, {drafter.nbytes} bytes"
     sampled = ", sampled" if options.temperature > 0 else ""
-    warmth = bisect_left(TEMPERATURES, options.temperature)
+    warmth = bisect_left(TEMPERATURE_RANGES, options.temperature)
     return Candidate(
         drafter.name,
         min(drafter.most, MOST_EXACT) if options.exact else drafter.most,
@@ -187,7 +187,7 @@ class Opener:
         self.why_not = self._reason_against_batches()
         self.batched = self.why_not is None
         if own is not None:
-            count, most = options.num_draft, MOST_EXACT if options.exact else MOST
+            count, most = options.num_draft, MOST_EXACT if options.exact else LONGEST_DRAFT
             self.worth = Worth(None if count == "auto" else count, [Candidate(most=most)])
             widths = self.pair.target.vocabulary, self.pair.vocabulary
             self.proposer: Proposer | None = Checked(own, *widths)
@@ -236,9 +236,9 @@ class Opener:
         step, scored = rows[0].options.prefill_step_size, rows[0].request.scores_prompt
         if self.options.exact or scored:
             # The size must not depend on free memory: equal prompts are to be divided alike.
-            step = step or CHUNK
+            step = step or PREFILL_CHUNK
         if scored:
-            step = min(step or CHUNK, max(1, SCORED // self.pair.target.vocabulary))
+            step = min(step or PREFILL_CHUNK, max(1, SCORED // self.pair.target.vocabulary))
         return step or chunk_size(len(rows), holds_scores=self.pair.target.holds_scores)
 
     def waits(self, row: Row, before: Sequence[Row]) -> bool:

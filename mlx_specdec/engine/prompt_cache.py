@@ -16,11 +16,11 @@ from ..interfaces.results import TARGET, Cached, Reusable
 from .prompt_cache_disk import Directory, DiskBlock, Record, nbytes_of
 
 Arrays = tuple[mx.array, ...]
-BLOCK = 1024
+COMPARED_AT_ONCE = 1024
 """Number of tokens that are compared at once."""
 STRETCH = 256
 """The most tokens in a node if there is a cache on disk, and so in a block on disk."""
-SHARED = 256
+SHARED_PREFIX = 256
 """If prompts share this many tokens that are not cached, one of them is prefilled first."""
 
 
@@ -148,7 +148,7 @@ class PromptCache:
     def waits(self, prompt: Sequence[int], earlier: Sequence[int], tenant: str = "") -> bool:
         """Return whether a prompt should wait for the prefill of an earlier one of its tenant,
         because they share many tokens that are not cached."""
-        return common(earlier, prompt) >= self._match(prompt, self._root(tenant))[1] + SHARED
+        return common(earlier, prompt) >= self._match(prompt, self._root(tenant))[1] + SHARED_PREFIX
 
     def keep(
         self,
@@ -428,8 +428,8 @@ def common(tokens: Sequence[int], text: Sequence[int], begin: int = 0) -> int:
     """Return how many of `tokens` equal the tokens of `text` from position `begin` on."""
     most = min(len(tokens), len(text) - begin)
     # Python compares whole lists 20 times as fast as their elements one by one.
-    for at in range(0, most, BLOCK):
-        end = min(at + BLOCK, most)
+    for at in range(0, most, COMPARED_AT_ONCE):
+        end = min(at + COMPARED_AT_ONCE, most)
         if list(tokens[at:end]) != list(text[begin + at : begin + end]):
             return next(place for place in range(at, end) if tokens[place] != text[begin + place])
     return max(0, most)

@@ -26,13 +26,13 @@ from .. import process
 from ..checkpoints.tensors import ELEMENTS, NAMES, to_mlx
 from ..interfaces.results import Cached
 
-FORMAT = "mlx-specdec prompt cache block 2"
+BLOCK_FORMAT = "mlx-specdec prompt cache block 2"
 HEADER = 1 << 24
 """Limit of the bytes of a block's header. Files with a longer header are no blocks."""
 OVERHEAD, OF_ARRAY, OF_TOKEN = 2048, 160, 12
 """Upper bounds on the bytes of a file besides the data of its arrays: in total, for each array, and
 for each token."""
-NAME = re.compile("[0-9a-f]{64}")
+BLOCK_NAME = re.compile("[0-9a-f]{64}")
 UNREADABLE = (
     *(OSError, ValueError, KeyError, IndexError, TypeError, OverflowError, RecursionError),
     SafetensorError,
@@ -114,7 +114,9 @@ class Directory:
         for half_written in filter(Path.is_file, self.path.glob(".*.partial")):
             half_written.unlink(missing_ok=True)
         found = []
-        named = (file for file in self.path.glob("*.safetensors") if NAME.fullmatch(file.stem))
+        named = (
+            file for file in self.path.glob("*.safetensors") if BLOCK_NAME.fullmatch(file.stem)
+        )
         stats = [(file.stat(), file) for file in named if file.is_file()]
         for stat, file in sorted(stats, key=lambda pair: pair[0].st_mtime_ns):
             self.nbytes += stat.st_size
@@ -228,7 +230,7 @@ def _packed(record: Record, arrays: Sequence[mx.array]) -> tuple[bytes, bytes]:
         }
     data = b"".join(parts)
     text = json.dumps(asdict(record))
-    entries["__metadata__"] = {"format": FORMAT, "record": text, "digest": _digest(data)}
+    entries["__metadata__"] = {"format": BLOCK_FORMAT, "record": text, "digest": _digest(data)}
     header = json.dumps(entries).encode()
     return len(header).to_bytes(8, "little") + header, data
 
@@ -249,7 +251,7 @@ def _record(file: Path) -> Record | None:
 def _metadata(header: bytes, name: str) -> dict[str, str]:
     """Return the metadata in the header of a file with this name, or raise one of UNREADABLE."""
     metadata: dict[str, str] = json.loads(header[8:])["__metadata__"]
-    if _digest(header) != name or metadata["format"] != FORMAT:
+    if _digest(header) != name or metadata["format"] != BLOCK_FORMAT:
         raise ValueError
     return metadata
 

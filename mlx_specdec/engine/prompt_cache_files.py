@@ -21,7 +21,7 @@ from .prompt_cache_disk import Directory
 LAYOUT = "4"
 """Version of the cached arrays. It is a part of the digests, so that blocks of other versions are
 not read."""
-SHARE, MOST = 1 / 8, 8 << 30
+MEMORY_SHARE, MOST_IN_MEMORY = 1 / 8, 8 << 30
 """The default limit of a cache in memory: this share of the machine's memory, and at most this many
 bytes."""
 DISK_SHARE, MOST_ON_DISK = 1 / 4, 32 << 30
@@ -45,7 +45,7 @@ class Store:
     @property
     def memory_bytes(self) -> int:
         """The limit of this cache's bytes in memory."""
-        default = min(MOST, int(SHARE * disk.memory()))
+        default = min(MOST_IN_MEMORY, int(MEMORY_SHARE * disk.memory()))
         return (default if self.max_bytes is None else self.max_bytes) // self.parts
 
     def open(self, pair: Pair) -> PromptCache | None:

@@ -22,7 +22,7 @@ from .prompt_cache import PromptCache
 from .request import Overrides, extent, reported
 
 BROKEN = "this text could not go on, since something failed inside"
-WINDOW = 8
+SORTED_BATCHES = 8
 """Number of batches of prompts that are sorted by length together."""
 JOINS_AT = 0.125
 """Share of the batch that has to be free before waiting requests are prefilled. It limits how often
@@ -317,7 +317,7 @@ class Scheduler:
 
     def _fill_window(self) -> None:
         """Take the next requests from the iterator, and sort them by length."""
-        ahead = min(WINDOW * self.batch_size, sys.maxsize)
+        ahead = min(SORTED_BATCHES * self.batch_size, sys.maxsize)
         window = list(itertools.islice(self._requests, ahead))
         if not window:
             self._exhausted = True

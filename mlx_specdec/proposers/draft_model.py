@@ -20,7 +20,7 @@ CATCH_UP = 4
 passes of its own, which compute no logits, because only the newest token's logits are used."""
 MANY = 64
 """The limit of CATCH_UP for a single sequence, in tokens."""
-CHUNK = 512
+BACKLOG_CHUNK = 512
 """Tokens per sequence in one pass over a long backlog."""
 MISSING = "there is no draft model to propose: name one with draft-model"
 
@@ -186,8 +186,8 @@ class DraftModel(Proposer):
         ]
         if max(map(len, backlog)) > (CATCH_UP if len(rows) > 1 else MANY):
             # Only the logits of the newest tokens are needed.
-            for start in range(0, max(map(len, backlog)) - 1, CHUNK):
-                feed(context, [tokens[:-1][start : start + CHUNK] for tokens in backlog])
+            for start in range(0, max(map(len, backlog)) - 1, BACKLOG_CHUNK):
+                feed(context, [tokens[:-1][start : start + BACKLOG_CHUNK] for tokens in backlog])
                 context.evaluate()
             backlog = [tokens[-1:] for tokens in backlog]
         logits = feed(context, backlog).logits

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .text_index import History, TextIndex
 
 
-MOST_DRAFTED = 16
+LONGEST_CONSIDERED = 16
 """Largest draft length to consider, in tokens, if a proposer has no smaller limit."""
 
 
@@ -77,7 +77,7 @@ class Drafter:
 
     name: str
     make: Callable[[Setup], Proposer]
-    most: int = MOST_DRAFTED
+    most: int = LONGEST_CONSIDERED
     nbytes: int = 0
     identity: str = ""
     stops: bool = False

@@ -16,25 +16,25 @@ from ..decoding.worth import Prices, Rate
 from ..interfaces import FINAL, Noise, Proposal, Scores, no_proposal
 from ..interfaces.results import Cached, Reusable
 from ..models.drafters.network import DrafterNetwork, Reading
-from .draft_model import CHUNK, draw
-from .drafter import MOST_DRAFTED, Drafter, LoadedPair, Setup
+from .draft_model import BACKLOG_CHUNK, draw
+from .drafter import LONGEST_CONSIDERED, Drafter, LoadedPair, Setup
 
 LAYERS_COUNTED = (
     ", or its config.json counts layers otherwise, which benchmarks/probe.py in the repository "
     "tells"
 )
-UNREAD = 64
+MOST_WAITING = 64
 """Number of hidden states that may wait for the next draft before the drafter reads them."""
-WAITING = 4096
+MOST_WAITING_IN_PROMPT = 4096
 """Number of hidden states of a prompt that may wait for the first draft. Those of five layers of
 width 5,120 take 200 MB in half precision."""
 LEAST_CHANCE = 0.1
 """Least chance of a token for which the draft is cut. Tokens with a smaller chance are rare. To
 look for them, the host waits for the draft, which costs more than to verify them."""
-PRIOR = 8.0
+ESTIMATE_WEIGHT = 8.0
 """Prior strength in tokens: the weight of the drafter's estimate against its measured
 acceptance."""
-MEMORY = 200.0
+RATE_MEMORY = 200.0
 """Number of tokens after which the weight of earlier tokens falls to 1 / e."""
 
 
@@ -49,7 +49,7 @@ def drafter(pair: LoadedPair) -> Drafter | None:
     made = Drafter(
         network.kind,
         make,
-        most=min(network.most, MOST_DRAFTED),
+        most=min(network.most, LONGEST_CONSIDERED),
         stops=network.stops,
         nbytes=network.nbytes,
         identity=pair.draft_name or "",
@@ -62,7 +62,7 @@ class Confidence:
     to the tokens that the drafter expected to be accepted."""
 
     def __init__(self) -> None:
-        self._rate, self._pending = Rate(1.0, PRIOR, MEMORY), 0.0
+        self._rate, self._pending = Rate(1.0, ESTIMATE_WEIGHT, RATE_MEMORY), 0.0
 
     def learn(self, accepted: int) -> None:
         """Learn how many tokens of the last draft were accepted, if its chances were read."""
@@ -109,10 +109,10 @@ class DrafterState:
             return
         self.waits, size = False, len(following)
         hidden = mx.concatenate(self.hidden, axis=1)
-        for start in range(0, size, CHUNK):
+        for start in range(0, size, BACKLOG_CHUNK):
             if start > 0:
                 self.reading.evaluate()
-            part = following[start : start + CHUNK]
+            part = following[start : start + BACKLOG_CHUNK]
             self.reading.read(hidden[:, start : start + len(part)], mx.array([part]))
         self.tokens = self.tokens[size:]
         # A copy, so that the memory of the earlier states can be released.
@@ -153,7 +153,7 @@ class HiddenStateDrafter(Proposer):
         state.confidence.learn(len(seen) - 1)
         state.hidden.append(mx.concatenate([scores.hidden[name] for name in self.hidden], axis=-1))
         state.tokens += seen
-        if len(state.tokens) > (WAITING if state.waits else UNREAD):
+        if len(state.tokens) > (MOST_WAITING_IN_PROMPT if state.waits else MOST_WAITING):
             state.read(state.tokens[1:])
             state.reading.evaluate()
             mx.eval(state.hidden)

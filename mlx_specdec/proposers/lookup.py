@@ -23,7 +23,7 @@ GROWTH = 2
 """Number of proposed tokens for each token of the match. A long match is likely to continue."""
 ALONE, BEFORE_OTHERS = 2, 4
 """Least length of a match in tokens. A shorter match is worse than another proposer's draft."""
-MEMORY = 50.0
+MATCH_MEMORY = 50.0
 """Number of tokens after matches of one length in which the weight of a token falls to 1 / e."""
 
 
@@ -78,7 +78,9 @@ class MatchAcceptance:
     def __init__(self) -> None:
         # In simulations, 1 instead of 2 makes new code 4 % slower, and 3 makes edits 2 % slower.
         shares = [length / (length + 2) for length in [*range(9), 16, DEPTH]]
-        self._rates = [Rate(0, 0, MEMORY, MEMORY, share * MEMORY) for share in shares]
+        self._rates = [
+            Rate(0, 0, MATCH_MEMORY, MATCH_MEMORY, share * MATCH_MEMORY) for share in shares
+        ]
 
     def of(self, length: int) -> Rate:
         """Return the rate of matches of this length."""

@@ -11,7 +11,7 @@ from ..decoding.row import Row
 from ..interfaces import FINAL, Noise, Proposal, Scores, no_proposal
 from ..models.drafters.medusa import MedusaHeads
 from .draft_model import draw
-from .drafter import MOST_DRAFTED, Drafter, LoadedPair
+from .drafter import LONGEST_CONSIDERED, Drafter, LoadedPair
 
 NAME = "medusa"
 MISSING = (
@@ -26,7 +26,7 @@ def drafter(pair: LoadedPair) -> Drafter | None:
     return Drafter(
         NAME,
         lambda setup: Medusa(heads),
-        most=min(heads.count, MOST_DRAFTED),
+        most=min(heads.count, LONGEST_CONSIDERED),
         nbytes=heads.nbytes,
     )
 

@@ -21,7 +21,7 @@ VOTERS = 16
 of the sequence. 8 or 32 perform alike."""
 GRAMS = (2, 8)
 """Lengths of the n-grams with chains. Additional chains for 4 and 16 find only 0.3 % more."""
-FACTOR, SPREAD, MASK = 0x2C1B3C6D, 0x9E3779B1, 0xFFFFFFFF
+HASH_FACTOR, HASH_SPREAD, HASH_MASK = 0x2C1B3C6D, 0x9E3779B1, 0xFFFFFFFF
 """Two odd multipliers and the mask of a 32-bit hash."""
 SMALLEST = 1024
 """Initial capacity of an index, in tokens; it grows on demand."""
@@ -144,9 +144,9 @@ class TextIndex:
         the token before it and so on, as integers or as arrays with one entry per position."""
         code, grams, shift = 0, self._grams, self._shift
         for size, column in enumerate(columns, 1):
-            code = (code + column + 1) * FACTOR & MASK
+            code = (code + column + 1) * HASH_FACTOR & HASH_MASK
             if size in grams:
-                yield (code * SPREAD & MASK) >> shift
+                yield (code * HASH_SPREAD & HASH_MASK) >> shift
             if size == grams[-1]:
                 return
 
@@ -170,7 +170,7 @@ MOST_TOKENS = 1 << 20
 """Limit on the tokens of one tenant, which take 20 MiB."""
 MOST_BYTES = 128 << 20
 """Limit on the bytes of all tenants. The index of the least recent tenant is deleted first."""
-REMEMBERED = 64
+REMEMBERED_PREFIXES = 64
 """How many prefixes of a tenant's sequences are remembered, so that they are not added again. A
 chat client sends the whole conversation with every turn."""
 
@@ -200,7 +200,7 @@ class History:
         """Add a finished sequence. `committed` begins with the prompt, unless the model is an
         encoder-decoder."""
         if tenant not in self._tenants:
-            self._tenants[tenant] = TextIndex(self._most), deque(maxlen=REMEMBERED)
+            self._tenants[tenant] = TextIndex(self._most), deque(maxlen=REMEMBERED_PREFIXES)
         self._tenants.move_to_end(tenant)
         index, beginnings = self._tenants[tenant]
         inside = list(committed[: len(prompt)]) == list(prompt)

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from ..errors import OptionError, is_panic
 
 Result = TypeVar("Result")
-LONGEST = 1 << 18
+LONGEST_GRAMMAR = 1 << 18
 """Length limit of a schema, regular expression or grammar, in characters."""
 MOST_LINES = 500
 """Length limit of a Lark grammar, in lines. The time to find an error grows with the square of the
@@ -57,7 +57,7 @@ INNER = "text"
 """Name of the original grammar inside the grammar that `with_space` returns."""
 GBNF = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)
 """The beginning of a rule in llama.cpp's grammar format, GBNF."""
-PLACE = re.compile(r"^(\d+)\((\d+)\): ")
+ERROR_PLACE = re.compile(r"^(\d+)\((\d+)\): ")
 """The place of an error in llguidance's messages about a grammar: line and column."""
 _STACK_SIZE = threading.Lock()
 
@@ -152,7 +152,7 @@ def first_problem(problem: str) -> str:
 
 def _wrong(name: str, problem: str) -> str:
     """Return a sentence about a wrong constraint. problem: llguidance's message."""
-    reason = PLACE.sub(r"in line \1, column \2: ", first_problem(problem))
+    reason = ERROR_PLACE.sub(r"in line \1, column \2: ", first_problem(problem))
     formats = "; a grammar is written in llguidance's variant of Lark or in llama.cpp's GBNF"
     return f"{name} is wrong: {reason}{formats if name == 'grammar' else ''}"
 
@@ -205,8 +205,8 @@ def _check_size(name: str, text: str) -> None:
         raise OptionError(f"{name} has half a character in it, a lone surrogate") from None
     if not text.strip():
         raise OptionError(f"{name} is empty")
-    if len(text) > LONGEST:
-        raise OptionError(f"{name} has more than {LONGEST} characters: shorten it")
+    if len(text) > LONGEST_GRAMMAR:
+        raise OptionError(f"{name} has more than {LONGEST_GRAMMAR} characters: shorten it")
 
 
 def _schema(text: str) -> str:

@@ -18,9 +18,10 @@ import numpy as np
 
 from ..interfaces import Noise, NoiseSource
 
-ROWS, NUMBERS = 8, 1 << 15
-"""Coupled noise is drawn for ROWS positions at once, or fewer if these would exceed NUMBERS random
-numbers. One MLX operation costs as much time as drawing a few thousand numbers."""
+NOISE_ROWS, NOISE_NUMBERS = 8, 1 << 15
+"""Coupled noise is drawn for NOISE_ROWS positions at once, or fewer if these would exceed
+NOISE_NUMBERS random numbers. One MLX operation costs as much time as drawing a few thousand
+numbers."""
 
 
 def digest_of(prompt: Sequence[int]) -> str:
@@ -67,7 +68,7 @@ class CoupledNoise(NoiseSource):
         self._seed = seed
         self._digest = digest_of(prompt)
         self._vocabulary = vocabulary
-        self._rows = max(1, min(ROWS, NUMBERS // vocabulary))
+        self._rows = max(1, min(NOISE_ROWS, NOISE_NUMBERS // vocabulary))
         self._drawn: dict[int, mx.array] = {}
         self._needed = 0
 

@@ -10,9 +10,9 @@ from numbers import Real
 
 from ..errors import OptionError
 
-LARGEST = 1e20
+LARGEST_BIAS = 1e20
 """Largest magnitude of a bias or penalty. It exceeds any logit, and sums of it fit float32."""
-TEMPERATURES = (1e-30, 1e30)
+TEMPERATURE_LIMITS = (1e-30, 1e30)
 """Least and greatest temperature above 0, both well inside the range of float32."""
 LEAST_TOP_P = 1e-30
 """Least value of top-p, well above the smallest float32."""
@@ -25,7 +25,7 @@ class Sampling:
     """Settings of the sampling distribution. The defaults select greedy decoding without changes.
 
     Attributes:
-        temperature: 0 means greedy; otherwise within TEMPERATURES.
+        temperature: 0 means greedy; otherwise within TEMPERATURE_LIMITS.
         top_k: Number of tokens to keep; 0 = off.
         top_p: Probability mass to keep, at least LEAST_TOP_P; 1 = off.
         min_p: Least probability relative to the most likely token, in [0, 1]; 0 = off.
@@ -33,9 +33,9 @@ class Sampling:
             prompt and the completion are divided by it, negative ones multiplied (Keskar et al.,
             arXiv 1909.05858, section 4.1).
         presence_penalty: Subtracted from the logit of every token in the completion; at most
-            LARGEST.
-        frequency_penalty: Subtracted once per occurrence in the completion; at most LARGEST.
-        logit_bias: Added to logits by token id; at most LARGEST, or -inf to ban a token.
+            LARGEST_BIAS.
+        frequency_penalty: Subtracted once per occurrence in the completion; at most LARGEST_BIAS.
+        logit_bias: Added to logits by token id; at most LARGEST_BIAS, or -inf to ban a token.
         xtc_probability: Probability in [0, 1] that a position excludes its top choices; 0 = off.
         xtc_threshold: Probability in [0, 0.5] above which a token is a top choice.
         xtc_special_tokens: Ids that are never excluded. None means no ids here; in
@@ -58,29 +58,29 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        coldest, hottest = TEMPERATURES
+        coldest, hottest = TEMPERATURE_LIMITS
         least, most = REPETITION_PENALTIES
         between = f"lie between {coldest:g} and {hottest:g}"
         warm = coldest <= self.temperature <= hottest
         penalty = least <= self.repetition_penalty <= most
-        small = f"be at most {LARGEST:g} in size"
+        small = f"be at most {LARGEST_BIAS:g} in size"
         for name, holds, what in (
             ("temperature", self.temperature == 0 or warm, f"be 0 or {between}"),
             ("top_k", self.top_k >= 0, "be 0 (off) or more"),
             ("top_p", LEAST_TOP_P <= self.top_p <= 1, f"lie in [{LEAST_TOP_P:g}, 1]"),
             ("min_p", 0 <= self.min_p <= 1, "lie in [0, 1]"),
             ("repetition_penalty", penalty, f"lie between {least:g} and {most:g}"),
-            ("presence_penalty", abs(self.presence_penalty) <= LARGEST, small),
-            ("frequency_penalty", abs(self.frequency_penalty) <= LARGEST, small),
+            ("presence_penalty", abs(self.presence_penalty) <= LARGEST_BIAS, small),
+            ("frequency_penalty", abs(self.frequency_penalty) <= LARGEST_BIAS, small),
             ("xtc_probability", 0 <= self.xtc_probability <= 1, "lie in [0, 1]"),
             ("xtc_threshold", 0 <= self.xtc_threshold <= 0.5, "lie in [0, 0.5]"),
         ):
             self._check(name, holds, what)
         for token, bias in self.logit_bias.items():
-            if token < 0 or not (abs(bias) <= LARGEST or bias == -math.inf):
+            if token < 0 or not (abs(bias) <= LARGEST_BIAS or bias == -math.inf):
                 raise OptionError(
                     f"logit-bias {token}={bias} is not usable: give a token id and a number of at "
-                    f"most {LARGEST:g} in size, or -inf"
+                    f"most {LARGEST_BIAS:g} in size, or -inf"
                 )
 
     def _check(self, name: str, holds: bool, what: str) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BeforeValidator, Discriminator, Field, StrictInt, Tag, model_validator
 
 from ..options import MOST_DRAFTED
-from ..sampling.settings import LARGEST, LEAST_TOP_P, REPETITION_PENALTIES, TEMPERATURES
+from ..sampling.settings import LARGEST_BIAS, LEAST_TOP_P, REPETITION_PENALTIES, TEMPERATURE_LIMITS
 from ..text.chat import RESERVED
 from .bodies import (
     Boolean,
@@ -48,7 +48,7 @@ MaxTokens = Annotated[
 Count = Annotated[StrictInt, Field(ge=1), integral]
 TopLogprobs = Annotated[StrictInt, Field(ge=0, le=TOP_LOGPROBS), integral]
 Repetition = Annotated[Number, Field(ge=REPETITION_PENALTIES[0], le=REPETITION_PENALTIES[1])]
-Penalty = Annotated[Number, Field(ge=-LARGEST, le=LARGEST)]
+Penalty = Annotated[Number, Field(ge=-LARGEST_BIAS, le=LARGEST_BIAS)]
 Stop = Annotated[String, Field(max_length=Limits.stop_length)]
 Stops = Annotated[list[Stop], Field(max_length=Limits.stops)]
 OneOf = Literal["none", "auto", "required"]
@@ -266,7 +266,8 @@ CONSTRAINTS = tuple(Constrained.model_fields)
 class Sampled(Fields):
     seed: Annotated[StrictInt, Field(ge=-(2**63), le=2**63 - 1), integral] | None = None
     temperature: (
-        Annotated[Number, Field(ge=0, le=TEMPERATURES[1]), zero_or(*TEMPERATURES)] | None
+        Annotated[Number, Field(ge=0, le=TEMPERATURE_LIMITS[1]), zero_or(*TEMPERATURE_LIMITS)]
+        | None
     ) = None
     top_p: Annotated[Number, Field(ge=0, le=1), zero_or(LEAST_TOP_P, 1)] | None = None
     top_k: Annotated[StrictInt, Field(ge=-1), integral] | None = None
@@ -305,7 +306,7 @@ class PredictedOutput(Fields):
 TokenId = Annotated[str, Field(pattern="^[0-9]{1,9}$")]
 # There is no lower limit: a very low bias excludes a token.
 Biases = Annotated[
-    dict[TokenId, Annotated[Number, Field(le=LARGEST)]],
+    dict[TokenId, Annotated[Number, Field(le=LARGEST_BIAS)]],
     Field(max_length=Limits.biases),
     worded(f'at most {Limits.biases} token ids with numbers, as in {{"42": -5}}', inside=True),
 ]

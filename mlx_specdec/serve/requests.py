@@ -15,7 +15,7 @@ from ..engine.pair import Pair
 from ..engine.request import beginning, encode, prepared
 from ..errors import PromptError
 from ..options import Options
-from ..sampling.settings import LARGEST, LEAST_TOP_P
+from ..sampling.settings import LARGEST_BIAS, LEAST_TOP_P
 from ..text.infill import infill_of
 from ..text.markers import NONE, Markers, markers_of
 from ..text.messages import in_order, messages_of, text_of, with_tools_in_message, without_volatile
@@ -371,7 +371,7 @@ class RequestParser:
             # Ids outside of the vocabulary have no logits.
             biases = ((int(token), bias) for token, bias in body["logit_bias"].items())
             changes["logit_bias"] = {
-                token: -math.inf if bias < -LARGEST else bias
+                token: -math.inf if bias < -LARGEST_BIAS else bias
                 for token, bias in biases
                 if token < self.pair.vocabulary
             }

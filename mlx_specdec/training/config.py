@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from .. import OptionError
 
-MOST_DRAFTED = 32
+LONGEST_LEARNED = 32
 """Largest draft length that a drafter can learn. Longer drafts are hardly ever accepted whole."""
 
 
@@ -102,8 +102,8 @@ class DrafterConfig(TrainConfig):
 
     def __post_init__(self) -> None:
         _at_least(self, layers=1)
-        if not 1 <= self.num_draft <= MOST_DRAFTED:
-            raise OptionError(f"num-draft must be 1 to {MOST_DRAFTED}, not {self.num_draft}")
+        if not 1 <= self.num_draft <= LONGEST_LEARNED:
+            raise OptionError(f"num-draft must be 1 to {LONGEST_LEARNED}, not {self.num_draft}")
         super().__post_init__()
 
 

@@ -32,7 +32,7 @@ from ..models.loading import trainable
 from ..models.number_format import dequantize, twin_of
 from ..models.trainable import Trainable
 from .config import DataConfig, DistillConfig
-from .fit import STORED, TextTask, Trained, Training, Watcher, stored_type, work_directory
+from .fit import STORED_DTYPE, TextTask, Trained, Training, Watcher, stored_type, work_directory
 
 _FLOOR = -80.0
 """Smallest log-probability. The probability of a much smaller one is 0 in float32."""
@@ -193,7 +193,7 @@ def write_trained(
 def _config(network: nn.Module, config: Mapping[str, Any]) -> dict[str, Any]:
     left = ("quantization", "torch_dtype")
     changed = {key: value for key, value in config.items() if not key.startswith(left)}
-    changed["dtype"] = str(STORED).rpartition(".")[2]
+    changed["dtype"] = str(STORED_DTYPE).rpartition(".")[2]
     family = families.of_config(config)
     if isinstance(family, EncoderDecoderFamily):
         return family.written_config(changed, dict(tree_flatten(network.parameters())))

@@ -26,13 +26,13 @@ from .anchors import DSparkTask
 from .collect import SampleFiles
 from .config import DataConfig, DrafterConfig
 from .draft import short_name, write_trained
-from .fit import STORED, Trained, Training, Watcher, work_directory
+from .fit import STORED_DTYPE, Trained, Training, Watcher, work_directory
 
-TAPS = 3
+HIDDEN_LAYERS = 3
 """Number of the target's layers whose hidden states a drafter reads, as in EAGLE-3."""
 LAYERS_OF_TARGET = 4
 """Layers of the target for each layer of a DSpark."""
-MOST_LAYERS = 5
+MOST_DSPARK_LAYERS = 5
 """Largest default number of a DSpark's layers."""
 MOST_RANK = 256
 """Largest rank of a DSpark's Markov head."""
@@ -73,14 +73,16 @@ def tapped(layers: int) -> tuple[int, ...]:
     layers: The number of the target's layers."""
     last = max(0, layers - 2)
     first = min(1, last)
-    every = (first + round(at * (last - first) / (TAPS - 1)) for at in range(TAPS))
+    every = (
+        first + round(at * (last - first) / (HIDDEN_LAYERS - 1)) for at in range(HIDDEN_LAYERS)
+    )
     return tuple(dict.fromkeys(every))
 
 
 def configuration(pair: Pair, config: DrafterConfig, texts: TextStatistics) -> dict[str, Any]:
     """Return config.json of a new DSpark."""
     target = pair.target
-    by_depth = min(MOST_LAYERS, max(1, round(target.layers / LAYERS_OF_TARGET)))
+    by_depth = min(MOST_DSPARK_LAYERS, max(1, round(target.layers / LAYERS_OF_TARGET)))
     with as_directory(resolve(pair.name)) as directory:
         architectures = files.read_config(directory).get("architectures", [])
     method = {"proposal_type": "greedy", "speculative_tokens": config.num_draft}
@@ -172,7 +174,7 @@ def begin(directory: Path, pair: Pair, config: DrafterConfig, texts: TextStatist
 def write(directory: Path, facts: Mapping[str, Any], begun: Begun) -> None:
     """Write all files of a trained drafter, with `facts` in provenance.json. Raises OSError."""
     parameters = tree_flatten(begun.network.parameters())
-    tensors = {path: array.astype(STORED) for path, array in parameters}
+    tensors = {path: array.astype(STORED_DTYPE) for path, array in parameters}
     write_trained(directory, tensors, {**begun.config, "dtype": "bfloat16"}, facts)
 
 

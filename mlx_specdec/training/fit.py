@@ -32,7 +32,7 @@ from .config import DataConfig, TrainConfig
 
 HELD_OUT = 0.1
 """Share of the samples that are held out for evaluation."""
-WINDOW = 16
+SORTED_TOGETHER = 16
 """Number of batches whose examples are sorted by length together, so that a batch holds examples of
 similar length and the order stays nearly random."""
 STEPS_BETWEEN = 50
@@ -86,8 +86,8 @@ class Task(ABC):
 
     def shuffled(self, draw: np.random.Generator) -> Sequence[np.ndarray]:
         """Return an epoch's batches. Examples are in random order, and sorted by `ordered` within
-        WINDOW batches."""
-        order, reach = draw.permutation(self.train), self.config.batch * WINDOW
+        SORTED_TOGETHER batches."""
+        order, reach = draw.permutation(self.train), self.config.batch * SORTED_TOGETHER
         parts = [self.ordered(order[at : at + reach]) for at in range(0, len(order), reach)]
         batches = [batch for part in parts for batch in self.cut(part)]
         return [batches[number] for number in draw.permutation(len(batches))]
@@ -339,7 +339,7 @@ class TextTask(Task):
         self._rows, self._prompts = training.rows, training.prompts
 
 
-STORED = mx.bfloat16
+STORED_DTYPE = mx.bfloat16
 """Dtype of trained weights in files."""
 
 
@@ -354,9 +354,10 @@ def round_as_stored(network: nn.Module) -> None:
 
 
 def stored_type(network: nn.Module, name: str, array: mx.array) -> mx.Dtype:
-    """Return the dtype in which a weight is stored: STORED, unless the model must not cast it."""
+    """Return the dtype in which a weight is stored: STORED_DTYPE, or its own if the model must not
+    cast it."""
     may = getattr(network, "cast_predicate", lambda _: True)
-    return STORED if may(name) and mx.issubdtype(array.dtype, mx.floating) else array.dtype
+    return STORED_DTYPE if may(name) and mx.issubdtype(array.dtype, mx.floating) else array.dtype
 
 
 @contextmanager

@@ -88,7 +88,7 @@ def partly_right(tokens: Sequence[int], **named: Any) -> Guesser:
 @pytest.mark.parametrize(
     ("held", "prompts", "expected"),
     # A Mac of 16 GiB, of which its GPU may use 10.7.
-    [(4.0, 1, LARGE_CHUNK), (4.0, 2, CHUNK), (9.6, 1, CHUNK)],
+    [(4.0, 1, LARGE_CHUNK), (4.0, 2, PREFILL_CHUNK), (9.6, 1, PREFILL_CHUNK)],
 )
 def test_chunks_of_a_prefill_are_long_on_an_accelerator_with_free_memory(
     held: float, prompts: int, expected: int, monkeypatch: pytest.MonkeyPatch

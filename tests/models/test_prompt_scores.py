@@ -129,4 +129,4 @@ def test_prompts_are_read_in_passes_of_that_length(
 def test_admission_counts_the_scores_of_one_such_pass(accelerator: None) -> None:
     budget = MemoryBudget(pair_of(model(head_dim=256), None), ())
     extents = [Extent(PROMPT, PROMPT, PROMPT + 10)] * 2
-    assert budget.of_reading(extents) == 2 * 2 * 4 * CHUNK * PROMPT * mx.float32.size
+    assert budget.of_reading(extents) == 2 * 2 * 4 * PREFILL_CHUNK * PROMPT * mx.float32.size

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from mlx_specdec.sampling.noise import (
-    NUMBERS,
-    ROWS,
+    NOISE_NUMBERS,
+    NOISE_ROWS,
     Coins,
     CoupledNoise,
     IndependentNoise,
@@ -15,12 +15,12 @@ from mlx_specdec.sampling.noise import (
 )
 
 
-@pytest.mark.parametrize("vocabulary", [11, 5000, NUMBERS + 1])
+@pytest.mark.parametrize("vocabulary", [11, 5000, NOISE_NUMBERS + 1])
 def test_noise_of_a_position_is_that_of_its_key_however_much_is_requested(vocabulary: int) -> None:
     prompt = [5, 6, 7]
-    rows = CoupledNoise(3, vocabulary, prompt).at(0, 3).target(2 * ROWS)
+    rows = CoupledNoise(3, vocabulary, prompt).at(0, 3).target(2 * NOISE_ROWS)
     settings = CoupledNoise(3, vocabulary, prompt)
-    for position in range(3, 3 + 2 * ROWS):
+    for position in range(3, 3 + 2 * NOISE_ROWS):
         key = derive_key(3, digest_of(prompt), "gumbel", position)
         alone = mx.random.gumbel((vocabulary,), key=key)
         assert mx.array_equal(rows[0, position - 3], alone)
@@ -70,7 +70,7 @@ def test_coins_depend_on_seed_prompt_and_position_and_come_up_as_often_as_reques
     assert not tosses(1, [5], 0.0).any() and tosses(1, [5], 1.0).all()
 
 
-@pytest.mark.parametrize("vocabulary", [4096, NUMBERS + 1])
+@pytest.mark.parametrize("vocabulary", [4096, NOISE_NUMBERS + 1])
 def test_what_the_next_round_may_need_is_drawn_ahead_and_no_other_noise(vocabulary: int) -> None:
     ahead, later = (CoupledNoise(4, vocabulary, [1, 2]) for _ in range(2))
     for position in (0, 3, 4, 9):

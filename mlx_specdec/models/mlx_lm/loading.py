@@ -127,8 +127,8 @@ def _check_complete(
     if missing or not stored:
         example = f", such as {missing[0]:.200}" if missing else ""
         raise CheckpointError(
-            f"{adapter / ADAPTER_WEIGHTS} lacks {len(missing) or 'all'} of its tensors{example}: copy "
-            "the adapter again"
+            f"{adapter / ADAPTER_WEIGHTS} lacks {len(missing) or 'all'} of its tensors{example}: "
+            "copy the adapter again"
         )
 
 
