@@ -12,10 +12,10 @@ from ..text.messages import text_of
 from .answer_models import CountAnswer, MessageAnswer
 from .answers import Choice, Payload, Writer
 from .bodies import Body, Boolean, ByType, Fields, Object, String, worded
-from .contents import PARTS, Content, Other
+from .contents import CONTENT_PARTS, Content, Other
 from .events import Arguments, Call, Event, joined
 from .models import (
-    LONGEST_NAME,
+    LONGEST_TOOL_NAME,
     ChatRequest,
     Generated,
     MaxTokens,
@@ -31,21 +31,23 @@ from .requests import ParsedRequest, RequestParser
 from .service import Endpoint
 from .settings import Limits
 
-SAME = ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "stream", "speculative")
+MESSAGES_FIELDS = (
+    *("max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "stream", "speculative"),
+)
 """Fields that a chat completion of OpenAI's API has as well."""
 FUNCTION = {"name": "name", "description": "description", "parameters": "input_schema"}
 """Names of the fields of Anthropic's tools, by the names of the fields of OpenAI's functions."""
 TOOL_CHOICES: Mapping[object, object] = {"auto": "auto", "any": "required", "none": "none"}
-ERRORS = {404: "not_found_error", 413: "request_too_large"}
-ERRORS |= {500: "api_error", 503: "overloaded_error"}
+ANTHROPIC_ERRORS = {404: "not_found_error", 413: "request_too_large"}
+ANTHROPIC_ERRORS |= {500: "api_error", 503: "overloaded_error"}
 """Anthropic's names of errors, by status, if they differ from OpenAI's names."""
-REASONS = {"eos": "end_turn", "stop": "stop_sequence"}
+STOP_REASONS = {"eos": "end_turn", "stop": "stop_sequence"}
 """Anthropic's names of finish reasons. All other reasons are "max_tokens"."""
-EMPTY: Payload = {"type": "text", "text": "", "citations": None}
-THINKING: Payload = {"type": "thinking", "thinking": "", "signature": ""}
-BLOCKS = {"content": EMPTY, "reasoning": THINKING}
+EMPTY_TEXT: Payload = {"type": "text", "text": "", "citations": None}
+EMPTY_THINKING: Payload = {"type": "thinking", "thinking": "", "signature": ""}
+BLOCKS = {"content": EMPTY_TEXT, "reasoning": EMPTY_THINKING}
 """The empty block of each kind. Deltas are named after the block's type."""
-UNUSED: Payload = dict.fromkeys(
+UNUSED_COUNTS: Payload = dict.fromkeys(
     ("cache_creation", "inference_geo", "server_tool_use", "service_tier")
 )
 """Fields of a usage that Anthropic's schema requires, and that have no meaning here."""
@@ -79,7 +81,9 @@ class SearchResult(Fields):
 
 
 RESULT = "a part of the result with a type, such as text"
-ResultPart = Annotated[Any, ByType(*PARTS, Document, SearchResult, fallback=Other, words=RESULT)]
+ResultPart = Annotated[
+    Any, ByType(*CONTENT_PARTS, Document, SearchResult, fallback=Other, words=RESULT)
+]
 
 
 class ToolUse(Fields):
@@ -98,7 +102,7 @@ class ToolResult(Fields):
 Block = Annotated[
     Any,
     ByType(
-        *(*PARTS, Document, SearchResult, ToolUse, ToolResult),
+        *(*CONTENT_PARTS, Document, SearchResult, ToolUse, ToolResult),
         fallback=Other,
         words="a block with a type, such as text",
     ),
@@ -147,7 +151,7 @@ class CountRequest(Fields):
                     CustomTool | ServersTool,
                     worded(
                         'a tool such as {"name": ..., "input_schema": ...} with a name of at most '
-                        f"{LONGEST_NAME} letters, digits, underscores, dots and dashes"
+                        f"{LONGEST_TOOL_NAME} letters, digits, underscores, dots and dashes"
                     ),
                 ]
             ],
@@ -263,7 +267,7 @@ class MessagesWriter(Writer):
     _open: object = None
 
     def parse(self, body: Body) -> ParsedRequest:
-        chat = {name: body[name] for name in SAME if name in body} | _as_chat(body)
+        chat = {name: body[name] for name in MESSAGES_FIELDS if name in body} | _as_chat(body)
         # The field `effort` of output_config is only a hint.
         answer_format = body.get("output_config", {}).get("format") or body.get("output_format")
         chat["response_format"] = answer_format
@@ -272,7 +276,7 @@ class MessagesWriter(Writer):
     @staticmethod
     def error(problem: Problem) -> tuple[int, Payload]:
         error = {
-            "type": ERRORS.get(problem.status, problem.type),
+            "type": ANTHROPIC_ERRORS.get(problem.status, problem.type),
             "message": problem.message,
         }
         return problem.status, {"type": "error", "error": error}
@@ -301,7 +305,7 @@ class MessagesWriter(Writer):
 
     def end(self, choice: Choice) -> list[Payload]:
         return [
-            *(self._begin(dict(EMPTY), "content") if self._block < 0 else []),
+            *(self._begin(dict(EMPTY_TEXT), "content") if self._block < 0 else []),
             *self._close(),
             {"type": "message_delta", "delta": _end(choice), "usage": self._usage(choice)},
             {"type": "message_stop"},
@@ -355,12 +359,12 @@ class MessagesWriter(Writer):
             "cache_read_input_tokens": cached,
             "output_tokens": choice.tokens,
             "output_tokens_details": {"thinking_tokens": choice.reasoning_tokens},
-            **UNUSED,
+            **UNUSED_COUNTS,
         }
 
 
 def _end(choice: Choice) -> Payload:
-    reason = REASONS.get(choice.finish_reason or "length", "max_tokens")
+    reason = STOP_REASONS.get(choice.finish_reason or "length", "max_tokens")
     if reason == "end_turn" and choice.reader.count:
         reason = "tool_use"
     return {"stop_reason": reason, "stop_sequence": choice.stop or None}

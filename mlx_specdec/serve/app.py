@@ -35,7 +35,7 @@ STATUSES = (400, 401, 403, 404, 408, 413, 415, 422, 424, 429, 500, 503)
 PUBLIC = ("/health", "/v1/health")
 PAGE = (("GET", "/"), ("HEAD", "/"))
 """The page asks for the key itself."""
-WATCHED = (*PUBLIC, "/metrics")
+MONITORED_PATHS = (*PUBLIC, "/metrics")
 PAGE_HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
@@ -237,7 +237,7 @@ class AccessLog:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         # Monitoring requests these paths every few seconds.
-        level = logging.DEBUG if scope.get("path") in WATCHED else logging.INFO
+        level = logging.DEBUG if scope.get("path") in MONITORED_PATHS else logging.INFO
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

@@ -31,7 +31,7 @@ WHOLE = re.compile(r"[+-]?\d{1,20}", re.ASCII)
 """Texts that are accepted as numbers and as whole numbers."""
 MOST_SHOWN = 60
 """Largest number of characters that an error message repeats of a wrong value, and of a name."""
-WORDS = {
+ERROR_WORDS = {
     "bool_type": "true or false",
     "dict_type": "an object",
     "float_type": "a number",
@@ -300,7 +300,7 @@ def _words(error: ErrorDetails) -> str:
     if error["type"] == "words":
         return str(context["words"])
     # pydantic's own messages may contain braces.
-    words = WORDS.get(error["type"], "{msg}").format(msg=error["msg"], **context)
+    words = ERROR_WORDS.get(error["type"], "{msg}").format(msg=error["msg"], **context)
     return words.replace("'", '"')
 
 

@@ -12,10 +12,10 @@ from ..text.tool_values import arguments_of
 from .events import Arguments, Call, Event, Kind, Reader, Text, new_id
 
 MessageKind = Literal["content", "reasoning", "arguments", "nothing"]
-KINDS: Mapping[str, Kind] = {"analysis": "reasoning"}
+CHANNEL_KINDS: Mapping[str, Kind] = {"analysis": "reasoning"}
 """Kinds of the messages in a channel, by the channel's name. All other channels hold content."""
 ROLE = re.compile(rf"{re.escape(START)}\s*(\w+)")
-NAME = re.compile(rf"{re.escape(CHANNEL)}\s*(\w+)")
+CHANNEL_NAME = re.compile(rf"{re.escape(CHANNEL)}\s*(\w+)")
 RECIPIENT = re.compile(r"\bto=functions\.([\w.-]+)")
 BEGINNINGS = (START, CHANNEL, MESSAGE, CONSTRAIN, "to=")
 """Possible beginnings of a header, or of the rest of a header."""
@@ -58,12 +58,12 @@ class ChannelReader(Reader):
 
     def _kind_of(self, header: str) -> MessageKind:
         """Return the kind of the message with this header."""
-        role, channel = ROLE.search(header), NAME.search(header)
+        role, channel = ROLE.search(header), CHANNEL_NAME.search(header)
         if role is not None and role[1] != "assistant":
             return "nothing"  # The model invents a message of the user or of a tool.
         if self.markers.calls is not None and RECIPIENT.search(header):
             return "arguments"
-        return KINDS.get(channel[1], "content") if channel is not None else "content"
+        return CHANNEL_KINDS.get(channel[1], "content") if channel is not None else "content"
 
     def _message(self, events: list[Event], over: bool) -> bool:
         """Read a message or a piece of it, and return whether it has ended."""

@@ -11,7 +11,7 @@ from .problems import invalid
 
 UNSEEN = ("cache_control", "defer_loading", "eager_input_streaming")
 """Keys of tools that are meant for the server and not for the model."""
-THINKING = {"enabled": True, "disabled": False}
+THINKING_STATES = {"enabled": True, "disabled": False}
 SWITCHES = ("enable_thinking", "thinking")
 """Template variables that turn reasoning on or off: the first one in templates of Qwen, GLM and
 others, the second one in templates of DeepSeek, Granite and Kimi."""
@@ -30,7 +30,7 @@ def ending_of(body: Body, messages: list[Message]) -> Ending:
 def template_settings(body: Body) -> dict[str, Any]:
     """Return a request's variables for the chat template. Clients turn reasoning on or off by
     different fields; chat_template_kwargs takes precedence."""
-    thinks: bool | None = THINKING.get(body.get("thinking", {}).get("type"))
+    thinks: bool | None = THINKING_STATES.get(body.get("thinking", {}).get("type"))
     settings: dict[str, Any] = {}
     effort = body.get("reasoning_effort", body.get("reasoning", {}).get("effort"))
     if effort == "none":

@@ -128,7 +128,7 @@ def _json_schema(schema: str | Body) -> Constraint:
     return {"json_schema": text}
 
 
-KINDS: Mapping[str, Callable[[Any], Constraint]] = {
+BUILDERS: Mapping[str, Callable[[Any], Constraint]] = {
     "json": _json_schema,
     "regex": lambda pattern: {"regex": pattern},
     "grammar": lambda grammar: {"grammar": grammar},
@@ -137,10 +137,10 @@ KINDS: Mapping[str, Callable[[Any], Constraint]] = {
 FIELDS: Mapping[str, Callable[[Any], Constraint]] = {
     "response_format": _response_format,
     # vLLM's object with one field.
-    "structured_outputs": lambda outputs: next(KINDS[kind](outputs[kind]) for kind in outputs),
-    "regex": KINDS["regex"],
-    "grammar": KINDS["grammar"],
-    **{f"guided_{kind}": read for kind, read in KINDS.items()},
+    "structured_outputs": lambda outputs: next(BUILDERS[kind](outputs[kind]) for kind in outputs),
+    "regex": BUILDERS["regex"],
+    "grammar": BUILDERS["grammar"],
+    **{f"guided_{kind}": read for kind, read in BUILDERS.items()},
 }
 
 

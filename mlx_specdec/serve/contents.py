@@ -26,11 +26,13 @@ class Other(Fields):
     type: String
 
 
-PARTS = (TextPart, RefusalPart, ThinkingPart)
+CONTENT_PARTS = (TextPart, RefusalPart, ThinkingPart)
 Part = Annotated[
     Any,
     ByType(
-        *PARTS, fallback=Other, words='a part with a type, such as {"type": "text", "text": ...}'
+        *CONTENT_PARTS,
+        fallback=Other,
+        words='a part with a type, such as {"type": "text", "text": ...}',
     ),
 ]
 Content = String | list[Part]

@@ -11,7 +11,7 @@ from ..text.messages import log_once, text_of
 from .bodies import Body, Boolean, ByType, Fields, Object, String
 from .contents import Content, Other, Part
 from .models import (
-    LONGEST_NAME,
+    LONGEST_TOOL_NAME,
     Generated,
     MaxTokens,
     Name,
@@ -31,12 +31,14 @@ from .settings import Limits
 ENCRYPTED = "mlx-specdec reasoning: "
 """The beginning of the `encrypted_content` that this server writes for reasoning. The text of the
 reasoning follows."""
-ITEMS: tuple[str, ...] = ("message", "reasoning", "function_call", "custom_tool_call")
-ITEMS += ("function_call_output", "custom_tool_call_output")
+ITEMS_READ: tuple[str, ...] = ("message", "reasoning", "function_call", "custom_tool_call")
+ITEMS_READ += ("function_call_output", "custom_tool_call_output")
 """Types of items that are read. Others are skipped, because clients often add new types."""
-SAME: tuple[str, ...] = ("model", "stream", "temperature", "top_p", "top_k", "seed", "stop")
-SAME += ("presence_penalty", "frequency_penalty", "speculative", "parallel_tool_calls")
-SAME += ("structured_outputs",)
+RESPONSES_FIELDS = (
+    *("model", "stream", "temperature", "top_p", "top_k", "seed", "stop"),
+    *("presence_penalty", "frequency_penalty", "speculative", "parallel_tool_calls"),
+    "structured_outputs",
+)
 """Fields of a Responses request that have the same meaning in a chat completion."""
 CUSTOM: Body = {
     "type": "object",
@@ -91,7 +93,7 @@ ResponseItem = Annotated[
         words="a message with role and content, or an item with a type and its fields",
     ),
 ]
-KINDS = ("function", "custom")
+TOOL_TYPES = ("function", "custom")
 
 
 class CustomFormat(Fields):
@@ -159,14 +161,14 @@ class InputTokensRequest(Fields):
     reasoning: Reasoning | None = None
 
 
-FORMAT = ByType(
+TEXT_FORMAT = ByType(
     *(TextFormat, ObjectFormat, SchemaFormat),
     words='of the type "text", "json_object" or "json_schema"',
 )
 
 
 class TextSettings(Fields):
-    format: Annotated[Any, FORMAT] | None = None
+    format: Annotated[Any, TEXT_FORMAT] | None = None
 
 
 class ResponsesRequest(Generated, InputTokensRequest):
@@ -206,7 +208,7 @@ class ToolName:
     def shown(self) -> str:
         """The name by which the model knows the tool."""
         space = "" if self.namespace is None else f"{self.namespace.rstrip('_')}__"
-        return f"{space}{self.name}"[-LONGEST_NAME:]
+        return f"{space}{self.name}"[-LONGEST_TOOL_NAME:]
 
 
 def items_of(body: Body) -> list[Body]:
@@ -237,11 +239,11 @@ def _add(messages: list[dict[str, Any]], item: Body) -> None:
     kind = item.get("type", "message")
     if kind == "message" and item["role"] != "assistant":
         messages.append({"role": item["role"], "content": text_of(item["content"])})
-    elif kind in ITEMS[-2:]:
+    elif kind in ITEMS_READ[-2:]:
         content = text_of(item["output"])
         messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": content})
-    elif kind not in ITEMS:
-        log_once(SKIPPED, "an input item", kind[:LONGEST_NAME])
+    elif kind not in ITEMS_READ:
+        log_once(SKIPPED, "an input item", kind[:LONGEST_TOOL_NAME])
     else:
         if not messages or messages[-1]["role"] != "assistant":
             messages.append({"role": "assistant", "content": ""})
@@ -271,10 +273,10 @@ def named_tools(body: Body) -> dict[ToolName, Body]:
     for tool in body.get("tools", ()):
         space = tool["name"] if tool["type"] == "namespace" else None
         for inner in (tool,) if space is None else tool["tools"]:
-            if inner["type"] in KINDS:
+            if inner["type"] in TOOL_TYPES:
                 found[ToolName(inner["name"], space, inner["type"] == "custom")] = inner
             else:
-                log_once(SKIPPED, "a tool", inner["type"][:LONGEST_NAME])
+                log_once(SKIPPED, "a tool", inner["type"][:LONGEST_TOOL_NAME])
     return found
 
 
@@ -292,9 +294,9 @@ def _tool_choice(choice: str | Body) -> object:
     if isinstance(choice, str):
         return choice
     if choice["type"] == "allowed_tools":
-        allowed = [_called(tool) for tool in choice["tools"] if tool["type"] in KINDS]
+        allowed = [_called(tool) for tool in choice["tools"] if tool["type"] in TOOL_TYPES]
         return {**choice, "allowed_tools": {"mode": choice["mode"], "tools": allowed}}
-    return _called(choice) if choice["type"] in KINDS else "auto"
+    return _called(choice) if choice["type"] in TOOL_TYPES else "auto"
 
 
 def _called(choice: Body) -> Body:

@@ -13,7 +13,7 @@ from ..interfaces.records import Result
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
-POSITIONS, REASONS = "positions", "reasons"
+POSITIONS, FINISH_REASONS = "positions", "reasons"
 """Keys of counts that have a label, which is the position or the finish reason."""
 COUNTERS = {
     "vllm:prompt_tokens_total": ("prompt", "Tokens of prompts."),
@@ -30,7 +30,7 @@ COUNTERS = {
         POSITIONS,
         "Accepted tokens by their position in the draft.",
     ),
-    "vllm:request_success_total": (REASONS, "Requests with a whole answer."),
+    "vllm:request_success_total": (FINISH_REASONS, "Requests with a whole answer."),
 }
 """The key of the count and the description of each counter, by the counter's name."""
 VLLM = "vllm:"
@@ -69,7 +69,7 @@ class Metrics:
         self._lock = threading.Lock()
         # Numbers by label, of each key. A number without a label has the label "".
         self._counts: dict[str, defaultdict[str, float]] = {
-            key: defaultdict(int, {} if key in (POSITIONS, REASONS) else {"": 0})
+            key: defaultdict(int, {} if key in (POSITIONS, FINISH_REASONS) else {"": 0})
             for key, _ in COUNTERS.values()
         }
         first = "vllm:time_to_first_token_seconds", SECONDS, "From the request to its first token."
@@ -97,7 +97,7 @@ class Metrics:
         stats, labels = result.stats, result.labels
         with self._lock:
             self._answers.observe(seconds)
-            self._counts[REASONS][f'finished_reason="{result.finish_reason}"'] += 1
+            self._counts[FINISH_REASONS][f'finished_reason="{result.finish_reason}"'] += 1
             for what, by in (
                 ("prompt", labels.prompt_tokens),
                 ("cached", labels.cached_tokens),

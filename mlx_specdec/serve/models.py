@@ -26,7 +26,7 @@ from .settings import Limits
 UNNAMED = ("", "default_model", "dummy", "tgi")
 """Names that clients of mlx_lm.server and of Hugging Face's servers send if no model is named."""
 TOP_LOGPROBS = 20
-LONGEST_NAME = 128
+LONGEST_TOOL_NAME = 128
 """Largest number of characters of a tool's name, as in Anthropic's API. OpenAI's takes 64."""
 
 
@@ -34,8 +34,8 @@ LONGEST_NAME = 128
 Written = Annotated[String, Field(pattern=r"\S"), worded("a non-blank string")]
 Name = Annotated[
     String,
-    Field(pattern=f"^[A-Za-z0-9_.-]{{1,{LONGEST_NAME}}}$"),
-    worded(f"a name of at most {LONGEST_NAME} letters, digits, underscores, dots and dashes"),
+    Field(pattern=f"^[A-Za-z0-9_.-]{{1,{LONGEST_TOOL_NAME}}}$"),
+    worded(f"a name of at most {LONGEST_TOOL_NAME} letters, digits, underscores, dots and dashes"),
 ]
 JsonSchema = Annotated[Object, worded("a JSON schema, an object")]
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
@@ -212,7 +212,7 @@ class _FormatByType(ByType):
         return "< nested>" if nested else chosen
 
 
-FORMAT = _FormatByType(
+RESPONSE_FORMAT = _FormatByType(
     *(TextFormat, ObjectFormat, SchemaFormat),
     nested=OpenAIFormat,
     words='{"type": "text"}, {"type": "json_object"} or {"type": "json_schema", "json_schema": '
@@ -240,7 +240,7 @@ class StructuredOutputs(Fields):
 class Constrained(Fields):
     """The fields with constraints. A body may have only one of them."""
 
-    response_format: Annotated[Any, FORMAT] | None = None
+    response_format: Annotated[Any, RESPONSE_FORMAT] | None = None
     structured_outputs: StructuredOutputs | None = None
     regex: Unset = None
     grammar: Unset = None

@@ -28,18 +28,18 @@ from .ollama_bodies import (
 )
 from .problems import Problem, invalid
 from .registry import ServedModel
-from .requests import SAME, ParsedRequest, RequestParser
+from .requests import OPTION_FIELDS, ParsedRequest, RequestParser
 from .service import Endpoint, Service
 from .tasks import EngineTask
 
-LINES = "application/x-ndjson"
+NDJSON = "application/x-ndjson"
 VERSION = "0.12.6"
 """The version of ollama whose API this is. Some clients refuse old ones."""
-OPTIONS = ("top_k", "seed", "stop", "repeat_last_n", *SAME)
+OPTIONS = ("top_k", "seed", "stop", "repeat_last_n", *OPTION_FIELDS)
 """Options that a chat completion of OpenAI's API has as well."""
 FOREVER = datetime.max.replace(tzinfo=UTC, microsecond=0)
 """The time of expiry that is reported for a model that stays until another needs its memory."""
-LONGEST = 1e9
+LONGEST_KEPT = 1e9
 """If a model is kept for more seconds than these, FOREVER is reported."""
 
 
@@ -66,7 +66,7 @@ class OllamaWriter(Writer):
     an answer without text."""
 
     nothing: ClassVar[Payload] = {}
-    media = LINES
+    media = NDJSON
     heartbeat = b""  # a line that is no JSON object would be an error
 
     def __init__(self, parser: RequestParser, body: Body) -> None:
@@ -287,7 +287,7 @@ def running(service: Service, request: Request) -> Payload:
         if model.state != "loaded" or model.facts is None:
             continue
         left = model.keep - (0.0 if model.busy else registry.clock() - model.idle_since)
-        kept = FOREVER if left > LONGEST else now + timedelta(seconds=max(0.0, left))
+        kept = FOREVER if left > LONGEST_KEPT else now + timedelta(seconds=max(0.0, left))
         figures = {"size_vram": model.nbytes, "context_length": model.facts.longest}
         models.append({**_described(service, model), **figures, "expires_at": _time(kept)})
     return {"models": models}
@@ -338,7 +338,7 @@ ENDPOINTS = (
             functools.partial(_generate, writer=writer),
             "Answers ollama's clients",
             body,
-            streams=LINES,
+            streams=NDJSON,
             early=functools.partial(_unload, writer=writer),
         )
         for path, writer, body in (

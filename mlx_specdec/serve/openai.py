@@ -20,7 +20,7 @@ from .registry import ServedModel
 from .requests import ParsedRequest, RequestParser
 from .service import Endpoint, Service
 
-TEXTS = {"content": "content", "reasoning": "reasoning_content"}
+TEXT_FIELDS = {"content": "content", "reasoning": "reasoning_content"}
 
 
 class CompletionWriter(Writer):
@@ -249,7 +249,7 @@ class ChatWriter(CompletionWriter):
 def _delta(event: Event) -> Payload:
     """Return the delta of an event."""
     if isinstance(event, Text):
-        return {TEXTS[event.kind]: event.text}
+        return {TEXT_FIELDS[event.kind]: event.text}
     call: Payload = {"index": event.index}
     if isinstance(event, Call):
         function = {"name": event.name, "arguments": ""}

@@ -5,14 +5,14 @@ from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
-TYPES = {
+ERROR_TYPES = {
     401: "authentication_error",
     403: "permission_error",
     429: "rate_limit_error",
     500: "server_error",
     503: "unavailable_error",
 }
-CONTEXT = "context_length_exceeded"
+CONTEXT_EXCEEDED = "context_length_exceeded"
 """OpenAI's code of requests that do not fit the context."""
 
 
@@ -31,7 +31,7 @@ class Problem(Exception):
     @property
     def type(self) -> str:
         """OpenAI's name for the kind of error."""
-        return TYPES.get(self.status, "invalid_request_error")
+        return ERROR_TYPES.get(self.status, "invalid_request_error")
 
     def as_dict(self) -> dict[str, Any]:
         """Return the body of the response."""
@@ -69,7 +69,7 @@ def too_many(prompt: int, wanted: int, longest: int, advice: str) -> Problem:
 
 def _beyond(words: str, longest: int, advice: str, param: str) -> Problem:
     context = f"this model's maximum context length is {longest} tokens"
-    return invalid(f"{words}; {context}, with the completion: {advice}", param, CONTEXT)
+    return invalid(f"{words}; {context}, with the completion: {advice}", param, CONTEXT_EXCEEDED)
 
 
 def unsupported(param: str, message: str = "") -> Problem:

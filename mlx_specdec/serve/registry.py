@@ -34,7 +34,7 @@ LATEST = ":latest"
 PATIENCE_SECONDS = 30.0
 """Seconds in which a client that got an error is expected to ask again. For this time, a model for
 which there is no room stays wanted, and a newly loaded model stays in memory without requests."""
-LOADED_BYTES = 1_000_000_000
+LOADING_SPEED = 1_000_000_000
 """Bytes of weights per second that are expected to be loaded, for the header Retry-After."""
 MOST_RETRY_SECONDS = 60
 log = logging.getLogger(__name__)
@@ -268,7 +268,7 @@ class Registry:
 
     def not_loaded(self, model: ServedModel) -> Problem:
         """Return the error for a request to a model that takes none yet."""
-        seconds = min(1 + model.nbytes // LOADED_BYTES, MOST_RETRY_SECONDS)
+        seconds = min(1 + model.nbytes // LOADING_SPEED, MOST_RETRY_SECONDS)
         text = f"the model {model.name:.80} is loading: try again in {seconds} s"
         if model.state == "unloaded" and not model.wanted_since:
             text = f"the model {model.name:.80} is not in memory: a completion loads it"

@@ -31,15 +31,16 @@ from .settings import ServiceSettings
 from .stored import StoredResponses
 
 LANGUAGES = ("target_lang", "source_lang")
-SAME: tuple[str, ...] = ("temperature", "top_p", "min_p", "xtc_probability", "xtc_threshold")
+OPTION_FIELDS: tuple[str, ...] = ("temperature", "top_p", "min_p")
+OPTION_FIELDS += ("xtc_probability", "xtc_threshold")
 PENALTIES = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0}
 """The values that turn penalties off."""
-SAME += (*LANGUAGES, *PENALTIES)
+OPTION_FIELDS += (*LANGUAGES, *PENALTIES)
 """Fields with the meaning of the option of the same name."""
 TEMPLATE_FIELDS: tuple[str, ...] = ("tools", "functions", "chat_template_kwargs")
 TEMPLATE_FIELDS += ("reasoning", "reasoning_effort")
 """Fields, besides the messages, that chat templates read."""
-MOST_CHARACTERS = 32
+MOST_CHARACTERS_PER_TOKEN = 32
 """Largest number of characters of a prompt per token of the context; usual texts have 3 to 5. A
 longer prompt is refused before tokenization, which takes a second per million characters."""
 USUAL_CHARACTERS = 4
@@ -137,7 +138,7 @@ class RequestParser:
     @property
     def most_characters(self) -> int:
         """Largest number of characters of a prompt."""
-        return MOST_CHARACTERS * self.longest
+        return MOST_CHARACTERS_PER_TOKEN * self.longest
 
     def check_ids(self, ids: Sequence[int], field: str) -> None:
         """Raise Problem, which names the field, for ids that are not in the vocabulary."""
@@ -357,7 +358,7 @@ class RequestParser:
 
     def _options(self, body: Body) -> Options:
         """Return the options of a request. Raises Problem, OptionError."""
-        changes: dict[str, Any] = {name: body[name] for name in SAME if name in body}
+        changes: dict[str, Any] = {name: body[name] for name in OPTION_FIELDS if name in body}
         if body.get("top_p") == 0:
             changes["top_p"] = LEAST_TOP_P  # only the likeliest token remains
         if body.get("repeat_last_n") == 0:

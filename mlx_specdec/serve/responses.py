@@ -16,7 +16,7 @@ from .bodies import Body
 from .events import Arguments, Call, Event, joined
 from .items import (
     ENCRYPTED,
-    SAME,
+    RESPONSES_FIELDS,
     InputTokensRequest,
     ResponsesRequest,
     ToolName,
@@ -33,7 +33,7 @@ from .stored import Conversation
 
 PARAMS = {"messages": "input", "max_tokens": "max_output_tokens", "response_format": "text"}
 """Names of fields of a Responses request, by the names of the same fields of a chat."""
-PREFIX = "resp_"
+ID_PREFIX = "resp_"
 """The beginning of ids. It distinguishes ids from other paths below /v1/responses."""
 INCLUDE_REASONING = "reasoning.encrypted_content"
 ECHOED: Payload = {
@@ -48,14 +48,14 @@ ECHOED: Payload = {
     "truncation": "disabled",
 }
 """Fields that a response copies from the request, with their defaults."""
-FIXED = {"background": False, "service_tier": "default", "top_logprobs": 0}
+FIXED_FIELDS = {"background": False, "service_tier": "default", "top_logprobs": 0}
 """Fields of a response that always have the same value."""
 SAMPLED = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
 OPTIONAL: Payload = {"function": dict.fromkeys(("description", "parameters", "strict"))}
 """Fields of a tool, by the tool's type, that a response must have even if they are null."""
-KINDS = {"content": "message", "reasoning": "reasoning"}
+ITEM_TYPES = {"content": "message", "reasoning": "reasoning"}
 """Types of items by the kinds of texts."""
-ITEMS: dict[str, tuple[str, str, str, Payload]] = {
+ITEM_FORMS: dict[str, tuple[str, str, str, Payload]] = {
     "message": ("msg", "output_text", "text", {"role": "assistant", "content": []}),
     "reasoning": ("rs", "reasoning_text", "text", {"summary": [], "content": []}),
     "function_call": ("fc", "function_call_arguments", "arguments", {"arguments": ""}),
@@ -80,7 +80,7 @@ def _before(parser: RequestParser, body: Body) -> Conversation:
 
 def stored(service: Service, request: Request, *, delete: bool = False) -> Payload:
     """Return a stored response, or delete it. Raises Problem."""
-    id = f"{PREFIX}{request.path_params['response_id']}"
+    id = f"{ID_PREFIX}{request.path_params['response_id']}"
     found = service.responses.get(id, request.scope.get("tenant", ""), delete=delete)
     return {"id": id, "object": "response.deleted", "deleted": True} if delete else found.response
 
@@ -101,13 +101,13 @@ class ResponsesWriter(Writer):
         self._pieces: list[str] | None = None
         text = body.get("text", {})
         self._head: Payload = {
-            "id": f"{PREFIX}{uuid.uuid4().hex}",
+            "id": f"{ID_PREFIX}{uuid.uuid4().hex}",
             "object": "response",
             "created_at": int(time.time()),
             "model": parser.name,
             **ECHOED,
             **{name: body[name] for name in ECHOED if name in body},
-            **FIXED,
+            **FIXED_FIELDS,
             "tools": [{**OPTIONAL.get(tool["type"], {}), **tool} for tool in body.get("tools", ())],
             "text": {**text, "format": text.get("format") or {"type": "text"}},
             **{name: getattr(options, name) for name in SAMPLED},
@@ -115,7 +115,7 @@ class ResponsesWriter(Writer):
 
     def parse(self, body: Body) -> ParsedRequest:
         self._before = _before(self.parser, body)
-        chat = {name: body[name] for name in SAME if name in body}
+        chat = {name: body[name] for name in RESPONSES_FIELDS if name in body}
         chat |= as_chat(body, [*self._before.items, *items_of(body)])
         # Codex treats a cut answer as a failure, so the default for max_tokens is no limit.
         chat["max_tokens"] = body.get("max_output_tokens", -1)
@@ -177,19 +177,19 @@ class ResponsesWriter(Writer):
             if tool.namespace is not None:
                 called["namespace"] = tool.namespace
             return self._begin("custom_tool_call" if tool.custom else "function_call", **called)
-        kind = "" if isinstance(event, Arguments) else KINDS[event.kind]
+        kind = "" if isinstance(event, Arguments) else ITEM_TYPES[event.kind]
         begun = self._begin(kind) if kind and (self._pieces is None or self._kind != kind) else []
         assert self._pieces is not None, "arguments came before their call"
         self._pieces.append(event.text)
         if self._kind == "custom_tool_call":
             return begun  # the event at the end has the input without the JSON around it
         more: Payload = {"logprobs": []} if self._kind == "message" else {}
-        name = f"response.{ITEMS[self._kind][1]}.delta"
+        name = f"response.{ITEM_FORMS[self._kind][1]}.delta"
         return [*begun, self._of_item(name, delta=event.text, **more)]
 
     def _begin(self, kind: str, **called: object) -> list[Payload]:
         closed = self._close("completed")
-        prefix, _, _, empty = ITEMS[kind]
+        prefix, _, _, empty = ITEM_FORMS[kind]
         id = f"{prefix}_{uuid.uuid4().hex}"
         item = {"id": id, "type": kind, "status": "in_progress", **called, **empty}
         self._output.append(item)
@@ -204,7 +204,7 @@ class ResponsesWriter(Writer):
         if self._pieces is None:
             return []
         kind, text = self._kind, "".join(self._pieces)
-        _, name, field, _ = ITEMS[kind]
+        _, name, field, _ = ITEM_FORMS[kind]
         ended: list[Payload] = []
         if kind == "custom_tool_call":
             text = custom_input(text)
@@ -259,12 +259,12 @@ def custom_input(arguments: str) -> str:
 
 
 ERROR = ResponsesWriter.error
-PATH, STORED = "/v1/responses", f"/v1/responses/{PREFIX}{{response_id}}"
-TOKENS = f"{PATH}/input_tokens"
+PATH, STORED = "/v1/responses", f"/v1/responses/{ID_PREFIX}{{response_id}}"
+TOKENS_PATH = f"{PATH}/input_tokens"
 delete = functools.partial(stored, delete=True)
 ENDPOINTS = (
     Endpoint(PATH, ResponsesWriter, ResponseAnswer, "Answers items", ResponsesRequest, error=ERROR),
-    Endpoint(TOKENS, count_tokens, CountAnswer, "Counts", InputTokensRequest, error=ERROR),
+    Endpoint(TOKENS_PATH, count_tokens, CountAnswer, "Counts", InputTokensRequest, error=ERROR),
     Endpoint(STORED, stored, ResponseAnswer, "A stored response"),
     Endpoint(STORED, delete, Anything, "Deletes it", verb="DELETE"),
 )

@@ -35,7 +35,7 @@ MOST_CONNECTIONS = 1024
 """Connections that are answered. A quarter more get an error, and further ones are closed."""
 BACKLOG = 128
 """Connections that wait to be accepted, and the most that asyncio accepts at once."""
-FILES = 4096
+OPEN_FILES = 4096
 """Largest number of open files: accepted and waiting connections, and weights."""
 KEEP_ALIVE = 75
 """Seconds that an idle connection stays open. The header Keep-Alive names 5 s less, so that clients
@@ -109,12 +109,12 @@ def serve(
 
 
 def _allow_files() -> int:
-    """Raise the limit of open files to FILES, as far as the hard limit allows, and return it, or
-    FILES if there is none. The default is 256 on macOS and 1,024 under systemd."""
+    """Raise the limit of open files to OPEN_FILES, as far as the hard limit allows, and return it,
+    or OPEN_FILES if there is none. The default is 256 on macOS and 1,024 under systemd."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
-        return FILES
-    most = max(soft, FILES if hard == resource.RLIM_INFINITY else min(FILES, hard))
+        return OPEN_FILES
+    most = max(soft, OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard))
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]

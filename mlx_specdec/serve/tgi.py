@@ -32,12 +32,14 @@ from .service import Endpoint, Service
 
 NEUTRAL = {"temperature": 1, "top_k": -1, "top_p": 1}
 """Parameters that change the distribution, with the value, besides 0, that changes nothing."""
-SAME = (*NEUTRAL, "max_tokens", "seed", "stop", "frequency_penalty", "repetition_penalty")
-SAME += ("truncate_prompt_tokens",)
+COMPLETION_FIELDS = (
+    *(*NEUTRAL, "max_tokens", "seed", "stop", "frequency_penalty", "repetition_penalty"),
+    "truncate_prompt_tokens",
+)
 """Parameters that a text completion of OpenAI's API has as well."""
-REASONS = {"eos": "eos_token", "stop": "stop_sequence"}
+TGI_REASONS = {"eos": "eos_token", "stop": "stop_sequence"}
 """TGI's names of finish reasons. All other reasons are "length"."""
-ERRORS = {400: (422, "validation"), 429: (429, "overloaded"), 500: (424, "generation")}
+TGI_ERRORS = {400: (422, "validation"), 429: (429, "overloaded"), 500: (424, "generation")}
 
 
 class RegexGrammar(Fields):
@@ -106,7 +108,7 @@ class TgiWriter(Writer):
 
     def parse(self, body: Body) -> ParsedRequest:
         parameters = self._parameters
-        completion = {name: parameters[name] for name in SAME if name in parameters}
+        completion = {name: parameters[name] for name in COMPLETION_FIELDS if name in parameters}
         # As in TGI, parameters that change the distribution also turn sampling on.
         shaped = any(
             completion.get(name, 0) not in (neutral, 0) for name, neutral in NEUTRAL.items()
@@ -126,7 +128,7 @@ class TgiWriter(Writer):
 
     @staticmethod
     def error(problem: Problem) -> tuple[int, Payload]:
-        status, kind = ERRORS.get(problem.status, (problem.status, "incomplete_generation"))
+        status, kind = TGI_ERRORS.get(problem.status, (problem.status, "incomplete_generation"))
         return status, {"error": problem.message, "error_type": kind}
 
     def answer(self, choices: Sequence[Choice]) -> Payload | list[Payload]:
@@ -170,7 +172,7 @@ class TgiWriter(Writer):
 
     def _end(self, choice: Choice) -> Payload:
         return {
-            "finish_reason": REASONS.get(choice.finish_reason or "length", "length"),
+            "finish_reason": TGI_REASONS.get(choice.finish_reason or "length", "length"),
             "generated_tokens": choice.tokens,
             "seed": self.request.requests[0].options.seed,
         }
