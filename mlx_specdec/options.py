@@ -19,14 +19,14 @@ MOST_DRAFTED = 64
 MOST_EXACT = 4
 """Most draft tokens of a round with `Options.exact`. Metal's kernels sum in one order in passes
 of 2 to 5 rows, and in another order in larger passes."""
-_MTP = re.compile(r"mtp(?::(.+))?")
+_MTP_NAME = re.compile(r"mtp(?::(.+))?")
 
 
 def mtp_of(draft_model: object) -> str | None:
     """Return the repository from which a draft of this name takes layers for multi-token
     prediction: "" for "mtp", which means the target's original, R for "mtp:R", None for any other
     draft."""
-    match = _MTP.fullmatch(str(draft_model))
+    match = _MTP_NAME.fullmatch(str(draft_model))
     return None if match is None else match[1] or ""
 
 

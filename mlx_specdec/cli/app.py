@@ -26,7 +26,7 @@ from .estimate import estimate
 from .flags import Command, Version
 from .generate import generate
 from .inspect import inspect
-from .launch import launch
+from .launch import PACKAGE, launch
 from .models import models
 from .pairs import pairs
 from .removed import advice
@@ -36,7 +36,6 @@ from .train import train_draft, train_medusa
 if TYPE_CHECKING:
     from ..models.distributed.group import Ranks
 
-PACKAGE = __name__.partition(".")[0]
 COMMANDS = (
     generate,
     chat,
@@ -94,7 +93,7 @@ FOREIGN = {word: hint for words, hint in ELSEWHERE.items() for word in words.spl
 CERTAIN = 0.85
 """The least similarity to a command of another program at which a word is taken for it, as difflib
 counts. For downlaod it is 0.875, and for listen and list it is 0.8."""
-CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
+CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
 
 
 class PanelCommand(TyperCommand):
@@ -171,7 +170,7 @@ def _program(commands: tuple[Command, ...], **settings: Any) -> typer.Typer:
     program = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, **settings)
     for command in commands:
         epilog = command.example  # type: ignore[attr-defined]
-        program.command(cls=PanelCommand, epilog=epilog, context_settings=CONTEXT)(command)
+        program.command(cls=PanelCommand, epilog=epilog, context_settings=CONTEXT_SETTINGS)(command)
     return program
 
 
@@ -180,7 +179,7 @@ app = _program(
     cls=Program,
     help="Speculative decoding on Apple's MLX: the target model's own text, faster.",
     epilog='Begin with: mlx-specdec "Where is the station?"',
-    context_settings=CONTEXT,
+    context_settings=CONTEXT_SETTINGS,
 )
 
 

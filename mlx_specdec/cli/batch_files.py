@@ -20,7 +20,7 @@ from ..version import __version__
 STANDARD_STREAM = Path("-")
 """The name of standard input as an input, and of standard output as an output."""
 JSON_LINES = (".jsonl", ".ndjson")
-FORMAT = "mlx-specdec batch 3"
+BATCH_FORMAT = "mlx-specdec batch 3"
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class Journal:
         self.output = output
         _, self.partial, self._sorted = written(output)
         self.done = self.failed = 0
-        header = {"format": FORMAT, "version": __version__, **header}
+        header = {"format": BATCH_FORMAT, "version": __version__, **header}
         self._header: dict[str, Any] = json.loads(json.dumps(header, default=str))
         self._count = count
         self._places: dict[int, int] = {}
@@ -216,7 +216,7 @@ class Journal:
             header: Any = None
             with suppress(ValueError, RecursionError):
                 header = json.loads(first)
-            if not isinstance(header, dict) or header.get("format") != FORMAT:
+            if not isinstance(header, dict) or header.get("format") != BATCH_FORMAT:
                 raise OutputError(
                     f"{self.partial} was not left by a run of this program: move it away"
                 )

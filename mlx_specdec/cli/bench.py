@@ -42,7 +42,7 @@ ROUNDING = (
     "In half precision a GPU sums one row and several rows in different orders, so outputs can "
     "part where two tokens tie: that is no error, and --exact prevents it (docs/platforms.md)."
 )
-DISPENSABLE = (
+DISPENSABLE_FIGURES = (
     *("texts/s", "acceptance length", "spread"),
     *("acceptance rate", "peak memory", "same text"),
 )
@@ -276,7 +276,7 @@ def show(found: Analysis | Throughput, setting: Setting, stream: TextIO) -> None
     rows = [method.cells() for method in found.methods]
     best = fastest(found.methods)
     styles = ["bold" if method is best else None for method in found.methods]
-    laid = render.fitted(stream, list(rows[0]), DISPENSABLE, partial(_table, rows, styles))
+    laid = render.fitted(stream, list(rows[0]), DISPENSABLE_FIGURES, partial(_table, rows, styles))
     caption = f"{found.texts} texts, each up to {found.repeats} times, methods in turns"
     caption += f"; {len(found.skipped)} skipped" if found.skipped else ""
     caption += "; interrupted" if found.interrupted else ""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ..options import Options
 
 BLOCK = '"""'
-ENDS = ("exit", "quit", "bye")
+EXIT_WORDS = ("exit", "quit", "bye")
 LONGEST_ANSWER = 2_048
 """Default for the largest number of tokens in an answer. It is smaller than the context of nearly
 all models, and ends the answer of a model that repeats itself."""
@@ -160,7 +160,7 @@ class ChatSession:
             ),
             "help": lambda rest: render.tell(HELP),
         }
-        if name in ENDS:
+        if name in EXIT_WORDS:
             return False
         if name not in commands:
             raise OptionError(f"there is no command /{name}: /help lists them")

@@ -14,7 +14,7 @@ from .known_pairs import USES, known_pair
 from .loading import Sources, named
 from .pairs import told_gain
 
-NOTE = (
+ESTIMATE_NOTE = (
     "These figures come from sizes and from the speed of matrices on this machine. Drafts of one "
     "family are mostly accepted at 60 to 80 %; mlx-specdec bench measures it with the real weights."
 )
@@ -79,4 +79,4 @@ def estimate(sources: Sources, prompt: PromptLength, output: Json) -> None:
             table.add_row(rate, str(row.num_draft), f"{row.speed_up:.2f}", speed)
         lines += [table]
     lines += [f"The table of pairs: {known}."] if known else []
-    render.lay_out(sys.stdout, *lines, NOTE)
+    render.lay_out(sys.stdout, *lines, ESTIMATE_NOTE)

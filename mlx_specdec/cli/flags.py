@@ -24,7 +24,7 @@ Command = Callable[..., None]
 Group = TypeVar("Group", bound="Flags")
 REQUIRED = MISSING
 KEYWORD = inspect.Parameter.KEYWORD_ONLY
-MOST = 2**31 - 1
+LARGEST_INT32 = 2**31 - 1
 """The largest whole number that a flag accepts, except for seeds: the largest int32, which MLX
 uses."""
 METAVARS = {int: "N", float: "NUMBER", Path: "PATH", str: "TEXT"}
@@ -86,9 +86,9 @@ def command(*examples: str) -> Callable[[Command], Command]:
 
         def run(**values: Any) -> None:
             for name, value in values.items():
-                if name != "seed" and isinstance(value, int) and value > MOST:
+                if name != "seed" and isinstance(value, int) and value > LARGEST_INT32:
                     flag_name = name.replace("_", "-")
-                    raise OptionError(f"--{flag_name} must be {MOST} or less, not {value}")
+                    raise OptionError(f"--{flag_name} must be {LARGEST_INT32} or less, not {value}")
             filled = [
                 group(**{one.name: values[one.name] for one in fields(group)})
                 for group in groups.values()

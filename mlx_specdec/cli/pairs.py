@@ -27,12 +27,12 @@ from .known_pairs import (
 if TYPE_CHECKING:
     from rich.table import Table
 
-SIZES = tuple(f"{bits} bits" for bits in BITS)
-COLUMNS = ("target", *SIZES, "draft", "kind", "gain", "measured by", "others")
-DISPENSABLE = ("others", "16 bits", "measured by", "draft", "8 bits", "gain", "4 bits")
+BITS_COLUMNS = tuple(f"{bits} bits" for bits in BITS)
+COLUMNS = ("target", *BITS_COLUMNS, "draft", "kind", "gain", "measured by", "others")
+DISPENSABLE_COLUMNS = ("others", "16 bits", "measured by", "draft", "8 bits", "gain", "4 bits")
 """Columns that are left out on a narrow terminal, in this order. The kind of the draft is shown if
 its name is left out."""
-NOTE = (
+PAIRS_NOTE = (
     "Sizes are those of target and draft at so many bits and of caches of 8k tokens; those in "
     "parentheses do not fit, and ~ means roughly. Gains are speeds relative to plain decoding, for "
     "chat and code, at the most bits that fit. Others have measured them with their own programs; "
@@ -98,10 +98,10 @@ def pairs(which: Which, output: Json) -> None:
         text += f" Left out are {hidden} larger targets; mlx-specdec pairs NAME shows them."
     if not output.json:
         rows = [_row(several, machine) for several in targets.values()]
-        table = render.fitted(sys.stdout, COLUMNS, DISPENSABLE, partial(_table, rows))
+        table = render.fitted(sys.stdout, COLUMNS, DISPENSABLE_COLUMNS, partial(_table, rows))
         render.lay_out(sys.stdout, text)
         render.lay_out(sys.stdout, table, wrap=False)
-        render.lay_out(sys.stdout, NOTE)
+        render.lay_out(sys.stdout, PAIRS_NOTE)
     groups = {use: [one for one in shown if use in one.uses] for use in USES}
     chosen = []
     for use, some in ({which.name: shown} if which.name else groups).items():
@@ -164,7 +164,7 @@ def _gains(one: KnownPair, bits: int) -> str:
 def _table(rows: Sequence[Mapping[str, str]], columns: Sequence[str]) -> Table:
     """Return a table of these columns. Names are not wrapped, so that they can be copied."""
     columns = [name for name in columns if name != "kind" or "draft" not in columns]
-    table = render.table(*(f">{name}" if name in SIZES else name for name in columns))
+    table = render.table(*(f">{name}" if name in BITS_COLUMNS else name for name in columns))
     for column in table.columns:
         column.no_wrap = True
     for row in rows:

@@ -12,9 +12,9 @@ from ..errors import OptionError
 from .flags import Flags
 
 Group = TypeVar("Group", bound=Flags)
-SHARED = ("memory_budget", "distributed")
+SERVER_FLAGS = ("memory_budget", "distributed")
 """Flags that concern the whole server, so that the table of a model must not set them."""
-TYPES: Mapping[Any, tuple[str, Any]] = {
+FLAG_TYPES: Mapping[Any, tuple[str, Any]] = {
     bool: ("true or false", bool),
     int: ("a whole number", int),
     float: ("a number", (int, float)),
@@ -58,7 +58,7 @@ def read_presets(
     if not tables:
         raise OptionError(f"--models-preset: {file} has no table: add one for each model")
     hints = typing.get_type_hints(group)
-    settable = {one.name: one for one in fields(group) if one.name not in SHARED}
+    settable = {one.name: one for one in fields(group) if one.name not in SERVER_FLAGS}
     presets = []
     for name, table in tables.items():
         where = f"{file}, [{name}]"
@@ -96,7 +96,7 @@ def _converted(where: str, kind: Any, value: Any, least: float | None = None) ->
     elif inner:  # a flag that may be None, such as int | None
         return _converted(where, inner[0], value, least)
     else:
-        wanted, accepted = TYPES.get(kind, TYPES[Path])
+        wanted, accepted = FLAG_TYPES.get(kind, FLAG_TYPES[Path])
         fits = isinstance(value, accepted) and isinstance(value, bool) == (kind is bool)
         value = kind(value) if fits else value
         if fits and least is not None and value < least:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ..interfaces.records import Labels, Result, Step
 
 GREEN_UNDERLINED = "\x1b[32;4m"
-PLAIN = "\x1b[0m"
+RESET = "\x1b[0m"
 A_LINE_AFTER = 2.0
 """Seconds without output after which a line says what the program does."""
 A_LINE_EVERY = 60
@@ -84,7 +84,7 @@ class TextPrinter:
         self._stream = stream
         self._marks = ("", "")
         if show_drafts:
-            self._marks = (GREEN_UNDERLINED, PLAIN) if wants_color(stream) else ("⟨", "⟩")
+            self._marks = (GREEN_UNDERLINED, RESET) if wants_color(stream) else ("⟨", "⟩")
         self._controls = SHOWN_CONTROLS if stream.isatty() else {}
         self._wrote = ""
 
@@ -107,7 +107,7 @@ class TextPrinter:
 def legend(stream: TextIO) -> str:
     """Return a line that explains the marks of `show_drafts`."""
     if wants_color(stream):
-        return f"{GREEN_UNDERLINED}accepted draft tokens{PLAIN}, the target's own"
+        return f"{GREEN_UNDERLINED}accepted draft tokens{RESET}, the target's own"
     return "⟨accepted draft tokens⟩, the target's own"
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ..serve.registry import ServedModel
 
 PROGRAM = __name__.partition(".")[0]
-NEEDED = ("fastapi", "uvicorn")
+SERVER_PACKAGES = ("fastapi", "uvicorn")
 
 
 @group("Server")
@@ -228,7 +228,7 @@ def serve(
             raise OptionError(
                 f"--cors-origin must be an origin such as https://example.org, not {origin:.80}"
             )
-    if missing := [name for name in NEEDED if find_spec(name) is None]:
+    if missing := [name for name in SERVER_PACKAGES if find_spec(name) is None]:
         raise OptionError(f"the server needs {' and '.join(missing)}: {process.install('server')}")
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
     # Set the level of this package only, not of other libraries.

@@ -7,8 +7,8 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-NEEDED = ("typer", "mlx")
+CLONE = Path(__file__).resolve().parents[2]
+START_PACKAGES = ("typer", "mlx")
 INTERRUPTED = 130
 
 
@@ -32,10 +32,10 @@ def main(command: str = "") -> None:
 def _find_environment() -> None:
     """Restart in the virtual environment of the clone if this Python is too old or lacks packages.
     Exit with an error if there is no such environment."""
-    lacking = [name for name in NEEDED if find_spec(name) is None]
+    lacking = [name for name in START_PACKAGES if find_spec(name) is None]
     if sys.version_info >= (3, 11) and not lacking:
         return
-    environment = ROOT / ".venv"
+    environment = CLONE / ".venv"
     python = environment / "bin" / "python"
     if python.exists() and not environment.samefile(sys.prefix):
         # sys.orig_argv includes Python's own arguments, such as -m.

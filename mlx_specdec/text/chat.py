@@ -26,7 +26,7 @@ RESERVED = frozenset(_RESERVED.split())
 """Names that are parameters of transformers' apply_chat_template, and cannot be variables."""
 _GENERATION = re.compile(r"(\{%[-+]?\s*(?:end)?)generation\b")
 """A block around the assistant's text, for trainers. It has the scope of a `with` block."""
-_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
+_CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 """Marks the end of the text to continue. A template may strip its space."""
 _THOUGHTS = ("reasoning_content", "thinking", "reasoning")
 """Names of the field with the reasoning of a message. Templates read the first or the second."""
@@ -95,9 +95,9 @@ def _rendered(source: str, messages: Any, variables: dict[str, Any], goes_on: bo
     last, name = messages[-1], "content"
     if isinstance(last[name], list):
         last, name = next(part for part in reversed(last[name]) if "text" in part), "text"
-    continued, last[name] = last[name], last[name] + _TAG
+    continued, last[name] = last[name], last[name] + _CONTINUE_TAG
     text = render(template, variables)
-    if not (continued.strip() in text and _TAG.strip() in text and "content" in source):
+    if not (continued.strip() in text and _CONTINUE_TAG.strip() in text and "content" in source):
         raise ValueError("it does not write the last message as it is")
-    end = text.rindex(_TAG.strip())
-    return text[:end] if text.startswith(_TAG, end) else text[:end].rstrip()
+    end = text.rindex(_CONTINUE_TAG.strip())
+    return text[:end] if text.startswith(_CONTINUE_TAG, end) else text[:end].rstrip()

@@ -15,8 +15,11 @@ MARKS = (
     ("▁<PRE>", "▁<SUF>", "▁<MID>"),  # CodeLlama
     ("[PREFIX]", "[SUFFIX]", ""),  # Codestral, the suffix first
 )
-FILES = ("<|file_sep|>", "<file_sep>", "<|file_separator|>")
-ENDS = (*FILES, "<|repo_name|>", "<repo_name>", "<reponame>", "<|fim_pad|>", "<fim_pad>", "▁<EOT>")
+FILE_SEPARATORS = ("<|file_sep|>", "<file_sep>", "<|file_separator|>")
+MIDDLE_ENDS = (
+    *(*FILE_SEPARATORS, "<|repo_name|>", "<repo_name>", "<reponame>"),
+    *("<|fim_pad|>", "<fim_pad>", "▁<EOT>"),
+)
 """Further tokens that end the middle."""
 LETTER = "\u263a"
 """A character that is put before a suffix, so that the tokenizer adds no space there."""
@@ -97,8 +100,8 @@ def infill_of(tokenizer: Tokenizer) -> Infill | None:
         named = [mark for mark in marks if mark]
         if all(mark in ids for mark in named):
             found = tuple(ids[mark] for mark in named)
-            files = [ids[name] for name in FILES if name in ids]
-            ends = {*found, *(ids[name] for name in ENDS if name in ids)}
+            files = [ids[name] for name in FILE_SEPARATORS if name in ids]
+            ends = {*found, *(ids[name] for name in MIDDLE_ENDS if name in ids)}
             special = tokenizer.special_ids
             ends |= {ids[name] for name in ENDS_OF_SEQUENCES if ids.get(name) in special}
             spaced = marks[0].startswith("▁")

@@ -11,11 +11,11 @@ from .tokenizer import DirectoryTokenizer, Tokenizer
 from .tool_calls import Reading
 from .tool_formats import (
     CHANNEL,
-    FORMATS,
     HARMONY,
     MESSAGE,
     NOT_READ,
     START,
+    TOOL_FORMATS,
     VLLM_NAMES,
     CallGrammar,
     ToolFormat,
@@ -183,7 +183,7 @@ def _harmony(pieces: Mapping[str, int], marker: Callable[[str], Marker]) -> Mark
 def _call_format(
     name: str, pieces: Mapping[str, int], marker: Callable[[str], Marker]
 ) -> CallFormat:
-    found = FORMATS[name]
+    found = TOOL_FORMATS[name]
     inner = {text: pieces[text] for text in found.inner if text in pieces}
     return CallFormat(name, found, marker(found.begin), marker(found.end), inner)
 

@@ -33,7 +33,7 @@ Tool = dict[str, Any]
 PREFIXES = {"system": "ASSISTANT's RULE: ", "user": "USER: ", "assistant": "ASSISTANT: "}
 MESSAGE_FIELDS = ("name", "tool_call_id")
 """Optional fields of a message that templates read."""
-TEXTS = {
+TEXT_PART_FIELDS = {
     **dict.fromkeys(
         ("text", "input_text", "output_text", "summary_text", "reasoning_text"), "text"
     ),
@@ -92,7 +92,7 @@ def with_tool_calls(sent: Sequence[Message]) -> list[Message]:
 
 def _check_parts(content: str | Sequence[Message]) -> None:
     kinds = () if isinstance(content, str) else [part["type"] for part in content]
-    if unread := next((kind for kind in kinds if kind not in TEXTS), None):
+    if unread := next((kind for kind in kinds if kind not in TEXT_PART_FIELDS), None):
         raise PromptError(
             f"the newest message of the user has a part of the type {unread[:LONGEST_TYPE]!r}, and "
             "this model reads only text: leave it out"
@@ -190,8 +190,8 @@ def text_of(content: str | Sequence[Message]) -> str:
 def _text_of_part(part: Message) -> str:
     """Return the text of a part: "" for reasoning, and a note for a part that is not text."""
     kind = part["type"]
-    if kind in TEXTS:
-        return str(part[TEXTS[kind]])
+    if kind in TEXT_PART_FIELDS:
+        return str(part[TEXT_PART_FIELDS[kind]])
     note = f"[{kind[:LONGEST_TYPE]} left out: this model reads only text]"
     return "" if kind in THOUGHTS else note
 

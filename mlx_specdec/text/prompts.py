@@ -148,7 +148,7 @@ def _messages(prompt: str | Sequence[int] | Messages) -> Messages | None:
     return None
 
 
-LARGEST = 1 << 28
+LARGEST_DOCUMENTS = 1 << 28
 """Largest number of bytes of all documents together. Their index takes five times the memory."""
 PIECE = 1 << 16
 """Number of characters that are tokenized at a time. Up to as many are added to complete a line."""
@@ -193,8 +193,8 @@ def _check(files: Sequence[Path]) -> int:
             total += file.stat().st_size
         if not file.is_file():
             raise DocumentError(f"{file} is no file of text: name the files that are to be read")
-    if total > LARGEST:
-        most = f"at most {LARGEST / 2**20:.0f} can be searched: leave some out"
+    if total > LARGEST_DOCUMENTS:
+        most = f"at most {LARGEST_DOCUMENTS / 2**20:.0f} can be searched: leave some out"
         raise DocumentError(f"the documents to look up have {total / 2**20:.0f} MiB, and {most}")
     return total
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from datetime import datetime
 from typing import Any
 
-MOST_CHARACTERS, SECONDS = 1 << 24, 5.0
+MOST_CHARACTERS, MOST_SECONDS = 1 << 24, 5.0
 """Limits of one rendering: characters of the output or of any text, items of any list, and seconds
 of processor time."""
 MOST_WIDTH = 1 << 12
@@ -24,13 +24,13 @@ _FIELD = re.compile(r"%%|%(?:\(.*?\))?[-+ #.*\d]*")
 
 def render(source: str, variables: Mapping[str, Any]) -> str:
     """Return the output of a template. Raises ValueError beyond a limit."""
-    deadline = time.thread_time() + SECONDS
+    deadline = time.thread_time() + MOST_SECONDS
     return str(_compiler()(source).render({**variables, _DEADLINE: deadline}))
 
 
 def _check_time(context: Any) -> None:
     if time.thread_time() > context.parent[_DEADLINE]:
-        raise ValueError(f"it takes more than {SECONDS:.0f} s of computing")
+        raise ValueError(f"it takes more than {MOST_SECONDS:.0f} s of computing")
 
 
 def _check_length(length: int) -> None:

@@ -17,7 +17,7 @@ from . import chat
 from .chat import Ending, Messages, Settings
 
 Kind = Literal["encoder-decoder", "decoder-only"]
-FILES = ("*token*", "*spiece*", "*.spm", "sentencepiece*", "*vocab*", "merges*")
+TOKENIZER_FILES = ("*token*", "*spiece*", "*.spm", "sentencepiece*", "*vocab*", "merges*")
 """Patterns of a tokenizer's files."""
 LONG = 1000
 """Number of tokens that are decoded as a batch of one, which lets other threads run meanwhile."""
@@ -25,13 +25,13 @@ _TIKTOKEN = re.compile(rb"[A-Za-z0-9+/]+=* \d+\n")
 """The first line of a tiktoken file: a token in base 64, and its rank."""
 EXTRA = 100
 """The default number of T5's sentinels."""
-_TAG = re.compile(r">>[^<>\s]+<<")
+_LANGUAGE_TAG = re.compile(r">>[^<>\s]+<<")
 """The tag of the target language before a source."""
 LANGUAGE = re.compile(r"[a-z]{2,3}_[A-Z][A-Za-z]{1,3}", re.ASCII)
 """A language code of mBART or NLLB."""
 READ_AS_IS = re.compile(r"PreTrainedTokenizerFast|TokenizersBackend|Qwen2Tokenizer(Fast)?")
 """Classes of transformers that encode as tokenizer.json says. Other classes rebuild it."""
-_SPECIAL = re.compile(r"\b(?:bos|eos|unk|sep|pad|cls|mask)_token\b")
+_SPECIAL_NAME = re.compile(r"\b(?:bos|eos|unk|sep|pad|cls|mask)_token\b")
 SENTENCE_PIECE = ("spiece.model", "sentencepiece.bpe.model", "source.spm")
 M2M100, WMT21 = (
     "af am ar ast az ba be bg bn br bs ca ceb cs cy da de el en es et fa ff fi fr fy ga gd gl "
@@ -144,7 +144,7 @@ class DirectoryTokenizer(Tokenizer):
     @property
     def digest(self) -> str:
         hashed = hashlib.blake2b(digest_size=16)
-        found = {file for pattern in FILES for file in self._directory.glob(pattern)}
+        found = {file for pattern in TOKENIZER_FILES for file in self._directory.glob(pattern)}
         for file in sorted(filter(Path.is_file, found)):
             content = hashlib.blake2b(file.read_bytes()).digest()
             hashed.update(file.name.encode() + b"\0" + content)
@@ -255,7 +255,7 @@ class FileTokenizer(DirectoryTokenizer):
         if file.is_file():
             template = file.read_text(encoding="utf-8")
         template = template_in_json(directory) if template is None else template
-        wanted = {name: settings.get(name) for name in _SPECIAL.findall(str(template))}
+        wanted = {name: settings.get(name) for name in _SPECIAL_NAME.findall(str(template))}
         texts = {n: t.get("content") if isinstance(t, Mapping) else t for n, t in wanted.items()}
         complete = all(isinstance(text, str) for text in (template, *texts.values()))
         older = (directory / "special_tokens_map.json").is_file()
@@ -406,7 +406,7 @@ class NumberedTokenizer(DirectoryTokenizer):
         self.eos_token_ids = (written["</s>"],)
 
     def encode(self, text: str) -> list[int]:
-        tag = _TAG.match(text) if self._source is not self._target else None
+        tag = _LANGUAGE_TAG.match(text) if self._source is not self._target else None
         cut = self._source.encode(text[tag.end() if tag else 0 :], out_type=str)
         unknown, begin = self._ids["<unk>"], [tag[0]] if tag else []
         return [self._ids.get(piece, unknown) for piece in [*begin, *cut, "</s>"]]

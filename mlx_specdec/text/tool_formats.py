@@ -140,7 +140,7 @@ def _gemma(begin: str, end: str, quote: str, sign: str) -> ToolFormat:
     return ToolFormat(begin, end, GemmaCalls(end, quote), (quote,), sign=re.compile(sign))
 
 
-FORMATS: Mapping[str, ToolFormat] = {
+TOOL_FORMATS: Mapping[str, ToolFormat] = {
     "minimax_m2": ToolFormat(
         "<minimax:tool_call>",
         "</minimax:tool_call>",
@@ -301,11 +301,11 @@ VLLM_NAMES = {
 
 def format_in(chat_template: str) -> str | None:
     """Return the name of the format that a chat template shows, or None."""
-    signs = ((name, entry.sign) for name, entry in FORMATS.items())
+    signs = ((name, entry.sign) for name, entry in TOOL_FORMATS.items())
     return next((name for name, sign in signs if sign and sign.search(chat_template)), None)
 
 
 def parser_names() -> list[str]:
     """Return the names of formats, and vLLM's names. Harmony is left out, because models with
     another format cannot write it."""
-    return sorted({*FORMATS, *VLLM_NAMES} - {"harmony"})
+    return sorted({*TOOL_FORMATS, *VLLM_NAMES} - {"harmony"})

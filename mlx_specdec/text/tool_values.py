@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 Schema = Mapping[str, Any]
-KINDS: Mapping[type, str] = {
+JSON_TYPES: Mapping[type, str] = {
     str: "string",
     bool: "boolean",
     int: "integer",
@@ -19,9 +19,9 @@ KINDS: Mapping[type, str] = {
     type(None): "null",
 }
 """JSON Schema's names of types."""
-ANY = frozenset(KINDS.values())
+ANY = frozenset(JSON_TYPES.values())
 STRING = frozenset(("string",))
-WORDS: Mapping[str, object] = {"True": True, "False": False, "None": None}
+PYTHON_VALUES: Mapping[str, object] = {"True": True, "False": False, "None": None}
 """Python's names of values."""
 ESCAPES = "\\'\"abfnrtvxuUN01234567"
 """Characters that Python reads after a backslash."""
@@ -84,7 +84,7 @@ def _kinds(schema: object, root: Schema, known: dict[str, frozenset[str]]) -> fr
     found &= (names | {"integer"} if "number" in names else names) or ANY
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     if isinstance(values, list):
-        found &= {KINDS.get(type(value), "null") for value in values}
+        found &= {JSON_TYPES.get(type(value), "null") for value in values}
     for name in ("anyOf", "oneOf"):
         branches = schema.get(name)
         if isinstance(branches, list) and branches:
@@ -106,7 +106,7 @@ def value_of(text: str, kinds: frozenset[str]) -> Any:
     """Return the value of a text in a format that writes strings without quotes. kinds: The types
     that the schema admits."""
     value = text if kinds == STRING else unquoted(text.strip(), words="string" not in kinds)
-    kind = KINDS[type(value)]
+    kind = JSON_TYPES[type(value)]
     integral = isinstance(value, float) and value.is_integer() and "integer" in kinds
     return value if kind != "string" and (kind in kinds or integral) else text
 
@@ -118,8 +118,8 @@ def unquoted(text: str, *, words: bool = True) -> Any:
         return sendable(DECODER.decode(text))
     except (ValueError, RecursionError):
         pass
-    if words and text in WORDS:
-        return WORDS[text]
+    if words and text in PYTHON_VALUES:
+        return PYTHON_VALUES[text]
     if words and text.startswith(("[", "{")):
         try:
             value = ast.literal_eval(text)

@@ -121,7 +121,7 @@ def test_documents_that_are_too_large_are_refused_before_they_are_read(
 ) -> None:
     file = tmp_path / "huge.txt"
     with file.open("wb") as stream:
-        stream.truncate(documents.LARGEST)
+        stream.truncate(documents.LARGEST_DOCUMENTS)
     documents._check([file])
     with pytest.raises(DocumentError, match="have 256 MiB, and at most 256"):
         documents.tokens([file, write(tmp_path / "more.txt", "x")], tokenizer)
