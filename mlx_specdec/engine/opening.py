@@ -9,8 +9,8 @@ from importlib.metadata import version
 
 from .. import process
 from ..decoding import costs
-from ..decoding.costs import MOST
-from ..decoding.loop import CHUNK, Group, chunk_size
+from ..decoding.costs import LONGEST_DRAFT
+from ..decoding.loop import PREFILL_CHUNK, Group, chunk_size
 from ..decoding.proposer import Proposer
 from ..decoding.row import Request, Row
 from ..decoding.statistics import Stopwatch

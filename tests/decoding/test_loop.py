@@ -10,7 +10,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from mlx_specdec.decoding.loop import CHUNK, LARGE_CHUNK, Group, chunk_size
+from mlx_specdec.decoding.loop import LARGE_CHUNK, PREFILL_CHUNK, Group, chunk_size
 from mlx_specdec.decoding.row import Request
 from mlx_specdec.decoding.worth import Worth
 from mlx_specdec.engine.generate import generate, stream_generate, stream_many
@@ -98,7 +98,7 @@ def test_chunks_of_a_prefill_are_long_on_an_accelerator_with_free_memory(
     monkeypatch.setattr(mx, "device_info", lambda device=None: info)
     monkeypatch.setattr(mx, "get_active_memory", lambda: int(held * (1 << 30)))
     assert chunk_size(prompts, holds_scores=False) == expected
-    assert chunk_size(prompts, holds_scores=True) == CHUNK
+    assert chunk_size(prompts, holds_scores=True) == PREFILL_CHUNK
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3", *RECURRENT])

@@ -1,6 +1,6 @@
 """The times of rounds, on a fake clock, and what statistics make of them."""
 
-from mlx_specdec.decoding.statistics import FIRST, Recorder, Stopwatch, Timed
+from mlx_specdec.decoding.statistics import FIRST_TIMED, Recorder, Stopwatch, Timed
 from mlx_specdec.interfaces import Proposal, no_proposal
 from mlx_specdec.interfaces.records import Step
 
@@ -39,8 +39,8 @@ def test_a_round_after_one_of_another_group_or_one_that_was_timed_in_parts_has_n
     found = [rounds.interval(group) for group in "aabba"]
     assert found == [None, 2.0, None, 2.0, None]
     rounds = Rounds(timed=True)
-    found = [rounds.interval(drafts=True) for _ in range(FIRST + 2)]
-    assert found == [None] * (FIRST + 1) + [2.0]
+    found = [rounds.interval(drafts=True) for _ in range(FIRST_TIMED + 2)]
+    assert found == [None] * (FIRST_TIMED + 1) + [2.0]
 
 
 def test_timed_rounds_are_scaled_to_all_and_the_parts_add_up() -> None:

@@ -12,9 +12,9 @@ import pytest
 from mlx_specdec.decoding import costs
 from mlx_specdec.decoding.costs import Memory
 from mlx_specdec.decoding.worth import (
-    EVERY,
-    EXPLORE,
+    CHOICE_INTERVAL,
     LONG_PROMPT,
+    TRIAL_INTERVAL,
     Candidate,
     Prices,
     Rate,
@@ -161,7 +161,7 @@ def test_a_length_that_becomes_expensive_is_left() -> None:
 def test_trials_are_short_and_far_apart() -> None:
     worth = begun(known((DRAFT, 0.1, 0.8)))
     usual = worth.choose(1_000)
-    chosen = run(worth, 10 * EXPLORE, line(0.1), lambda number: (8, 1, 4, 2)[number % 4])
+    chosen = run(worth, 10 * TRIAL_INTERVAL, line(0.1), lambda number: (8, 1, 4, 2)[number % 4])
     assert 0 < sum(abs(n - usual) > 3 for n in chosen) <= 3 * 16
 
 
@@ -169,14 +169,14 @@ def test_plain_decoding_is_tried_with_three_steps_and_less_often_in_a_batch() ->
     trials = []
     for rows in (1, 8):
         worth = Worth(None, [DRAFT], known((DRAFT, 0.1, 0.8), rows=rows))
-        chosen = run(worth, 20 * EXPLORE, line(0.1), lambda number: number % 4, rows)
+        chosen = run(worth, 20 * TRIAL_INTERVAL, line(0.1), lambda number: number % 4, rows)
         trials.append(kinds(chosen).count("x000x"))
     assert trials[0] >= 4 * trials[1] > 0
 
 
 def test_short_completions_try_plain_decoding_too() -> None:
     memory, chosen = known((DRAFT, 0.4, 0.55)), []
-    for _ in range(3 * EXPLORE // 5):
+    for _ in range(3 * TRIAL_INTERVAL // 5):
         chosen.append(run(begun(memory), 5, line(0.4), lambda number: number % 2))
     assert 1 <= sum(lengths[:3] == [0, 0, 0] for lengths in chosen) <= 3
 
@@ -217,7 +217,7 @@ def test_a_new_batch_size_begins_with_the_costs_of_the_nearest_one() -> None:
 def test_the_reason_names_acceptance_seconds_and_speed() -> None:
     worth = Worth(None, [DRAFT])
     assert worth.reason == "the draft length is 0 until plain steps were timed"
-    run(worth, 4 * EVERY, line(0.1), lambda number: 2)
+    run(worth, 4 * CHOICE_INTERVAL, line(0.1), lambda number: 2)
     assert "\n" not in worth.reason
     for part in (f"plain decoding: {1000 * STEP:.1f} ms", "draft tokens", "tokens/s"):
         assert part in worth.reason
@@ -338,18 +338,21 @@ def test_plain_decoding_is_timed_again_if_it_was_timed_in_a_slow_moment() -> Non
     for drafted in range(1, 17):
         worth.size(1).table.entry("draft", drafted)[0] -= 1.0
     worth.begin(10, 5, 10_000)
-    chosen = run(worth, 20 * EXPLORE, line(0.5), lambda number: number % 3 == 0)
-    assert any(chosen[:EXPLORE]) and sum(map(bool, chosen[-8 * EXPLORE :])) < EXPLORE
+    chosen = run(worth, 20 * TRIAL_INTERVAL, line(0.5), lambda number: number % 3 == 0)
+    assert (
+        any(chosen[:TRIAL_INTERVAL])
+        and sum(map(bool, chosen[-8 * TRIAL_INTERVAL :])) < TRIAL_INTERVAL
+    )
 
 
 def test_in_a_batch_lookup_rests_while_it_finds_nothing() -> None:
     worth = Worth(None, [LOOKUP], known((LOOKUP, 0.1, 0.5), rows=8))
     limits = []
-    for _ in range(4 * EXPLORE):
+    for _ in range(4 * TRIAL_INTERVAL):
         limits.append(worth.limit("ngram", 16, rows=8) > 0)
         learn(worth, 0, rows=8)
-    assert 0 < sum(limits) <= EXPLORE
-    for _ in range(EXPLORE):
+    assert 0 < sum(limits) <= TRIAL_INTERVAL
+    for _ in range(TRIAL_INTERVAL):
         drafted = 2 * (worth.limit("ngram", 16, rows=8) > 0)
         learn(worth, drafted, drafted, 1 + 0.1 * drafted, proposer="ngram", rows=8)
     assert worth.limit("ngram", 16, rows=8) > 0
@@ -401,7 +404,7 @@ def test_files_of_another_layout_are_not_read(monkeypatch: pytest.MonkeyPatch) -
     memory.entries["plain"] = [1.0]
     memory.save()
     costs._memory.cache_clear()
-    monkeypatch.setattr(costs, "FORMAT", costs.FORMAT + 1)
+    monkeypatch.setattr(costs, "COSTS_FORMAT", costs.COSTS_FORMAT + 1)
     assert costs.memory(KEY).entries == {}
 
 

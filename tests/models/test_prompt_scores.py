@@ -6,7 +6,7 @@ import mlx.core as mx
 import pytest
 
 from mlx_specdec.decoding import loop
-from mlx_specdec.decoding.loop import CHUNK, LARGE_CHUNK, chunk_size
+from mlx_specdec.decoding.loop import LARGE_CHUNK, PREFILL_CHUNK, chunk_size
 from mlx_specdec.engine.generate import generate
 from mlx_specdec.engine.memory import Extent, MemoryBudget
 from mlx_specdec.models.cache_settings import CacheSettings
@@ -104,8 +104,8 @@ def test_an_encoder_decoder_reads_its_start_in_one_pass() -> None:
 
 def test_passes_are_short_if_they_hold_scores(accelerator: None) -> None:
     assert chunk_size(1, holds_scores=False) == LARGE_CHUNK
-    assert chunk_size(1, holds_scores=True) == CHUNK
-    assert chunk_size(1000, holds_scores=False) == CHUNK, "too little memory"
+    assert chunk_size(1, holds_scores=True) == PREFILL_CHUNK
+    assert chunk_size(1000, holds_scores=False) == PREFILL_CHUNK, "too little memory"
 
 
 @pytest.mark.parametrize(("size", "longest"), [(64, 699), (256, 512)])

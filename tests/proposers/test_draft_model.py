@@ -9,7 +9,7 @@ from mlx_specdec.decoding.proposer import Proposer
 from mlx_specdec.interfaces import Proposal, Scores
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.options import Options
-from mlx_specdec.proposers.draft_model import CATCH_UP, CHUNK, DraftModel
+from mlx_specdec.proposers.draft_model import BACKLOG_CHUNK, CATCH_UP, DraftModel
 from mlx_specdec.proposers.medusa import Medusa
 from mlx_specdec.sampling.noise import SilentNoise
 
@@ -86,7 +86,7 @@ def test_the_prompt_is_read_along_with_the_target_and_rejected_tokens_are_taken_
 
 
 def test_a_draft_that_is_not_wanted_at_once_prefills_with_its_first_proposal() -> None:
-    model, row = Watched(), fresh([2] * (2 * CHUNK + 10))
+    model, row = Watched(), fresh([2] * (2 * BACKLOG_CHUNK + 10))
     proposer = DraftModel(model, eager=lambda: False)
     for start in range(0, len(row.prompt) - 1, 100):
         see(proposer, [row], row.prompt[:-1][start : start + 100])
@@ -96,7 +96,7 @@ def test_a_draft_that_is_not_wanted_at_once_prefills_with_its_first_proposal() -
     assert model.passes == []
     proposer.propose([row], [2], SILENT)
     # A long backlog is prefilled in chunks, and its last token gives the first draft token.
-    assert model.passes[-5:] == [(1, CHUNK), (1, CHUNK), (1, 15), (1, 1), (1, 1)]
+    assert model.passes[-5:] == [(1, BACKLOG_CHUNK), (1, BACKLOG_CHUNK), (1, 15), (1, 1), (1, 1)]
 
 
 # Rows of a group, which draft what they draft alone.

@@ -12,8 +12,8 @@ import pytest
 from mlx_specdec.decoding.worth import Prices
 from mlx_specdec.interfaces import Proposal
 from mlx_specdec.options import Options
-from mlx_specdec.proposers.draft_model import CHUNK
-from mlx_specdec.proposers.hidden_state import UNREAD, Confidence
+from mlx_specdec.proposers.draft_model import BACKLOG_CHUNK
+from mlx_specdec.proposers.hidden_state import MOST_WAITING, Confidence
 from mlx_specdec.sampling.distribution import Distribution, choose
 from mlx_specdec.sampling.noise import CoupledNoise, IndependentNoise
 from mlx_specdec.verification import rules
@@ -38,14 +38,14 @@ def test_every_state_is_read_once_with_the_token_after_it() -> None:
 
 
 def test_many_states_are_read_as_they_come_but_for_the_newest() -> None:
-    shown, step = begun(), UNREAD + 1
-    text = [n % SIZE for n in range(3 * UNREAD)]
+    shown, step = begun(), MOST_WAITING + 1
+    text = [n % SIZE for n in range(3 * MOST_WAITING)]
     shown.see(text[:step])
-    assert shown.notes.passes == [UNREAD]
+    assert shown.notes.passes == [MOST_WAITING]
     shown.see(text[step : step + 5])
-    assert shown.notes.passes == [UNREAD]
+    assert shown.notes.passes == [MOST_WAITING]
     shown.see(text[step + 5 : 2 * step])
-    assert shown.notes.passes == [UNREAD, step]
+    assert shown.notes.passes == [MOST_WAITING, step]
     assert shown.drafted(text[: 2 * step + 1], 1)
     assert shown.notes.rows == list(itertools.pairwise(text[: 2 * step + 1]))
 
@@ -56,18 +56,18 @@ def test_states_that_are_read_late_are_computed_late(
 ) -> None:
     shown, computed = begun(eager=eager), []
     monkeypatch.setattr(mx, "eval", lambda *arrays: computed.extend(arrays))
-    shown.see([n % SIZE for n in range(UNREAD + 1)])
+    shown.see([n % SIZE for n in range(MOST_WAITING + 1)])
     assert bool(computed) is eager
 
 
 def test_states_that_wait_for_the_first_draft_are_read_in_passes_of_limited_size() -> None:
     shown = begun(eager=False)
-    text = [n % SIZE for n in range(2 * CHUNK + 6)]
+    text = [n % SIZE for n in range(2 * BACKLOG_CHUNK + 6)]
     for start in range(0, len(text) - 1, 400):
         shown.see(text[start : min(start + 400, len(text) - 1)])
     assert shown.notes.passes == []
     assert shown.drafted(text, 1)
-    assert shown.notes.passes == [CHUNK, CHUNK, 5]
+    assert shown.notes.passes == [BACKLOG_CHUNK, BACKLOG_CHUNK, 5]
     assert shown.notes.rows == list(itertools.pairwise(text))
 
 

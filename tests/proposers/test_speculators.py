@@ -8,7 +8,7 @@ import pytest
 from mlx_specdec.engine import loading
 from mlx_specdec.engine.generate import generate
 from mlx_specdec.errors import CheckpointError, OptionError
-from mlx_specdec.models.drafters import KINDS
+from mlx_specdec.models.drafters import DRAFTER_KINDS
 from mlx_specdec.models.drafters.kinds import attach, read
 from mlx_specdec.models.number_format import NumberFormat
 from mlx_specdec.options import Options

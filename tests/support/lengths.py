@@ -5,9 +5,9 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from mlx_specdec.decoding.costs import MOST, CostTable, Memory
+from mlx_specdec.decoding.costs import LONGEST_DRAFT, CostTable, Memory
 from mlx_specdec.decoding.statistics import Timed
-from mlx_specdec.decoding.worth import EXPLORE, Candidate, Worth
+from mlx_specdec.decoding.worth import TRIAL_INTERVAL, Candidate, Worth
 from mlx_specdec.interfaces.records import Step
 
 STEP = 0.01
@@ -24,14 +24,14 @@ def teach(
 ) -> None:
     """Save the cost ratio of each draft length, and the acceptance rate of each position."""
     table = CostTable(memory, rows, doublings, [candidate.costs])
-    table.trials[:] = EXPLORE, 8
+    table.trials[:] = TRIAL_INTERVAL, 8
     table.entry("", 0)[:] = math.log(STEP), 8
-    for drafted in range(1, MOST + 1):
+    for drafted in range(1, LONGEST_DRAFT + 1):
         table.entry(candidate.costs, drafted)[:] = math.log(STEP * cost(drafted)), 8
     acceptance = memory.entries[f"acceptance {candidate.text}"] = []
-    acceptance += [1000.0] * MOST, [1000.0 * accepted] * MOST
+    acceptance += [1000.0] * LONGEST_DRAFT, [1000.0 * accepted] * LONGEST_DRAFT
     for name in ("", candidate.costs):
-        for drafted in range(MOST + 1):
+        for drafted in range(LONGEST_DRAFT + 1):
             memory.rounds[name, drafted, rows] = 1
 
 
