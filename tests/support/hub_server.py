@@ -68,7 +68,7 @@ def digest(data: bytes, *, large: bool = True) -> str:
 @contextmanager
 def serve(hub: Hub) -> Iterator[str]:
     """The address of a server of `hub`, while the block runs."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": hub}))
+    server = _Quiet(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": hub}))
     server.daemon_threads = False
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
@@ -105,6 +105,13 @@ def asked(hub: Hub, directory: Path) -> Iterator[Hub]:
         huggingface_hub.close_session()
         yield hub
         huggingface_hub.close_session()
+
+
+class _Quiet(ThreadingHTTPServer):
+    """A server that says nothing of clients that leave, since a command may own standard error."""
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        pass
 
 
 class _Handler(BaseHTTPRequestHandler):
