@@ -61,4 +61,4 @@ def test_the_package_promises_these_names() -> None:
 
 
 def test_an_inner_import_of_a_support_module_is_noticed() -> None:
-    assert inner_imports(TESTS / "support" / "mocks.py", set())
+    assert inner_imports(TESTS / "support" / "pairs.py", set())
