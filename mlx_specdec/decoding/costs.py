@@ -1,5 +1,5 @@
-"""What rounds cost, learned from their seconds, and the files in which costs and acceptance rates
-are kept: one JSON file per pair in the cache directory. A file that cannot be read counts as
+"""The costs of rounds, learned from their seconds. Each pair has one JSON file of costs and
+acceptance rates in the cache directory. A file that cannot be read counts as
 absent. A file that cannot be written is skipped."""
 
 import contextlib

@@ -14,8 +14,8 @@ from .row import Row
 
 
 class Proposer(Protocol):
-    """A source of draft tokens for the rows of a group. What it knows of a row is in `row.state`,
-    so that one object serves all groups, and nobody tells it who joins or leaves.
+    """A source of draft tokens for the rows of a group. It keeps its state of a row in `row.state`.
+    So one object serves all groups, and is not notified of rows that join or leave.
 
     A proposer never sees the target's probabilities of positions that it has yet to draft."""
 
@@ -108,7 +108,7 @@ def side_by_side(proposals: Sequence[Proposal]) -> Proposal:
 
 
 def _logits(proposals: Sequence[Proposal], tokens: mx.array) -> mx.array | None:
-    """Return log q of all rows. That of certain tokens and of padding is one-hot."""
+    """Return log q of all rows. For certain tokens and for padding, q is one-hot."""
     drawn = next((proposal.rows for proposal in proposals if proposal.rows is not None), None)
     if drawn is None:
         return None

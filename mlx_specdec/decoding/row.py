@@ -104,18 +104,18 @@ class Row:
         alike: Equal for rows whose prompts may be prefilled together.
         most_drafted: The largest number of draft tokens of the row in a round.
         prediction: Token ids that the completion may turn out to have.
-        settings: What `Labels` says of the row.
+        settings: The fields of the row's `Labels`.
         cached_tokens: How many tokens of the prompt came from the prefix cache.
-        unread: The tokens of the prompt that are not prefilled yet.
+        unread: The tokens that are not prefilled yet.
         seen: The committed tokens that the newest pass of the target processed.
         processed: How many committed tokens the target has processed.
-        state: What each proposer keeps of this row, by the proposer's name.
+        state: The state of this row in each proposer, by the proposer's name.
         tokens, texts: The emitted tokens, and the printable texts of all steps.
         prompt_logprobs: The log-probabilities of prompt tokens that no step has reported yet.
         figures: The recorder of the row's statistics.
         began, read: The times on the clock, in seconds, when the prefill began and ended.
         drafting: The seconds that the proposer took in the prefill.
-        behind: A row that this one waits for, since its prompt has a prefix in common.
+        behind: An earlier row with a common prefix, for whose prefill this row waits.
         problem: The exception that ended this row alone, or None."""
 
     number: int

@@ -1,8 +1,8 @@
-"""What drafts are worth: how likely draft tokens are accepted, what rounds cost, and how many to
-draft.
+"""The choice of the draft length, from the chance that draft tokens are accepted and the costs of
+rounds.
 
-A round with n draft tokens brings 1 + chances[0] + ... + chances[n - 1] tokens on average, where
-chances[i] is the probability that draft tokens 0 .. i are all accepted. `values` divides that by
+Let chances[i] be the probability that draft tokens 0 .. i are all accepted. A round with n draft
+tokens then brings 1 + chances[0] + ... + chances[n - 1] tokens on average. `values` divides this by
 the round's cost. Everything that weighs drafts against their cost calls it."""
 
 from __future__ import annotations
@@ -255,8 +255,8 @@ class Worth:
     def learn(
         self, rows: Sequence[Row], steps: Sequence[Step], proposal: Proposal, timed: Timed
     ) -> None:
-        """Learn from a finished round of these rows, and choose again if that is due. steps: What
-        the round did to each row."""
+        """Learn from a finished round of these rows, and choose again if that is due. steps: The
+        step of each row."""
         if self._fixed is not None:
             return
         candidate, count = self._named(proposal.source), len(rows)

@@ -30,7 +30,7 @@ class Run:
         self._saved = False
 
     def __iter__(self) -> Iterator[Step]:
-        """Decode, and yield each step. Those of the prefill are empty. Raises DecodingError as
+        """Decode, and yield each step. A step of the prefill is empty. Raises DecodingError as
         `result` does."""
         process.clear_at_end()
         while self._last is None:

@@ -30,8 +30,8 @@ from .pair import Pair
 
 @dataclass(frozen=True)
 class Overrides:
-    """A proposer that replaces those of the options. `timed` says whether some rounds are timed in
-    parts. `progress` receives the number of prefilled prompt tokens."""
+    """A caller's own proposer. `timed` says whether some rounds are timed in parts. `progress`
+    receives the number of prefilled prompt tokens."""
 
     proposer: Proposer | None = None
     timed: bool = False

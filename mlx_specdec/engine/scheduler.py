@@ -69,7 +69,7 @@ class Scheduler:
         size: The maximum number of sequences in a pass.
         cache: The prefix cache.
         memory_budget: The bytes for all sequences; None takes `memory.default_budget`.
-        overrides: The caller's own proposer, and what it wants to know.
+        overrides: The caller's own proposer, timing and progress.
         raises: Whether internal failures are raised.
         why_not: Why only one sequence goes through a pass, or "".
         held: Bytes of the budget that work outside of the scheduler needs.

@@ -1,5 +1,4 @@
-"""The records of what was decoded, on the host: a step, a completion, its settings and its
-figures."""
+"""The results of decoding on the host: a step, and a completion with its settings and figures."""
 
 from __future__ import annotations
 
@@ -34,7 +33,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True)
 class Step:
-    """What one round did to one request. The step of a prefill is empty.
+    """The result of one round for one request. The step of a prefill is empty.
 
     Attributes:
         number: The number of the request, counted from 0; see `stream_many`.

@@ -68,7 +68,7 @@ def draw(
 
 @dataclass(eq=False)
 class DraftState:
-    """What the draft model knows of one row.
+    """The state of one row in the draft model.
 
     Attributes:
         prompt: The prompt with which the draft's context is opened.

@@ -88,7 +88,7 @@ class Confidence:
 
 @dataclass(eq=False)
 class DrafterState:
-    """What the drafter knows of one row: its own context, and hidden states that it has not read.
+    """The state of one row in the drafter: its context, and hidden states that wait.
 
     Attributes:
         waits: Whether hidden states of the prompt wait for the first draft.

@@ -89,7 +89,7 @@ class MatchAcceptance:
 
 @dataclass(eq=False)
 class Found:
-    """What lookup knows of one row.
+    """The state of one row in lookup.
 
     Attributes:
         index: The row's own tokens.
@@ -145,7 +145,7 @@ class PromptLookup(Continuation):
         return found.expected.tokens
 
     def _of(self, row: Row) -> Found:
-        """Return what lookup knows of a row."""
+        """Return the state of a row."""
         if "ngram" not in row.state:
             grams = GRAMS if self._least(row) > 1 else (1, *GRAMS)
             row.state["ngram"] = Found(TextIndex(sys.maxsize, grams))

@@ -83,7 +83,7 @@ def _own_choice(
     noise: Noise,
     passes: Callable[[mx.array, mx.array], mx.array],
 ) -> Verdict:
-    """Verify a proposal by the target's own tokens, one of which follows the accepted tokens.
+    """Compare a proposal with the target's own tokens. The next token is one of them.
 
     Args:
         passes: A function of log_p, (batch, n, vocabulary), and of the target's own tokens, (batch,
@@ -128,7 +128,7 @@ def correction(p: mx.array, q: mx.array, ratio: mx.array | None = None) -> mx.ar
 def token(log_p: mx.array, proposal: Proposal, noise: Noise, delta: float) -> Verdict:
     """Test the draft tokens one by one up to the first rejection. This is exact if delta = 0.
 
-    See `_sampled` for what it uses."""
+    `_sampled` names the noise that it uses."""
 
     def judge(p: mx.array, q: mx.array, uniforms: mx.array) -> tuple[mx.array, mx.array]:
         passed = uniforms < accept_probabilities(p, q, proposal.tokens, delta)
@@ -140,8 +140,8 @@ def token(log_p: mx.array, proposal: Proposal, noise: Noise, delta: float) -> Ve
 def joint_ratios(p: mx.array, q: mx.array, tokens: mx.array) -> mx.array:
     """Return the joint ratios r_0 = 1, r_i = min(1, r_{i-1} p(x_i) / q(x_i)).
 
-    The result is (batch, n + 1) in the dtype of p, and 0 from the first token on for which p or q
-    is 0 or p is NaN. p, q: (batch, n, vocabulary). tokens: (batch, n) int32."""
+    The result is (batch, n + 1) in the dtype of p. It is 0 from the first token on for which p or q
+    is 0, or p is NaN. p, q: (batch, n, vocabulary). tokens: (batch, n) int32."""
     p_x, q_x = entries(p, tokens), entries(q, tokens)
     possible = (p_x > 0) & (q_x > 0)
     p_x, q_x = mx.where(possible, p_x, 0.0), mx.where(possible, q_x, 1.0)
@@ -162,8 +162,8 @@ def block_accept_probabilities(p: mx.array, q: mx.array, ratios: mx.array) -> mx
     inner = ratios[:, 1:n]
     excess = mx.maximum(inner[..., None] * p[:, 1:] - q[:, 1:], 0.0).sum(axis=-1)
     total = excess + 1.0 - inner
-    # A zero total means ratio 1 and p = q, so that the next token is certainly accepted. A total of
-    # NaN comes from a damaged row of p, of which the next token is drawn and found to be damaged.
+    # A zero total means ratio 1 and p = q, so that the next token is certainly accepted. A total is
+    # NaN if a row of p is damaged. The next token is then drawn from this row, and reports it.
     inside = mx.where(total > 0, excess / mx.where(total > 0, total, 1.0), inner > 0)
     return mx.concatenate([inside, ratios[:, n:]], axis=1)
 
@@ -171,7 +171,7 @@ def block_accept_probabilities(p: mx.array, q: mx.array, ratios: mx.array) -> mx
 def block(log_p: mx.array, proposal: Proposal, noise: Noise, delta: float) -> Verdict:
     """Accept the longest prefix whose joint test succeeds. This is exact; `delta` is not used.
 
-    See `_sampled` for what it uses."""
+    `_sampled` names the noise that it uses."""
 
     def judge(p: mx.array, q: mx.array, uniforms: mx.array) -> tuple[mx.array, mx.array]:
         n = proposal.size

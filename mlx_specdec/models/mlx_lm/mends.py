@@ -425,7 +425,7 @@ MENDS: dict[str, Iterable[Callable[[nn.Module, Part], None]]] = {
     "recurrent_gemma": (rounded_scale,),
     "starcoder2": (gelu,),
 }
-"""Type -> the mends of this type. Those in OF_ALL_TYPES come before them."""
+"""Type -> the mends of this type. Entries of OF_ALL_TYPES come before them."""
 ACTIVATION_KEYS = ("hidden_activation", "hidden_act", "activation_function")
 READ = {
     "deepseek_v3": ("rope_interleave",),
