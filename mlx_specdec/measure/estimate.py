@@ -8,6 +8,7 @@ measures. With n draft tokens in a round, the speedup over plain decoding is
 where a is the probability that a draft token is accepted. c is the cost of a draft step and V(m)
 the cost of a pass of the target over m tokens, in plain steps."""
 
+import math
 import re
 import time
 from collections.abc import Mapping
@@ -23,6 +24,7 @@ from ..checkpoints.disk import read_json
 from ..checkpoints.files import LAYER_COUNT_KEYS, Weights, read_config
 from ..checkpoints.source import as_directory, resolve, temporary_directory
 from ..checkpoints.tensors import DTYPES, dtype_name
+from ..decoding.worth import values
 from ..models.drafters.kinds import kind_of
 from ..models.families import is_encoder_decoder
 from ..models.number_format import NumberFormat, evaluate, nbytes, on_cpu, stored_dtype
@@ -182,10 +184,13 @@ def gains(target: Side, draft: Side) -> list[Gain]:
     """Return the gain at each of ACCEPTANCE_RATES."""
     found, step = [], target.seconds()
     for rate in ACCEPTANCE_RATES:
-        speeds = {}
+        lengths = range(max(DRAFT_LENGTHS) + 1)
+        costs = [math.inf for _ in lengths]
         for n in DRAFT_LENGTHS:
-            drafting = (min(n, 1) if draft.kind in ONE_PASS else n) * draft.seconds()
-            speeds[n] = sum(rate**k for k in range(n + 1)) / (drafting + target.seconds(n + 1))
+            passes = min(n, 1) if draft.kind in ONE_PASS else n
+            costs[n] = passes * draft.seconds() + target.seconds(n + 1)
+        chances = [rate**n for n in lengths[1:]]
+        speeds = dict(zip(lengths, values(chances, costs), strict=True))
         best = max(speeds, key=speeds.__getitem__)
         found.append(Gain(rate, best, speeds[best] * step, speeds[best]))
     return found
