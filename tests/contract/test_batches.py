@@ -60,6 +60,12 @@ def requests_of(count: int, **options: Any) -> list[Request]:
     ]
 
 
+def test_a_batch_without_drafts_writes_what_each_request_writes_alone(pair: Any) -> None:
+    requests = requests_of(6, regular=True)
+    single = [generate(pair, each.prompt, each.options).tokens for each in requests]
+    assert [each.tokens for each in generate_many(pair, requests, batch_size=4)] == single
+
+
 def test_an_unusable_request_has_an_error_of_its_own(pair: Any) -> None:
     good, banned = requests_of(1)[0], dict.fromkeys(range(SIZE), -math.inf)
     bad = {
