@@ -132,7 +132,7 @@ def test_gains_follow_from_sizes_and_acceptance_rates() -> None:
         # A pass over several tokens costs at least a plain step, but for errors of measurement.
         rate, n = gain["acceptance_rate"], gain["num_draft"]
         most = sum(rate**k for k in range(n + 1)) / (n * cost + 1)
-        assert n in (0, 1, 2, 4, 8) and 1 <= gain["speed_up"] <= 1.2 * most
+        assert n in (0, 1, 2, 4, 8) and 1 - 1e-9 <= gain["speed_up"] <= 1.2 * most
 
 
 @pytest.mark.parametrize(
