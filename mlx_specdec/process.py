@@ -77,7 +77,7 @@ def device_name() -> str:
 
 
 def is_slow() -> bool:
-    """Return whether MLX uses its reference BLAS on a platform with faster ones."""
+    """Return whether MLX multiplies with its slow BLAS although this platform has faster ones."""
     return not _loaded and _replaceable()
 
 

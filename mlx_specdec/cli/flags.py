@@ -76,8 +76,8 @@ def group(panel: str | None = None) -> Callable[[type[Group]], type[Group]]:
 
 
 def command(*examples: str) -> Callable[[Command], Command]:
-    """Turn a function whose parameters are groups into a command with the flags of these groups,
-    and with --version. examples: Command lines for the end of --help."""
+    """Make a command of a function whose parameters are groups of flags. The command has these
+    flags and --version. examples: Command lines for the end of --help."""
 
     def decorate(function: Command) -> Command:
         groups: dict[str, type[Flags]] = typing.get_type_hints(function)

@@ -43,8 +43,8 @@ class Trial:
     over: bool = False
 
     def fails(self, rounds: Iterable[Sequence[int]]) -> bool:
-        """Count further rounds, of drafted and accepted tokens, until the trial is over. Return
-        whether the drafter fails the trial in one of these rounds."""
+        """Add rounds to the trial until it is over. Return whether the drafter fails it in one of
+        them. rounds: The numbers of drafted and of accepted tokens."""
         for drafted, accepted in rounds:
             if self.over:
                 break

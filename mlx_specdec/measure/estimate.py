@@ -34,7 +34,7 @@ ACCEPTANCE_RATES = (0.5, 0.6, 0.7, 0.8, 0.9)
 DRAFT_LENGTHS = (0, 1, 2, 4, 8)
 """The numbers of draft tokens that are compared."""
 GENERATED = 128
-"""Tokens after the prompt for which the caches have room."""
+"""The number of generated tokens for which the memory of the caches is computed."""
 MATRICES = ((64, 4096), (4, 2048))
 """The number and the width of the matrices of the probe, on a GPU and on a CPU, which may take long
 for them. They are larger than the caches of processors."""

@@ -49,7 +49,7 @@ ECHOED: Payload = {
 }
 """Fields that a response copies from the request, with their defaults."""
 FIXED_FIELDS = {"background": False, "service_tier": "default", "top_logprobs": 0}
-"""Fields of a response that always have the same value."""
+"""Fields with the same value in every response."""
 SAMPLED = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
 OPTIONAL: Payload = {"function": dict.fromkeys(("description", "parameters", "strict"))}
 """Fields of a tool, by the tool's type, that a response must have even if they are null."""
