@@ -15,7 +15,7 @@ from .zoo import CHAT, MESSAGES, PERSON, RESPONSES, USER, Model, bound_to, joine
 pytest.importorskip("llguidance", reason="the extra grammar is not installed")
 
 Models = Callable[[str], Model]
-BODY: dict[str, Any] = {"messages": [USER], "temperature": 1.0, "max_tokens": 16}
+BODY: dict[str, Any] = {"messages": [USER], "temperature": 1.0, "seed": 3, "max_tokens": 16}
 THINKING = {"chat_template_kwargs": {"enable_thinking": True}}
 PLAIN = {"speculative": False}
 
@@ -63,9 +63,9 @@ def test_a_thought_is_told_apart(models: Models, name: str) -> None:
 
 
 def test_a_prompt_may_leave_a_thought_open(models: Models) -> None:
-    model, body = models("talks"), {**BODY, **THINKING, "seed": 3}
+    model, body = models("talks"), {**BODY, **THINKING}
     ids = model.ok("/tokenize", messages=[USER], **THINKING)["tokens"]
-    text = model.written(**{**BODY, "seed": 3, "prompt": ids})
+    text = model.written(**{**BODY, "prompt": ids})
     assert "</think>" not in text and text.strip()
     message = model.message(**body)
     assert (message["reasoning_content"], message["content"]) == (text.lstrip(), "")
@@ -209,7 +209,7 @@ def test_a_pattern_binds_the_answer_after_the_budget(opens: Model) -> None:
 
 def test_every_api_has_the_budget_and_the_count(opens: Model) -> None:
     thinking = {"thinking": {"type": "enabled", "budget_tokens": 6}}
-    body = {**BODY, "seed": 3}
+    body = BODY
     assert thought_tokens(opens.ok(CHAT, **body, **thinking, **endless(opens))) == 6
     # The smaller one of two budgets holds.
     both = {**thinking, **limited(4)}
