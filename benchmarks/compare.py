@@ -22,10 +22,10 @@ from typing import Any, TypeVar
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from mlx_specdec import SpecdecError, load, process
+from mlx_specdec import SpecdecError, load, system
 
 if __name__ == "__main__":
-    process.load()
+    system.load_blas()
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -34,6 +34,7 @@ from mlx.utils import tree_flatten
 
 from mlx_specdec.checkpoints import files
 from mlx_specdec.checkpoints.source import as_directory, resolve
+from mlx_specdec.core.options import Options
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.engine.request import encode
 from mlx_specdec.errors import first_line
@@ -58,7 +59,6 @@ from mlx_specdec.measure.throughput import (
 from mlx_specdec.models.families import is_encoder_decoder
 from mlx_specdec.models.number_format import expanded, twin_of
 from mlx_specdec.models.patches import LIGHT_LAYERS
-from mlx_specdec.options import Options
 from mlx_specdec.text.prompts import read_prompts
 
 T = TypeVar("T", Method, FileMethod)
@@ -80,10 +80,10 @@ class NoBaselineError(Exception):
 @contextmanager
 def threads_kept() -> Iterator[None]:
     """Restore MKL's number of threads after a block that may import torch, which changes it."""
-    if process.name() != "mkl":
+    if system.blas_name() != "mkl":
         yield
         return
-    mkl = ctypes.CDLL(None)  # process.load makes the functions of MKL global
+    mkl = ctypes.CDLL(None)  # system.load_blas makes the functions of MKL global
     before = mkl.MKL_Get_Max_Threads()
     try:
         yield

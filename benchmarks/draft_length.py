@@ -23,11 +23,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import mlx.core as mx
 
-from mlx_specdec.decoding.costs import Memory
-from mlx_specdec.decoding.statistics import Timed
-from mlx_specdec.decoding.worth import Candidate, Worth
-from mlx_specdec.interfaces import Proposal
-from mlx_specdec.interfaces.records import Step
+from mlx_specdec.core.costs import Memory
+from mlx_specdec.core.statistics import Timed
+from mlx_specdec.core.worth import Candidate, Worth
+from mlx_specdec.results import Step
+from mlx_specdec.types import Proposal
 
 RECORDED = Path(__file__).with_name("acceptance.json")
 CURVES: dict[str, dict[int, float]] = {

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from served import serving
 
-from mlx_specdec import Options, Result, Step, generate, load, process, stream_generate
+from mlx_specdec import Options, Result, Step, generate, load, stream_generate, system
 from mlx_specdec.engine.pair import Pair
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -130,7 +130,7 @@ def terminal() -> str:
 
 def chat() -> str:
     """Ask a published model twice, and return the picture."""
-    pair = load(process.directory("real-models") / SMOLLM2)
+    pair = load(system.cache_directory("real-models") / SMOLLM2)
     options = Options(num_draft=SPECULATED, proposer="ngram")
     lines = [f"$ mlx-specdec chat --model {SMOLLM2} --speculate {SPECULATED} --show-drafts"]
     lines = [span("dim", line) for line in lines]
@@ -165,7 +165,7 @@ def page(path: Path) -> None:
 
 def served_page() -> None:
     """Start a server, and draw its page."""
-    model = str(process.directory("real-models") / SMOLLM2)
+    model = str(system.cache_directory("real-models") / SMOLLM2)
     command = [sys.executable, "-m", "mlx_specdec", "serve", "--model", model]
     with serving([*command, "--speculate", str(SPECULATED), "--port", str(PORT)], PORT):
         page(PICTURES / "page.png")

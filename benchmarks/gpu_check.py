@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mlx_specdec import process
+from mlx_specdec import system
 
 ROOT = Path(__file__).resolve().parents[1]
 PYTHON = (sys.executable,)
@@ -28,7 +28,7 @@ RUN = (*PYTHON, "-m", "mlx_specdec")
 BENCH = ("--limit", "5", "--repeats", "2", "-m", "64", "--no-cache", "--json")
 LENGTHS = ("--num-draft", "1,2,3,5,8,auto")
 WHOLE = ("--dtype", "bfloat16", "--expand-weights")
-SMOLLM2 = str(process.directory("real-models") / "SmolLM2-135M-Instruct.Q4_1.gguf")
+SMOLLM2 = str(system.cache_directory("real-models") / "SmolLM2-135M-Instruct.Q4_1.gguf")
 TRANSLATION = (*RUN, "bench", "prompts/translation.jsonl", *BENCH, *LENGTHS)
 CODE = (*RUN, "bench", "prompts/python.jsonl", *BENCH, *LENGTHS, "--model", "weights/py-llama")
 DRAFTERS = ("--draft-model", "weights/py-llama-draft", "--draft-model", "weights/py-llama-dspark")
@@ -77,10 +77,8 @@ COUNT, TOKENS = 8, 64
 def device() -> None:
     import mlx.core as mx
 
-    from mlx_specdec.checkpoints import disk
-
     info = {name: str(value) for name, value in mx.device_info().items()}
-    found = {"name": process.device_name(), "info": info, "usable": disk.usable_memory()}
+    found = {"name": system.device_name(), "info": info, "usable": system.usable_memory()}
     print(json.dumps(found), flush=True)
 
 

@@ -21,22 +21,22 @@ from typing import Any, cast
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from mlx_specdec import generate, load, process
+from mlx_specdec import generate, load, system
 
 if __name__ == "__main__":
-    process.load()
+    system.load_blas()
 
 import mlx.core as mx
 
-from mlx_specdec.decoding.loop import PREFILL_CHUNK
+from mlx_specdec.core.distribution import Distribution
+from mlx_specdec.core.loop import PREFILL_CHUNK
+from mlx_specdec.core.options import MOST_EXACT, Options
+from mlx_specdec.core.settings import Sampling
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.engine.request import Prompt, beginning, encode, for_model, make_noise
-from mlx_specdec.interfaces import Context, feed
 from mlx_specdec.largest import largest
 from mlx_specdec.models.exact import ExactContext
-from mlx_specdec.options import MOST_EXACT, Options
-from mlx_specdec.sampling.distribution import Distribution
-from mlx_specdec.sampling.settings import Sampling
+from mlx_specdec.types import Context, feed
 
 ROWS = 16
 """Number of output tokens that one pass scores. 16 rows of 256,000 float32 logits take 16 MB."""

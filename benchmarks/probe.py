@@ -18,19 +18,19 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from mlx_specdec import SpecdecError, load, process
+from mlx_specdec import SpecdecError, load, system
 
 if __name__ == "__main__":
-    process.load()
+    system.load_blas()
 
+from mlx_specdec.core.options import Options
 from mlx_specdec.engine.generate import generate
 from mlx_specdec.engine.pair import LEAST_ACCEPTED, Pair
 from mlx_specdec.errors import OptionError
-from mlx_specdec.interfaces import FINAL, Progress, after, ignore_progress
 from mlx_specdec.models.base import layer_of
 from mlx_specdec.models.drafters.kinds import kind_named, try_out
-from mlx_specdec.options import Options
 from mlx_specdec.text.prompts import read_prompts
+from mlx_specdec.types import FINAL, Progress, after, ignore_progress
 
 SHIFTS = (0, -1, 1)
 PROMPTS = (
@@ -141,20 +141,20 @@ def probe(
     network, report = pair.drafter_network, progress or ignore_progress
     if network is None:
         raise OptionError(f"{pair.draft_name} reads no hidden states: there are no layers to probe")
-    if FINAL in network.taps:
+    if FINAL in network.hidden:
         raise OptionError(
             f"{pair.draft_name} reads what the target's head is given, which is counted in one "
             "way: there are no layers to probe"
         )
     depth = pair.target.layers
-    named = [layer_of(name, depth) for name in network.taps]
+    named = [layer_of(name, depth) for name in network.hidden]
     choices = {shift: tuple(layer + shift for layer in named) for shift in SHIFTS}
     exist = {shift: ids for shift, ids in choices.items() if {*ids} <= {*range(depth)}}
     total, measured = len(exist) * len(prompts), []
     report(0, total)
     for turn, (shift, layers) in enumerate(exist.items()):
         moved = copy.copy(network)
-        moved.taps = tuple(map(after, layers))
+        moved.hidden = tuple(map(after, layers))
         try_out(moved, pair.target)
         tried = replace(pair, drafter_network=moved)
         counts = [0, 0, 0, 0]

@@ -24,10 +24,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from mlx_specdec import Options, generate, load, process
+from mlx_specdec import Options, generate, load, system
 from mlx_specdec.engine.pair import Pair
 
-process.load()
+system.load_blas()
 
 import mlx.core as mx  # noqa: E402
 from compare import mlx_lm_methods  # noqa: E402

@@ -15,13 +15,13 @@ from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from mlx_specdec.core.options import Options
 from mlx_specdec.engine.generate import stream_generate
 from mlx_specdec.engine.loading import load
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.engine.request import make_rule
-from mlx_specdec.interfaces import Noise, Proposal, Verdict
-from mlx_specdec.options import Options
 from mlx_specdec.text.prompts import read_prompts
+from mlx_specdec.types import Noise, Proposal, Verdict
 
 if TYPE_CHECKING:
     import mlx.core as mx

@@ -20,7 +20,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.margins import score
-from mlx_specdec import Options, Result, generate, generate_many, load, process
+from mlx_specdec import Options, Result, generate, generate_many, load, system
 from mlx_specdec.engine.pair import Pair
 from tests.support import simulated_metal
 from tests.support.shipped import ROOT
@@ -63,7 +63,7 @@ def tied_positions(
 def measure(name: str, temperature: float, count: int, tokens: int, *, exact: bool) -> None:
     """Decode the prompts of a pair in three ways, and print how many outputs are equal."""
     if name == "smollm2":
-        model = process.directory("real-models") / "SmolLM2-135M-Instruct.Q4_1.gguf"
+        model = system.cache_directory("real-models") / "SmolLM2-135M-Instruct.Q4_1.gguf"
         pair = load(model, dtype="bfloat16", expand_weights=True)
     else:
         pair = load(ROOT / "weights" / name, ROOT / "weights" / f"{name}-draft")

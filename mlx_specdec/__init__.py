@@ -18,7 +18,8 @@ from .version import __version__ as __version__
 
 if TYPE_CHECKING:
     from .conversion.convert import convert as convert
-    from .decoding.row import Request as Request
+    from .core.options import Options as Options
+    from .core.row import Request as Request
     from .engine.generate import generate as generate
     from .engine.generate import generate_many as generate_many
     from .engine.generate import stream_generate as stream_generate
@@ -35,14 +36,13 @@ if TYPE_CHECKING:
     from .errors import SourceError as SourceError
     from .errors import SpecdecError as SpecdecError
     from .errors import VocabularyError as VocabularyError
-    from .interfaces import Proposal as Proposal
-    from .interfaces import Proposer as Proposer
-    from .interfaces.records import Result as Result
-    from .interfaces.records import Statistics as Statistics
-    from .interfaces.records import Step as Step
     from .models.cache_settings import CacheSettings as CacheSettings
-    from .options import Options as Options
+    from .results import Result as Result
+    from .results import Statistics as Statistics
+    from .results import Step as Step
     from .text.thoughts import Thoughts as Thoughts
+    from .types import Proposal as Proposal
+    from .types import Proposer as Proposer
 
 _HOMES = {
     "CacheSettings": "models.cache_settings",
@@ -50,19 +50,19 @@ _HOMES = {
     "DecodingError": "errors",
     "DocumentError": "errors",
     "OptionError": "errors",
-    "Options": "options",
+    "Options": "core.options",
     "OutputError": "errors",
     "PromptCache": "engine.prompt_cache",
     "PromptError": "errors",
-    "Proposal": "interfaces",
-    "Proposer": "interfaces",
-    "Request": "decoding.row",
-    "Result": "interfaces.records",
+    "Proposal": "types",
+    "Proposer": "types",
+    "Request": "core.row",
+    "Result": "results",
     "RewindError": "errors",
     "SourceError": "errors",
     "SpecdecError": "errors",
-    "Statistics": "interfaces.records",
-    "Step": "interfaces.records",
+    "Statistics": "results",
+    "Step": "results",
     "Thoughts": "text.thoughts",
     "VocabularyError": "errors",
     "convert": "conversion.convert",
@@ -114,9 +114,9 @@ class _LoadsBlas:
 
     @staticmethod
     def find_spec(name: str, path: object = None, target: object = None) -> None:
-        """Find no module. Raises OptionError as `process.load` does."""
+        """Find no module. Raises OptionError as `system.load_blas` does."""
         if name == "mlx.core":
-            import_module(".process", __name__).load()
+            import_module(".system", __name__).load_blas()
             sys.meta_path.remove(_LoadsBlas)
 
 

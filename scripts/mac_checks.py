@@ -20,9 +20,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mlx_specdec import process
+from mlx_specdec import system
 
-process.load()
+system.load_blas()
 
 import mlx.core as mx  # noqa: E402
 import numpy as np  # noqa: E402
@@ -58,8 +58,8 @@ VOCABULARY = 151_936
 """Entries of Qwen's logits."""
 WIRED = """
 import runpy
-from mlx_specdec import process
-process.load()
+from mlx_specdec import system
+system.load_blas()
 import mlx.core as mx
 if mx.metal.is_available():
     mx.set_wired_limit(mx.device_info()["max_recommended_working_set_size"])
@@ -245,7 +245,7 @@ def sorting(small: bool) -> Iterator[dict[str, Any]]:
     """Yield the times of sorting and of the filters over a large vocabulary, in milliseconds."""
     from measure_kernels import seconds
 
-    from mlx_specdec.sampling.distribution import keep_top_k, keep_top_p
+    from mlx_specdec.core.distribution import keep_top_k, keep_top_p
 
     turns = 3 if small else 21
     ways: dict[str, Callable[[mx.array], mx.array]] = {

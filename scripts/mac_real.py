@@ -21,9 +21,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mlx_specdec import process
+from mlx_specdec import system
 
-process.load()
+system.load_blas()
 
 from mlx_specdec import Options, generate, generate_many, load  # noqa: E402
 from mlx_specdec.checkpoints.files import read_config  # noqa: E402

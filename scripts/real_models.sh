@@ -44,7 +44,7 @@ case "${1-smollm2}" in
     ;;
 esac
 
-# The same place as in mlx_specdec/process.py, where mlx-specdec models looks for these files.
+# The same place as in mlx_specdec/system.py, where mlx-specdec models looks for these files.
 case "$(uname)" in
   Darwin) caches="${HOME:+$HOME/Library/Caches}" ;;
   *) caches="${XDG_CACHE_HOME:-${HOME:+$HOME/.cache}}" ;;

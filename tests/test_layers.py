@@ -13,17 +13,15 @@ PACKAGE = Path(mlx_specdec.__file__).parent
 ROOMS = (
     "version",
     "errors",
-    "process",
+    "system",
     "largest",
-    "interfaces",
+    "types",
+    "results",
     "checkpoints",
     "text",
     "models",
     "conversion",
-    "sampling",
-    "verification",
-    "options",
-    "decoding",
+    "core",
     "proposers",
     "engine",
     "",
@@ -79,7 +77,7 @@ def _named_module(call: ast.Call) -> str:
 
 
 def test_imports_by_a_literal_name_count() -> None:
-    assert "process" in imports("")
+    assert "system" in imports("")
 
 
 def test_no_room_imports_one_above_it() -> None:
@@ -107,15 +105,15 @@ def test_no_command_but_serve_imports_the_server() -> None:
 def test_training_is_a_leaf() -> None:
     """It uses the public names, the class of what `load` returns, models and their files, and the
     report of a conversion, which its results have too. The types that models share are in
-    interfaces."""
-    allowed = ("", "conversion.report", "engine.pair", "interfaces", "checkpoints")
+    types."""
+    allowed = ("", "conversion.report", "engine.pair", "system", "types", "core.options")
     wrong = [
         f"{module} imports {imported}"
         for module in modules()
         if module.startswith("training")
         for imported in sorted(imports(module))
         if imported not in allowed
-        and imported.split(".")[0] not in ("interfaces", "checkpoints", "models", "training")
+        and imported.split(".")[0] not in ("checkpoints", "models", "training")
     ]
     assert wrong == []
 

@@ -35,6 +35,7 @@ ELSEWHERE = {
         "has_fused_kernel",
         "split_mtp",
     },
+    "an earlier release": {"taps"},
     "flags of mlx.distributed_config": {"--auto-setup", "--output-hostfile", "--over"},
     "flags of pip and AIPerf": {"--endpoint-type", "--no-deps", "--streaming", "--wheel-dir"},
 }

@@ -10,8 +10,9 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from .. import system
 from ..errors import OutputError
-from . import disk
+from ..system import show_size
 
 
 def check_free(
@@ -67,7 +68,7 @@ def directory(destination: Path, nbytes: int = 0) -> Iterator[Path]:
         if isinstance(problem, OSError):
             reason = f": {problem}: choose another --mlx-path"
             if problem.errno in (errno.ENOSPC, errno.EDQUOT):
-                more = f" and {disk.show(nbytes - there)} are missing" if nbytes > there else ""
+                more = f" and {show_size(nbytes - there)} are missing" if nbytes > there else ""
                 reason = f", the disk is full{more}: make room and convert again"
             raise OutputError(f"{destination} cannot be written{reason}") from problem
         raise
@@ -98,9 +99,9 @@ def remove_leftovers(destination: Path) -> bool:
 
 def check_room(destination: Path, nbytes: int) -> None:
     """Raise OutputError if the disk of `destination` has less than `nbytes` free."""
-    free = disk.free(destination)
+    free = system.free_disk(destination)
     if nbytes > free:
         raise OutputError(
-            f"{destination} needs {disk.show(nbytes)}, and its disk has {disk.show(free)} free: "
+            f"{destination} needs {show_size(nbytes)}, and its disk has {show_size(free)} free: "
             "make room, or choose another --mlx-path"
         )

@@ -1,22 +1,17 @@
-"""Safe reading of untrusted files as JSON or memory maps; the machine's memory and disk space; and
-sizes as text."""
+"""Safe reading of untrusted files, as JSON, lines or memory maps."""
 
 import contextlib
 import json
 import mmap
 import os
-import re
-import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
-from rich.filesize import decimal
-
-from ..errors import CheckpointError, OptionError, OutputError, PromptError, SourceError
+from ..errors import CheckpointError, OutputError, PromptError, SourceError
 
 _POINTER, _POINTER_BYTES = b"version https://git-lfs", 1024
 """The beginning of a Git LFS pointer, and a size that no pointer reaches."""
@@ -139,84 +134,3 @@ def drop_pages() -> None:
     for opened in [*_maps] if hasattr(mmap, "MADV_DONTNEED") else ():
         if not opened.closed:
             opened.madvise(mmap.MADV_DONTNEED)
-
-
-SHARD_BYTES = 4_000_000_000
-SHARD_SHARE_OF_MEMORY = 0.25
-"""Largest default size of a result's shard: in bytes, and as a share of the machine's memory."""
-CONTROL_GROUPS = (
-    Path("/sys/fs/cgroup/memory.max"),
-    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
-)
-USABLE = 0.9
-"""Share of the memory that models may use. The system and temporary arrays need the rest."""
-_UNITS = ("", "K", "M", "G", "T")
-_SIZE = re.compile(r"\s*(\d{1,15}(?:\.\d{1,9})?)\s*([KMGT]?)(I?)(B?)\s*", re.IGNORECASE)
-_SURELY_BYTES = 10**6
-"""The smallest number without a unit that means bytes. Whoever writes less than a megabyte has
-forgotten the unit."""
-
-
-def memory() -> int:
-    """Return the bytes of memory of the machine, or the smaller limit of the control group."""
-    import mlx.core as mx
-
-    if mx.metal.is_available():
-        # The default device may be the CPU, for which MLX does not report the size.
-        return int(mx.device_info(mx.gpu)["memory_size"])
-    limits = [file.read_text().strip() for file in CONTROL_GROUPS if file.is_file()]
-    # Some Pythons on macOS lack SC_PAGE_SIZE.
-    physical = os.sysconf("SC_PAGESIZE") * os.sysconf("SC_PHYS_PAGES")
-    return min([physical, *(int(limit) for limit in limits if limit.isdigit())])
-
-
-def usable_memory() -> int:
-    """Return the bytes that models may use on MLX's default device."""
-    import mlx.core as mx
-
-    info: Mapping[str, str | int] = mx.device_info(mx.gpu)
-    recommended = info.get("max_recommended_working_set_size")
-    if recommended:
-        return int(recommended)
-    reported = info.get("total_memory") or info.get("memory_size")
-    total = int(reported) if reported and mx.default_device() != mx.Device(mx.cpu) else memory()
-    return int(USABLE * total)
-
-
-def free(place: Path) -> int:
-    """Return the free bytes of the disk that holds `place`, which need not exist."""
-    there = next(path for path in (place, *place.absolute().parents) if path.is_dir())
-    return shutil.disk_usage(there).free
-
-
-def default_shard_bytes() -> int:
-    """Return 4 GB, or less on a machine with little memory."""
-    return max(1, min(SHARD_BYTES, int(SHARD_SHARE_OF_MEMORY * memory())))
-
-
-def parse(flag: str, text: str, *, kilo: int = 1000, zero: bool = False) -> int:
-    """Parse the size that a flag takes, such as "4GB", "4g", "3.5GiB", "9B" or "0".
-
-    Args:
-        flag: The name of the flag, for the error.
-        kilo: The number of bytes in a KB; it is 1024 where Apple counts.
-        zero: Whether 0 is a size for this flag.
-    Returns:
-        The size in bytes.
-    Raises:
-        OptionError: If the text is no size, or a small number without a unit, or 0."""
-    match = _SIZE.fullmatch(text)
-    if match is None or (match[3] and not match[2]):
-        raise OptionError(f"{flag}: {text!r:.40} is no size: write 4GB, 500MB or 2GiB")
-    number = float(match[1])
-    if not (match[2] or match[4]) and 0 < number < _SURELY_BYTES:
-        raise OptionError(f"{flag}: {match[1]} bytes? write {match[1]}GB")
-    base = 1024 if match[3] else kilo
-    nbytes = int(number * base ** _UNITS.index(match[2].upper()))
-    if nbytes == 0 and not zero:
-        raise OptionError(f"{flag} must be more than 0: give a size such as 8GB")
-    return nbytes
-
-
-show = decimal
-"""Formats a size with the largest suitable unit: "45.3 GB"."""

@@ -16,8 +16,10 @@ from huggingface_hub import errors, utils
 from huggingface_hub.file_download import http_get
 from huggingface_hub.hf_api import RepoSibling
 
+from .. import system
 from ..errors import SourceError, SpecdecError, first_line
-from . import disk, mtp_layers, shards
+from ..system import show_size
+from . import mtp_layers, shards
 from .formats.safetensors import read_header
 
 CONFIG = "config.json"
@@ -187,11 +189,11 @@ class Repository:
     def _download(self, files: list[str], progress: Callable[[int, int], None] | None) -> Path:
         missing = [file for file in files if self._in_cache(file, self._commit) is None]
         total, done = sum(self._listed[file].size or 0 for file in missing), 0
-        free = disk.free(Path(hub.constants.HF_HUB_CACHE))
+        free = system.free_disk(Path(hub.constants.HF_HUB_CACHE))
         if total > free:
             raise SourceError(
-                f"{self._name} needs {disk.show(total)} in the Hub's cache, whose disk has "
-                f"{disk.show(free)} free: make room, or set HF_HOME to another place"
+                f"{self._name} needs {show_size(total)} in the Hub's cache, whose disk has "
+                f"{show_size(free)} free: make room, or set HF_HOME to another place"
             )
 
         def report(count: int) -> None:

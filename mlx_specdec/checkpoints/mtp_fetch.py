@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .. import process
+from .. import system
 from ..errors import SourceError
+from ..system import show_size
 from . import disk, mtp_layers, shards
 from .formats.safetensors import read_header
 from .hub import CONFIG, LONGEST_HEADER, Repository
@@ -84,7 +85,7 @@ def fetch(
         CheckpointError: A file of the repository is damaged."""
     if not _REPOSITORY.fullmatch(original):
         raise SourceError(f"{original:.100} is no name of a repository: {GIVE}")
-    place = process.directory("mtp") / original.replace("/", "--")
+    place = system.cache_directory("mtp") / original.replace("/", "--")
     if place.is_dir():
         return place
     repository = Repository(original, None)
@@ -93,12 +94,12 @@ def fetch(
         raise SourceError(f"{original} has no {CONFIG}: {GIVE}")
     stored, writer = _stored(repository, original, disk.read_json(config_file))
     total = sum(one.end - one.begin for one in stored)
-    announce(f"downloading the layers for multi-token prediction of {original}: {disk.show(total)}")
+    announce(f"downloading the layers for multi-token prediction of {original}: {show_size(total)}")
     place.parent.mkdir(parents=True, exist_ok=True)
-    if total > (free := disk.free(place.parent)):
+    if total > (free := system.free_disk(place.parent)):
         raise SourceError(
-            f"the layers for multi-token prediction take {disk.show(total)}, and the disk of "
-            f"{place.parent} has {disk.show(free)} free: make room"
+            f"the layers for multi-token prediction take {show_size(total)}, and the disk of "
+            f"{place.parent} has {show_size(free)} free: make room"
         )
     with tempfile.TemporaryDirectory(dir=place.parent, prefix=".", suffix=".partial") as work:
         made = Path(work) / place.name

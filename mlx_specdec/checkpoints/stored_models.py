@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .. import process
+from .. import system
 from ..errors import OutputError, SourceError, SpecdecError
 from .disk import read_json
 from .shards import format_of
@@ -129,7 +129,7 @@ def _in_hub() -> Iterator[StoredModel]:
 
 def _files() -> list[Path]:
     """Return the files that scripts/real_models.sh has downloaded."""
-    return sorted(process.directory("real-models").glob("*.gguf"))
+    return sorted(system.cache_directory("real-models").glob("*.gguf"))
 
 
 def _of_file(file: Path) -> StoredModel:

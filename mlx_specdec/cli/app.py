@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from .. import process
+from .. import system
 from ..errors import OptionError, OutputError, SpecdecError, device_problem
 from . import interrupts, render
 from .batch import batch
@@ -101,7 +101,7 @@ class PanelCommand(TyperCommand):
 
     def invoke(self, ctx: Any) -> Any:
         """Load the BLAS before MLX is imported, and run the command. Called by typer."""
-        process.load()
+        system.load_blas()
         return super().invoke(ctx)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:

@@ -16,17 +16,17 @@ import typer
 
 from ..checkpoints.disk import check_not_read
 from ..checkpoints.source import temporary_directory
+from ..core.options import Options
 from ..errors import OptionError, PromptError, SpecdecError
-from ..options import Options
 from . import interrupts, render
 from .batch_files import STANDARD_STREAM, Journal, Line, PromptLines, written
 from .flags import REQUIRED, Constraints, Flags, SpecialTokens, command, flag, group
 from .loading import MemoryFlags, TextFlags, count_or_auto, load_drafting
 
 if TYPE_CHECKING:
-    from ..decoding.row import Request
+    from ..core.row import Request
     from ..engine.scheduler import Scheduler
-    from ..interfaces.records import Labels, Step
+    from ..results import Labels, Step
     from ..text.chat import Messages
 
 SHOWN_EVERY = 0.2
@@ -283,7 +283,7 @@ class BatchRun:
 
     def requests(self) -> Iterator[Request]:
         """Yield the requests of lines, which are read when the scheduler needs them."""
-        from ..decoding.row import Request
+        from ..core.row import Request
 
         number = 0
         for line in self.lines.prompts:

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self, TextIO
 
 from ..checkpoints.disk import check_not_read
+from ..core.options import Options, proposers
 from ..errors import OptionError
-from ..options import Options, proposers
 from . import interrupts, render
 from .flags import (
     ChatTemplate,
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from ..engine.pair import Pair
-    from ..interfaces import Progress
     from ..measure.figures import Analysis, Figures
     from ..measure.methods import Length
     from ..measure.setting import Setting
     from ..measure.throughput import Throughput
     from ..text.prompts import Prompt
+    from ..types import Progress
 
 LENGTHS = "1,2,3,5,8,auto"
 ROUNDING = (

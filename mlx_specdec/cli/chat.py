@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import process
+from .. import system
 from ..errors import OptionError, OutputError, PromptError, SpecdecError
 from . import interrupts, render
 from .flags import Flags, SpecialTokens, command, flag, group
@@ -20,9 +20,9 @@ from .loading import TextFlags, count_or_auto, load_drafting
 from .serve import Defaults
 
 if TYPE_CHECKING:
+    from ..core.options import Options
     from ..engine.pair import Pair
-    from ..interfaces.records import Result
-    from ..options import Options
+    from ..results import Result
 
 BLOCK = '"""'
 EXIT_WORDS = ("exit", "quit", "bye")
@@ -179,7 +179,7 @@ class ChatSession:
         if file.exists() and not file.is_file():
             raise OutputError(f"{name} is no regular file: /save another one")
         try:
-            with process.replacing(file, make_parents=False) as stream:
+            with system.replacing(file, make_parents=False) as stream:
                 stream.write(render.as_json({"messages": self._messages}).encode())
         except OSError as problem:
             raise OutputError(f"cannot write {name}: {problem.strerror}") from None

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from .. import process
-from ..checkpoints import disk
-from ..checkpoints.disk import show
+from .. import system
 from ..checkpoints.stored_models import hub_cache, stored_models
 from ..errors import SpecdecError
+from ..system import show_size
 from ..version import __version__
 from . import render
 from .flags import command
@@ -57,13 +56,13 @@ def doctor() -> None:
 def _software() -> Iterator[Finding]:
     yield Finding("mlx-specdec", f"{__version__}, {Path(__file__).resolve().parents[1]}")
     mac_version = platform.mac_ver()[0]
-    system = f"macOS {mac_version}" if mac_version else platform.platform(terse=True)
+    kernel = f"macOS {mac_version}" if mac_version else platform.platform(terse=True)
     advice = ""
     if mac_version and int(mac_version.partition(".")[0]) < OLDEST_MACOS:
         advice = f"MLX needs macOS {OLDEST_MACOS} or newer: update macOS"
     if mac_version and platform.machine() != "arm64":
         advice = "this Python runs under Rosetta, where MLX has no GPU: install an arm64 Python"
-    python = f"Python {platform.python_version()}, {platform.machine()}, {system}"
+    python = f"Python {platform.python_version()}, {platform.machine()}, {kernel}"
     yield Finding("system", python, advice)
     versions = (f"{name} {_version(name) or 'missing'}" for name in PACKAGES)
     missing = [name for name in PACKAGES if _version(name) is None]
@@ -71,7 +70,7 @@ def _software() -> Iterator[Finding]:
     yield Finding("packages", ", ".join(versions), advice)
     for name, packages in EXTRAS.items():
         there = all(map(_version, packages))
-        yield Finding(f"extra {name}", "installed" if there else f"no: {process.install(name)}")
+        yield Finding(f"extra {name}", "installed" if there else f"no: {system.install(name)}")
 
 
 def _version(name: str) -> str | None:
@@ -89,15 +88,15 @@ def _machine() -> Iterator[Finding]:
     if sys.platform == "darwin" and not mx.metal.is_available():
         advice = "MLX finds no GPU here: in a virtual machine or under Rosetta it has none"
     yield Finding("device", machine.name, advice)
-    room = f"{show(disk.memory())}, {show(machine.room)} for models and caches"
-    yield Finding("memory", f"{room}, {show(machine.auto_room)} of them for --model auto")
-    advice = f"install the faster one, which drafts need to gain: {process.install('fast-cpu')}"
-    slow = machine.on_cpu and process.is_slow()
-    yield Finding("BLAS of the CPU", process.name(), advice if slow else "")
+    room = f"{show_size(system.memory())}, {show_size(machine.room)} for models and caches"
+    yield Finding("memory", f"{room}, {show_size(machine.auto_room)} of them for --model auto")
+    advice = f"install the faster one, which drafts need to gain: {system.install('fast-cpu')}"
+    slow = machine.on_cpu and system.blas_is_slow()
+    yield Finding("BLAS of the CPU", system.blas_name(), advice if slow else "")
 
 
 def _disk() -> Iterator[Finding]:
-    cache, free = hub_cache(), disk.free(hub_cache())
+    cache, free = hub_cache(), system.free_disk(hub_cache())
     advice = ""
     try:
         found = stored_models()
@@ -107,19 +106,22 @@ def _disk() -> Iterator[Finding]:
     total, count = sum(one.nbytes for one in cached), len(cached)
     if free < ENOUGH_DISK:
         advice = (
-            advice or f"make room: {show(free)} are free; mlx-specdec models shows what takes it"
+            advice
+            or f"make room: {show_size(free)} are free; mlx-specdec models shows what takes it"
         )
     if broken := [one.name for one in cached if not one.complete]:
         advice = advice or f"{', '.join(broken)} came without weights: load or remove them"
-    summary = f"{count} {'model' if count == 1 else 'models'}, {show(total)}, {show(free)} free"
+    summary = (
+        f"{count} {'model' if count == 1 else 'models'}, {show_size(total)}, {show_size(free)} free"
+    )
     yield Finding("cache of the Hub", f"{cache}: {summary}", advice)
     offline = os.environ.get("HF_HUB_OFFLINE", "") not in ("", "0")
     unset = "HF_HUB_OFFLINE forbids downloads: unset it to fetch models"
     yield Finding("downloads", "forbidden" if offline else "allowed", unset if offline else "")
-    place = process.directory("")
+    place = system.cache_directory("")
     files = [file for file in place.rglob("*") if file.is_file()] if place.is_dir() else []
     size = sum(file.stat().st_size for file in files)
-    yield Finding("own cache", f"{place}: {show(size)}")
+    yield Finding("own cache", f"{place}: {show_size(size)}")
 
 
 def _choices() -> Iterator[Finding]:
@@ -129,6 +131,6 @@ def _choices() -> Iterator[Finding]:
         except SpecdecError as problem:
             yield Finding(f"fits for {use}", "nothing of the table", str(problem))
         else:
-            size = show(pair.nbytes(bits, this_machine().on_cpu))
+            size = show_size(pair.nbytes(bits, this_machine().on_cpu))
             named = f"{pair.target.source(bits)[0]} with {pair.draft.name}"
             yield Finding(f"fits for {use}", f"{named}, {bits} bits, {size}")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from dataclasses import asdict
 
-from ..checkpoints.disk import show, usable_memory
+from ..core.options import mtp_of
 from ..errors import OptionError
-from ..options import mtp_of
+from ..system import show_size, usable_memory
 from . import render
 from .flags import Flags, Json, command, flag, group
 from .known_pairs import USES, known_pair
@@ -68,10 +68,13 @@ def estimate(sources: Sources, prompt: PromptLength, output: Json) -> None:
     caches = f">caches of {count} + {GENERATED} tokens"
     sides = render.table("model", "numbers", ">weights", caches, ">read in a step")
     for one in (target, draft):
-        sizes = map(show, (one.weights_bytes, one.caches_bytes, one.step_bytes))
+        sizes = map(show_size, (one.weights_bytes, one.caches_bytes, one.step_bytes))
         sides.add_row(one.name, f"{one.bits}-bit, {one.dtype}" if one.bits else one.dtype, *sizes)
     answer = "They fit." if fits else "They do NOT fit: take smaller models or fewer bits."
-    lines = [sides, f"Both take {show(need)}, and models may take {show(limit)} here. {answer}"]
+    lines = [
+        sides,
+        f"Both take {show_size(need)}, and models may take {show_size(limit)} here. {answer}",
+    ]
     if fits:
         table = render.table(">acceptance rate", ">draft length", ">speedup", ">tokens/s")
         for row in rows:

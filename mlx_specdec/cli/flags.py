@@ -14,9 +14,9 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, dataclass_t
 
 import typer
 
+from ..core.grammar import LONGEST_GRAMMAR
+from ..core.options import Options
 from ..errors import OptionError
-from ..options import Options
-from ..sampling.grammar import LONGEST_GRAMMAR
 from ..version import __version__
 from . import render
 

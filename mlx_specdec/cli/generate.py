@@ -12,9 +12,9 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-from .. import process
+from .. import system
+from ..core.options import Options
 from ..errors import OptionError, PromptError
-from ..options import Options
 from . import render
 from .flags import Constraints, Flags, Json, SpecialTokens, command, flag, group
 from .loading import SHIPPED_PROMPT, TextFlags, load_drafting
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ..engine.generate import Run
     from ..engine.pair import Pair
     from ..engine.prompt_cache import PromptCache
-    from ..interfaces.records import Result
+    from ..results import Result
 
 BYTE_ORDER_MARK = "\ufeff"
 PIPE_SECONDS = 5.0
@@ -227,8 +227,8 @@ def print_speedup(pair: Pair, prompt: str, options: Options, first: Result) -> N
     same = "the same text" if first.tokens == plain.tokens else "another text"
     program = "./scripts/run.sh" if Path(sys.argv[0]).name == "main.py" else "mlx-specdec generate"
     hint = f'next: {program} --show-drafts "Where is the station?", or mlx-specdec --help'
-    if first.stats.device == "cpu" and process.is_slow():
-        hint = f"what is missing is a fast BLAS: {process.install('fast-cpu')}"
+    if first.stats.device == "cpu" and system.blas_is_slow():
+        hint = f"what is missing is a fast BLAS: {system.install('fast-cpu')}"
     render.tell(
         f"timed again, {TURNS} times each: {speculative_speed / plain_speed:.2f} times as fast as "
         f"plain decoding ({speculative_speed:.0f} against {plain_speed:.0f} tokens/s), {same}; "

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ..checkpoints.disk import show
+from ..system import show_size
 from . import render
 from .flags import REQUIRED, Flags, Json, command, flag, group
 from .loading import REVISION
@@ -48,7 +48,7 @@ def inspect(source: Checkpoint, output: Json) -> None:
 def _show_inspection(found: Inspection) -> None:
     types = render.table("type", ">tensors", ">size")
     for dtype, (count, nbytes) in found.dtypes.items():
-        types.add_row(dtype, str(count), show(nbytes))
+        types.add_row(dtype, str(count), show_size(nbytes))
     report = found.tensor_report.describe() if found.tensor_report is not None else ()
     problem = [f"Not convertible: {found.problem}"] if found.problem else []
     sentences = (render.escaped(line) for line in (*report, *problem))
@@ -57,9 +57,11 @@ def _show_inspection(found: Inspection) -> None:
 
 def _summary(found: Inspection) -> Table:
     table = render.table("", "", header=False)
-    files = [f"{name} ({show(nbytes)})" for name, nbytes in found.files.items()]
+    files = [f"{name} ({show_size(nbytes)})" for name, nbytes in found.files.items()]
     sizes = ", ".join(f"{name} {size}" for name, size in found.sizes.items())
-    weights = f"{found.parameters:,}, {show(found.nbytes)}, {found.bits_per_weight:.2f} bits each"
+    weights = (
+        f"{found.parameters:,}, {show_size(found.nbytes)}, {found.bits_per_weight:.2f} bits each"
+    )
     table.add_row("format", found.format)
     table.add_row("model type", render.escaped(found.model_type) or "unknown")
     table.add_row("sizes", sizes or "unknown")
@@ -76,7 +78,7 @@ def _drafts_for(facts: Mapping[str, Any]) -> str:
     """Describe the target that a drafter needs."""
     layers, width = facts["target_layers"], facts["encoder_hidden_size"]
     if layers is None:
-        states = f"the outputs of its {facts['taps']} layers"
+        states = f"the outputs of its {facts['hidden_count']} layers"
     elif layers:
         states = f"the outputs of its layers {', '.join(map(str, layers))}"
     else:
@@ -108,5 +110,7 @@ def _tensors(found: Inspection) -> Table:
         groups.setdefault(key, []).append(nbytes)
     table = render.table("tensor", ">", "type", "shape", ">size")
     for (name, dtype, shape), members in groups.items():
-        table.add_row(render.escaped(name), str(len(members)), dtype, shape, show(sum(members)))
+        table.add_row(
+            render.escaped(name), str(len(members)), dtype, shape, show_size(sum(members))
+        )
     return table

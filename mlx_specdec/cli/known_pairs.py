@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .. import process
-from ..checkpoints.disk import parse, show
+from .. import system
 from ..errors import OptionError
+from ..system import parse_size, show_size
 
 AUTO = "auto"
 """As a draft model, this name means the table's best draft for the target. As a target, it means
@@ -79,15 +79,14 @@ def this_machine() -> Machine:
     """Return the machine that runs this program."""
     import mlx.core as mx
 
-    from ..checkpoints import disk
     from ..engine.memory import RESERVE
     from ..models.number_format import on_cpu
 
-    nbytes = (1 - RESERVE) * disk.usable_memory()
+    nbytes = (1 - RESERVE) * system.usable_memory()
     auto = nbytes * CPU_SHARE if on_cpu() else nbytes
     if mx.metal.is_available() and not on_cpu():
-        auto = min(auto, _beside_system(disk.memory()))
-    return Machine(process.device_name(), max(0, int(nbytes)), max(0, int(auto)), on_cpu())
+        auto = min(auto, _beside_system(system.memory()))
+    return Machine(system.device_name(), max(0, int(nbytes)), max(0, int(auto)), on_cpu())
 
 
 def mac(size: str) -> Machine:
@@ -95,7 +94,7 @@ def mac(size: str) -> Machine:
     counts 1 GB as 2^30 bytes. Raises OptionError if `size` is no size."""
     from ..engine.memory import RESERVE
 
-    memory = parse("--memory", size, kilo=1024)
+    memory = parse_size("--memory", size, kilo=1024)
     share = next(share for most, share in WIRED_SHARES if memory <= most)
     nbytes = (1 - RESERVE) * share * memory
     auto = max(0, min(nbytes, _beside_system(memory)))
@@ -294,8 +293,8 @@ def best_for(
         return found
     least = min(one.nbytes(q_bits or BITS[0], machine.on_cpu) for one in pairs)
     raise OptionError(
-        f"no pair for {use} fits: the smallest takes {show(least)} with {TOKENS:,} tokens, and "
-        f"{show(nbytes)} are there; name a smaller model with --model"
+        f"no pair for {use} fits: the smallest takes {show_size(least)} with {TOKENS:,} tokens, "
+        f"and {show_size(nbytes)} are there; name a smaller model with --model"
     )
 
 

@@ -65,8 +65,8 @@ class SpecdecModel(llm.Model):
         self, prompt: Any, stream: bool, response: Any, conversation: Any = None
     ) -> Iterator[str]:
         """Yield the pieces of a completion. Called by llm. Raises llm.ModelError."""
+        from ..core.options import Options
         from ..engine.generate import stream_generate
-        from ..options import Options
 
         settings = {key: value for key, value in prompt.options if value is not None}
         draft_model = settings.pop("draft_model", None)

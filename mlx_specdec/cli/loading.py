@@ -7,13 +7,13 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from ..checkpoints.disk import parse, show
 from ..checkpoints.source import ROOT
 from ..checkpoints.stored_models import names as stored_names
+from ..core.options import Options, proposers
 from ..errors import OptionError
 from ..models.cache_settings import CacheSettings
 from ..models.drafters import DRAFTER_KINDS
-from ..options import Options, proposers
+from ..system import parse_size, show_size
 from . import render
 from .flags import (
     REQUIRED,
@@ -119,8 +119,8 @@ class Sources(Flags):
             draft, draft_q_bits, gain = self.draft_model, self.draft_q_bits, ""
         render.note(
             f"auto: {target} at {bits} bits, drafts from {draft}; "
-            f"{show(pair.nbytes(bits, machine.on_cpu))} of memory with {TOKENS:,} tokens.{gain} "
-            f"Downloads about {show(nbytes)} from the Hub, less what its cache has"
+            f"{show_size(pair.nbytes(bits, machine.on_cpu))} of memory with {TOKENS:,} tokens."
+            f"{gain} Downloads about {show_size(nbytes)} from the Hub, less what its cache has"
         )
         chosen: dict[str, Any] = {"model": target, "draft_model": draft}
         return replace(self, **chosen, q_bits=q_bits, draft_q_bits=draft_q_bits)
@@ -192,7 +192,7 @@ class MemoryFlags(Flags):
         """Return the budget in bytes, or None for the default. Raises OptionError if it is no
         size."""
         size = self.memory_budget
-        return None if size is None else parse("--memory-budget", size)
+        return None if size is None else parse_size("--memory-budget", size)
 
 
 @group("Drafting")

@@ -7,10 +7,10 @@ import time
 from contextlib import suppress
 from typing import Literal
 
-from ..checkpoints.disk import show
 from ..checkpoints.source import SHIPPED
 from ..checkpoints.stored_models import StoredModel, hub_cache, names, remove, stored_models
 from ..errors import CheckpointError, OptionError
+from ..system import show_size
 from . import render
 from .flags import Flags, command, flag, group
 
@@ -52,14 +52,14 @@ def _list() -> None:
         used = time.strftime("%Y-%m-%d", time.localtime(one.used)) if one.used else ""
         note = "" if one.complete else "without weights"
         name, type = render.escaped(one.name), render.escaped(_type(one))
-        table.add_row(name, show(one.nbytes), type, used, note)
+        table.add_row(name, show_size(one.nbytes), type, used, note)
     total = sum(one.nbytes for one in found if one.in_hub)
     if found:
         render.lay_out(sys.stdout, table, wrap=False)
     render.lay_out(
         sys.stdout,
-        f"The Hub's cache {hub_cache()} has {show(total)} of models. mlx-specdec models remove "
-        "NAME removes one.",
+        f"The Hub's cache {hub_cache()} has {show_size(total)} of models. mlx-specdec models "
+        "remove NAME removes one.",
     )
 
 
@@ -80,10 +80,10 @@ def _remove(name: str | None) -> None:
         raise OptionError("name the model to remove: mlx-specdec models lists all of them")
     if name.startswith(SHIPPED):
         raise OptionError(f"{name} came with the program: remove its directory yourself")
-    size = next((show(one.nbytes) for one in stored_models() if one.name == name), "")
+    size = next((show_size(one.nbytes) for one in stored_models() if one.name == name), "")
     if size:
         print(f"Remove {name} ({size}) from the disk? [y/N] ", end="", flush=True)
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
             render.tell("nothing was removed")
             return
-    render.tell(f"removed {name}: {show(remove(name))} are free")
+    render.tell(f"removed {name}: {show_size(remove(name))} are free")

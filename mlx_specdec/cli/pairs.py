@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ..checkpoints.disk import show
 from ..errors import OptionError
+from ..system import show_size
 from . import render
 from .flags import Flags, Json, command, flag, group
 from .known_pairs import (
@@ -91,7 +91,7 @@ def pairs(which: Which, output: Json) -> None:
         if one.target.name in targets:
             targets[one.target.name].append(one)
     subject = "This machine" if which.memory is None else "Such a machine"
-    text = f"{subject} ({machine.name}) has {show(limit)} for models and caches."
+    text = f"{subject} ({machine.name}) has {show_size(limit)} for models and caches."
     if which.memory is None and has_slow_rows():
         text += f" {SLOW_ROWS}"
     if hidden := len({one.target.name for one in found}) - len(targets):
@@ -139,7 +139,8 @@ def _row(several: Sequence[KnownPair], machine: Machine) -> dict[str, str]:
     return {
         "target": one.target.name,
         **{
-            f"{n} bits": about + (show(size) if size <= machine.room else f"({show(size)})")
+            f"{n} bits": about
+            + (show_size(size) if size <= machine.room else f"({show_size(size)})")
             for n, size in sizes.items()
         },
         "draft": one.draft.name,
@@ -191,7 +192,7 @@ def _advice(
     bits: int,
     machine: Machine,
 ) -> Iterator[str]:
-    size = show(one.nbytes(bits, machine.on_cpu))
+    size = show_size(one.nbytes(bits, machine.on_cpu))
     yield f"For {heading}: {one.target.name} at {bits} bits, {size}."
     yield f"  {one.line(bits)}"
     yield f"  Gain: {told_gain(one, bits, use)}."

@@ -14,14 +14,14 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TextIO
 
-from ..checkpoints.disk import show
 from ..errors import OutputError
+from ..system import show_size
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from ..interfaces.records import Labels, Result, Step
+    from ..results import Labels, Result, Step
 
 GREEN_UNDERLINED = "\x1b[32;4m"
 RESET = "\x1b[0m"
@@ -279,7 +279,7 @@ def _lines(name: str, in_bytes: bool, clock: Callable[[], float]) -> ProgressRep
     """Return a callback that prints a line after A_LINE_AFTER seconds, and then one line a
     minute."""
     printed = clock() + A_LINE_AFTER - A_LINE_EVERY
-    shown: Callable[[int], str] = show if in_bytes else str
+    shown: Callable[[int], str] = show_size if in_bytes else str
 
     def report(done: int, total: int, label: str | None = None) -> None:
         nonlocal printed

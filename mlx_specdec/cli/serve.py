@@ -12,19 +12,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote
 
-from .. import process
-from ..checkpoints.disk import parse
+from .. import system
+from ..core.options import mtp_of
 from ..errors import OptionError
-from ..options import mtp_of
+from ..system import parse_size
 from .flags import Flags, ModelSampling, command, flag, group
 from .known_pairs import AUTO
 from .loading import DRAFTLESS, MemoryFlags, TextFlags, load_drafting, named
 from .presets import Preset, read_presets
 
 if TYPE_CHECKING:
+    from ..core.options import Options
     from ..engine.pair import Pair
     from ..engine.prompt_cache_files import Store
-    from ..options import Options
     from ..serve.registry import ServedModel
 
 PROGRAM = __name__.partition(".")[0]
@@ -101,7 +101,7 @@ class PromptCacheFlags(Flags):
         size."""
         if self.prompt_cache_bytes is None:
             return None
-        nbytes = parse("--prompt-cache-bytes", self.prompt_cache_bytes, zero=True)
+        nbytes = parse_size("--prompt-cache-bytes", self.prompt_cache_bytes, zero=True)
         if nbytes == 0 and self.prompt_cache_dir is not None:
             raise OptionError("--prompt-cache-bytes 0 keeps nothing: leave --prompt-cache-dir out")
         return nbytes
@@ -229,7 +229,7 @@ def serve(
                 f"--cors-origin must be an origin such as https://example.org, not {origin:.80}"
             )
     if missing := [name for name in SERVER_PACKAGES if find_spec(name) is None]:
-        raise OptionError(f"the server needs {' and '.join(missing)}: {process.install('server')}")
+        raise OptionError(f"the server needs {' and '.join(missing)}: {system.install('server')}")
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
     # Set the level of this package only, not of other libraries.
     logging.getLogger(PROGRAM).setLevel(network.log_level.upper())

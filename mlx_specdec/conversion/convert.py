@@ -7,13 +7,15 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
-from ..checkpoints import destination, disk, files, mtp_layers, writer
+from .. import system
+from ..checkpoints import destination, files, mtp_layers, writer
 from ..checkpoints.formats.safetensors import SafetensorsFile
 from ..checkpoints.hub import is_network_error
 from ..checkpoints.quantization import Q_BITS, WeightFormat
 from ..checkpoints.shards import FORMAT_NAMES
 from ..checkpoints.source import as_directory, resolve
 from ..errors import OptionError, OutputError, first_line
+from ..system import show_size
 from .plan import Plan
 from .plans import plan_for
 from .report import ConversionReport as ConversionReport
@@ -110,7 +112,7 @@ def convert(
         progress: Called with (done, total) bytes. Each byte is read to write and to verify it.
         download_progress: Called with (done, total) bytes of a download.
     """
-    shard_bytes = disk.default_shard_bytes() if shard_bytes is None else shard_bytes
+    shard_bytes = system.default_shard_bytes() if shard_bytes is None else shard_bytes
     weight_format = WeightFormat.checked(
         dtype=dtype,
         quantize=quantize,
@@ -138,7 +140,7 @@ def convert(
         before = sum(file.stat().st_size for file in plan.paths)
         if nbytes > GROWTH_TO_ANNOUNCE * before:
             why = "; ".join(plan.notes[:1]) or "its quantized weights become whole"
-            announce(f"the source's {disk.show(before)} become {disk.show(nbytes)}: {why}")
+            announce(f"the source's {show_size(before)} become {show_size(nbytes)}: {why}")
         destination.check_room(path, nbytes + plan.scratch_nbytes + OTHER_FILES_BYTES)
         total, done = 2 * plan.nbytes, 0
 

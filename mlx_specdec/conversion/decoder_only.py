@@ -17,7 +17,7 @@ from ..checkpoints.tensors import Tensor
 from ..checkpoints.writer import TensorChange, write_weights
 from ..errors import CheckpointError, OptionError
 from ..models.mlx_lm.loader import embedding_of, open_model
-from ..process import open_files_kept
+from ..system import open_files_kept
 from .plan import Plan, gguf_notes, summary_of, unsettled
 from .report import TensorReport, report_tensors
 

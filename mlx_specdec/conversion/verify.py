@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import mlx.core as mx
 
-from ..checkpoints import disk
+from .. import system
 from ..checkpoints.tensors import Tensor, TensorReader
 from ..checkpoints.writer import TensorChange
 from ..errors import CheckpointError, OutputError, PromptError, SpecdecError
@@ -183,7 +183,7 @@ def verify(
     needed, reason = parameters * BYTES_PER_LOADED_WEIGHT, ""
     if compare_logits is None:
         return Verified(None, None, "no comparison was asked for")
-    if needed > SHARE_OF_MEMORY * disk.memory():
+    if needed > SHARE_OF_MEMORY * system.memory():
         reason = "a whole model does not fit in memory"
     elif needed > SHARE_OF_SHARD * shard_bytes:
         reason = "a whole model takes more memory than its conversion"

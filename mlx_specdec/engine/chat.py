@@ -1,6 +1,6 @@
 """How a loaded pair reads the messages of a chat."""
 
-from ..options import Options
+from ..core.options import Options
 from ..text.messages import ChatFormat, Way
 from .pair import Pair
 from .request import encode

@@ -8,9 +8,9 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from ..decoding.loop import PREFILL_CHUNK
+from ..core.loop import PREFILL_CHUNK
 from ..errors import DAMAGED, DecodingError
-from ..interfaces import FINAL, feed
+from ..types import FINAL, feed
 from .pair import Pair
 
 Vector = NDArray[np.float32]

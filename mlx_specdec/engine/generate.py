@@ -5,13 +5,13 @@ from typing import Literal
 
 import mlx.core as mx
 
-from .. import process
-from ..decoding.row import Prompt, Request
+from .. import system
+from ..core.options import Options
+from ..core.row import Prompt, Request
+from ..core.settings import integer
 from ..errors import DecodingError, OptionError, PromptError
-from ..interfaces import Progress, Proposer
-from ..interfaces.records import Result, Step
-from ..options import Options
-from ..sampling.settings import integer
+from ..results import Result, Step
+from ..types import Progress, Proposer
 from .memory import AutoBatchSize, BatchSize
 from .pair import Pair
 from .prompt_cache import PromptCache
@@ -32,7 +32,7 @@ class Run:
     def __iter__(self) -> Iterator[Step]:
         """Decode, and yield each step. A step of the prefill is empty. Raises DecodingError as
         `result` does."""
-        process.clear_at_end()
+        system.clear_at_end()
         while self._last is None:
             if self._scheduler.reading:
                 self._scheduler.read()
@@ -43,7 +43,7 @@ class Run:
 
     def read_prompt(self) -> None:
         """Prefill the prompt now. Otherwise, the first iteration does it."""
-        process.clear_at_end()
+        system.clear_at_end()
         while self._last is None and self._scheduler.reading:
             self._scheduler.read()
 

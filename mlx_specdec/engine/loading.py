@@ -11,11 +11,11 @@ from typing import Any
 
 from mlx.utils import tree_flatten
 
-from .. import process
+from .. import system
 from ..checkpoints import files, mtp_fetch
 from ..checkpoints.source import as_directory, check, resolve
+from ..core.options import Options, mtp_of
 from ..errors import CheckpointError, OptionError, SourceError
-from ..interfaces import Progress, ignore_progress
 from ..models import families
 from ..models.base import Base
 from ..models.cache_settings import CacheSettings
@@ -26,9 +26,9 @@ from ..models.drafters.medusa import MedusaHeads
 from ..models.encoder_decoder.context import share_equal_encoder
 from ..models.loading import Loaded, load_model
 from ..models.number_format import NumberFormat
-from ..options import Options, mtp_of
 from ..text.tokenizer import Tokenizer, load_tokenizer
 from ..text.vocabulary import Translation, common_size, shared_tokens
+from ..types import Progress, ignore_progress
 from .pair import Pair, Trial
 
 DRAFT_VOCABS = ("same", "intersect")
@@ -94,9 +94,9 @@ def load(
     """
     if draft_vocab not in DRAFT_VOCABS:
         raise OptionError(f"draft-vocab must be same or intersect, not {draft_vocab!r}")
-    process.clear_at_end()
+    system.clear_at_end()
     ranks = None if distributed is None else join()
-    process.warn_if_late()
+    system.warn_if_late()
     started = time.perf_counter()
     loader = Loader(
         dtype,

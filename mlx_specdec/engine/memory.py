@@ -5,11 +5,12 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from functools import partial
 
-from ..checkpoints import disk
-from ..decoding.loop import chunk_size
+from .. import system
+from ..core.loop import chunk_size
 from ..errors import PromptError
 from ..proposers.draft_model import BACKLOG_CHUNK
 from ..proposers.drafter import Drafter
+from ..system import show_size
 from .pair import Pair
 
 FIRST_BATCH_SIZE = 16
@@ -84,7 +85,7 @@ def default_budget(pair: Pair, cached: int) -> int:
     """Return the bytes that are available for sequences: the usable memory without the weights, the
     reserve for passes, and a prompt cache. Such a cache is charged at most half of the rest.
     cached: Limit of the prompt cache in bytes."""
-    usable = disk.usable_memory()
+    usable = system.usable_memory()
     reserve = int(RESERVE * usable)
     rest = max(0, usable - pair.target.nbytes - pair.draft_bytes - reserve)
     return max(reserve, rest - min(cached, rest // 2))
@@ -149,8 +150,8 @@ class MemoryBudget:
         if fits < 1:
             nbytes = self._alone(prompt, 1)
             raise PromptError(
-                f"the prompt has {prompt:,} tokens, which take {disk.show(nbytes)} of memory, "
-                f"and {disk.show(self.nbytes)} are there for all texts: shorten it, or raise "
+                f"the prompt has {prompt:,} tokens, which take {show_size(nbytes)} of memory, "
+                f"and {show_size(self.nbytes)} are there for all texts: shorten it, or raise "
                 "memory-budget"
             )
         return fits
@@ -174,14 +175,14 @@ class MemoryBudget:
         if (room := self.room(prompt, most)) < most:
             raise PromptError(
                 f"a prompt of {prompt:,} tokens and {most:,} more take more than the "
-                f"{disk.show(self.nbytes)} of memory that are there for all texts: ask for at "
+                f"{show_size(self.nbytes)} of memory that are there for all texts: ask for at "
                 f"most {room:,} tokens, or raise memory-budget"
             )
 
-    def _row(self, prompt: int, columns: int, late: int = 0) -> int:
-        nbytes = self._target.cache_nbytes(prompt, columns)
+    def _row(self, prompt: int, positions: int, late: int = 0) -> int:
+        nbytes = self._target.cache_nbytes(prompt, positions)
         if self._network is not None:
-            nbytes += self._network.cache_nbytes(prompt, columns)
+            nbytes += self._network.cache_nbytes(prompt, positions)
         if self._draft is not None:
-            nbytes += self._draft.cache_nbytes(prompt, columns + late)
+            nbytes += self._draft.cache_nbytes(prompt, positions + late)
         return nbytes

@@ -7,23 +7,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 
-from .. import process
-from ..decoding import costs
-from ..decoding.costs import LONGEST_DRAFT
-from ..decoding.loop import PREFILL_CHUNK, Group, chunk_size
-from ..decoding.proposer import Proposer
-from ..decoding.row import Request, Row
-from ..decoding.statistics import Stopwatch
-from ..decoding.worth import Candidate, Worth
+from .. import system
+from ..core import costs
+from ..core.costs import LONGEST_DRAFT
+from ..core.loop import PREFILL_CHUNK, Group, chunk_size
+from ..core.options import MOST_EXACT, Options
+from ..core.proposer import Proposer
+from ..core.row import Request, Row
+from ..core.statistics import Stopwatch
+from ..core.worth import Candidate, Worth
 from ..errors import OptionError
-from ..interfaces.results import TARGET, Cached
 from ..models.exact import ExactContext
-from ..options import MOST_EXACT, Options
 from ..proposers import DRAFTERS, find, missing
 from ..proposers.combined import FirstOf
 from ..proposers.drafter import Drafter, Setup
 from ..proposers.lookup import forcing, predicting
 from ..proposers.own import Checked
+from ..types import TARGET, Cached
 from .pair import Pair
 from .prompt_cache import PromptCache
 from .request import Overrides, for_model, make_rule, open_row
@@ -38,9 +38,9 @@ _version = functools.cache(version)
 def pair_key(pair: Pair) -> dict[str, str | int]:
     """Return the properties of a pair and a machine on which the costs of rounds depend."""
     return {
-        "device": process.device_name(),
+        "device": system.device_name(),
         "mlx": _version("mlx"),
-        "blas": process.name(),
+        "blas": system.blas_name(),
         "target": pair.name,
         "target_bytes": pair.target.nbytes,
         "dtype": pair.dtype,

@@ -9,20 +9,20 @@ from pathlib import Path
 
 import numpy as np
 
-from ..decoding.costs import Memory
+from ..core.constraint import Alphabet, Constraint
+from ..core.costs import Memory
+from ..core.grammar import Grammar
 from ..errors import OptionError
-from ..interfaces import Progress, ignore_progress
 from ..models.base import Base
 from ..models.drafters.medusa import MedusaHeads
 from ..models.drafters.network import DrafterNetwork
 from ..proposers.drafter import Drafter
 from ..proposers.text_index import BETWEEN, DEPTH, History, TextIndex
-from ..sampling.constraint import Alphabet, Constraint
-from ..sampling.grammar import Grammar
 from ..text import prompts as documents
 from ..text.languages import Languages
 from ..text.tokenizer import Tokenizer
 from ..text.vocabulary import Translation, written_texts
+from ..types import Progress, ignore_progress
 
 TRIAL = 64
 """Number of draft tokens after which a trial may end."""

@@ -12,7 +12,7 @@ from itertools import takewhile
 
 import mlx.core as mx
 
-from ..interfaces.results import TARGET, Cached, Reusable
+from ..types import TARGET, Cached, Reusable
 from .prompt_cache_disk import Directory, DiskBlock, Record, nbytes_of
 
 Arrays = tuple[mx.array, ...]
@@ -28,7 +28,7 @@ class Node:
     """A segment of tokens that continues the sequence of the parent.
 
     Attributes:
-        columns, snapshots: Keys and values, and snapshots at the node's end, in memory, by name.
+        positions, snapshots: Keys and values, and snapshots at the node's end, in memory, by name.
         blocks: Blocks on disk, by name and by whether they are snapshots.
         text: The running digest of the tenant and of the sequence up to the node's end."""
 
@@ -40,7 +40,7 @@ class Node:
         self.begin = begin
         self.tokens = list(tokens)
         self.children: dict[int, Node] = {}
-        self.columns: dict[str, Cached] = {}
+        self.positions: dict[str, Cached] = {}
         self.snapshots: dict[str, Cached] = {}
         self.blocks: dict[tuple[str, bool], DiskBlock] = {}
         root = hashlib.blake2b(tenant.encode(), digest_size=32)
@@ -53,16 +53,16 @@ class Node:
 
     @property
     def is_empty(self) -> bool:
-        return not (self.columns or self.snapshots or self.children or self.blocks)
+        return not (self.positions or self.snapshots or self.children or self.blocks)
 
     @property
     def nbytes(self) -> int:
-        return sum(part.nbytes for part in (*self.columns.values(), *self.snapshots.values()))
+        return sum(part.nbytes for part in (*self.positions.values(), *self.snapshots.values()))
 
     def span(self, lag: int, end: int | None = None) -> tuple[int, int]:
-        """Return the first column, and the end of the columns, that become final with the node's
-        tokens before `end`. A column belongs to one token and is final once `lag` later tokens are
-        known."""
+        """Return the first one, and the end, of the positions that become final with the node's
+        tokens before `end`. A position belongs to one token, and is final once `lag` later tokens
+        are known."""
         return max(0, self.begin - lag), max(0, (self.end if end is None else end) - lag)
 
 
@@ -74,7 +74,7 @@ class PromptCache:
         max_bytes: Limit of the cache's bytes in memory.
         nbytes: The cache's bytes in memory.
         disk: A directory with blocks of all nodes, which need not fit into memory.
-        lags: The number of later tokens that each column depends on, by name."""
+        lags: The number of later tokens that each position depends on, by name."""
 
     def __init__(self, max_bytes: int, disk: Directory | None = None) -> None:
         self.max_bytes = max_bytes
@@ -111,20 +111,20 @@ class PromptCache:
         self, prompt: Sequence[int], most: int, needs: Sequence[str] = (), tenant: str = ""
     ) -> dict[str, Cached]:
         """Return the cached state, by name, of at most `most` tokens of a prompt. For all of
-        these tokens, the columns of the names in `needs` must be cached as well."""
+        these tokens, the positions of the names in `needs` must be cached as well."""
         path, matched = self._match(prompt, self._root(tenant))
         if self.disk is not None:
             self._recall(self.disk, path, matched, most, len(prompt))
 
-        def columns(name: str) -> int:
-            """Return the number of columns from the beginning up to the first gap."""
-            filled = list(takewhile(lambda node: name in node.columns, path))
+        def positions(name: str) -> int:
+            """Return the number of positions from the beginning up to the first gap."""
+            filled = list(takewhile(lambda node: name in node.positions, path))
             end = min(filled[-1].end, matched) if filled else 0
             return max(0, end - self.lags.get(name, 0))
 
         def take(name: str, most: int) -> Cached | None:
             """Return the cached state of at most `most` tokens, or None if there is none."""
-            count = min(most, columns(name))
+            count = min(most, positions(name))
             if count > 0:
                 return Cached(count, self._joined(path, name, count))
             for node in reversed(path):
@@ -136,11 +136,11 @@ class PromptCache:
                     return snapshot
             return None
 
-        target = take(TARGET, min([most, *map(columns, needs)]))
+        target = take(TARGET, min([most, *map(positions, needs)]))
         if target is None:
             return {}
         self._touch(path)
-        names = {name for node in path for name in (*node.columns, *node.snapshots)} - {TARGET}
+        names = {name for node in path for name in (*node.positions, *node.snapshots)} - {TARGET}
         cached = 0 if target.exact else target.length
         others = {name: part for name in sorted(names) if (part := take(name, cached))}
         return {TARGET: target, **others}
@@ -174,7 +174,7 @@ class PromptCache:
 
     def put(self, node: Node, name: str, value: Cached) -> None:
         """Add keys and values or a snapshot to a node that lacks them, and write them to disk."""
-        parts = node.snapshots if value.is_snapshot else node.columns
+        parts = node.snapshots if value.is_snapshot else node.positions
         parts[name] = value
         self.nbytes += value.nbytes
         self._store(node, name, value)
@@ -191,32 +191,32 @@ class PromptCache:
             self.put(path[-1], name, replace(snapshot, arrays=owned(snapshot.arrays)))
 
     def _keep_columns(self, root: Node, text: Sequence[int], name: str, computed: Reusable) -> None:
-        columns, lag = computed.columns, computed.lag
+        positions, lag = computed.positions, computed.lag
         count = len(text) - lag
-        if columns is None or count < 1 or _nbytes(columns(0, count)) > self.max_bytes:
+        if positions is None or count < 1 or _nbytes(positions(0, count)) > self.max_bytes:
             return
         self.lags[name] = lag
         path = self._grow(text, root)
-        lacking = {node: columns(*node.span(lag)) for node in path if name not in node.columns}
+        lacking = {node: positions(*node.span(lag)) for node in path if name not in node.positions}
         if self._make_room(sum(map(_nbytes, lacking.values())), path):
             for node, views in lacking.items():
                 self.put(node, name, owned_slice(views))
 
     def _joined(self, path: Sequence[Node], name: str, count: int) -> Arrays:
-        """Return the first `count` columns of a path in contiguous arrays."""
+        """Return the first `count` positions of a path in contiguous arrays."""
         segments = []
         for node in path:
             first, end = node.span(self.lags[name])
             if first < count:
                 part = slice(0, min(end, count) - first)
-                segments.append([array[:, :, part] for array in node.columns[name].arrays])
+                segments.append([array[:, :, part] for array in node.positions[name].arrays])
         return tuple(mx.concatenate(list(parts), axis=2) for parts in zip(*segments, strict=True))
 
     def _make_room(self, nbytes: int, path: Sequence[Node]) -> bool:
         """Remove the least recently used nodes until `nbytes` more bytes fit. Nodes on the path
         stay. If the bytes do not fit, remove empty nodes at the path's end and return False."""
         while self.nbytes + nbytes > self.max_bytes:
-            removable = (n for n in self._order if n.columns or n.snapshots or n.is_empty)
+            removable = (n for n in self._order if n.positions or n.snapshots or n.is_empty)
             oldest = next(removable, None)
             if oldest is None or oldest in path:
                 for node in takewhile(lambda node: node.is_empty, reversed(path)):
@@ -225,13 +225,13 @@ class PromptCache:
             for block in oldest.blocks.values():
                 block.written.wait()  # until then the block refers to the same arrays
             self.nbytes -= oldest.nbytes
-            oldest.columns, oldest.snapshots = {}, {}
+            oldest.positions, oldest.snapshots = {}, {}
             if oldest.is_empty:
                 self._remove(oldest)
         return True
 
     def _store(self, node: Node, name: str, value: Cached) -> None:
-        """Write the columns or a snapshot of a node to disk, unless they are there or do not
+        """Write the positions or a snapshot of a node to disk, unless they are there or do not
         fit."""
         disk, is_snapshot = self.disk, value.is_snapshot
         if disk is None or name not in disk.models or (name, is_snapshot) in node.blocks:
@@ -267,7 +267,7 @@ class PromptCache:
         """Read a block of a node into memory, without removing nodes on the path. Return False if
         the block is damaged or does not fit."""
         name, is_snapshot = key
-        if name in (node.snapshots if is_snapshot else node.columns):
+        if name in (node.snapshots if is_snapshot else node.positions):
             return True
         value = disk.read(node.blocks[key])
         if value is None:
@@ -281,17 +281,17 @@ class PromptCache:
     def _recall(
         self, disk: Directory, path: list[Node], matched: int, most: int, length: int
     ) -> None:
-        """Read blocks of a path that are not in memory: columns, and the longest usable snapshots.
-        These have `length` tokens (the prompt's number) if they are exact, else at most `most`. The
-        path and the prompt share `matched` tokens."""
+        """Read blocks of a path that are not in memory: positions, and the longest usable
+        snapshots. These have `length` tokens (the prompt's number) if they are exact, else at most
+        `most`. The path and the prompt share `matched` tokens."""
         disk.touch(block for node in path for block in node.blocks.values())
         lost: set[tuple[str, bool]] = set()
         for node in path:
             # Columns after a damaged block cannot be used. They are computed and written again.
             self._forget(node, lost & node.blocks.keys())
-            columns = [key for key in node.blocks if not key[1]]
-            if not all([self._read(disk, node, key, path) for key in columns]):  # noqa: C419
-                lost.update(key for key in columns if key not in node.blocks)
+            positions = [key for key in node.blocks if not key[1]]
+            if not all([self._read(disk, node, key, path) for key in positions]):  # noqa: C419
+                lost.update(key for key in positions if key not in node.blocks)
                 if not lost:
                     break
         done = set()
@@ -385,16 +385,16 @@ class PromptCache:
         old = {key: node.blocks.pop(key) for key in stored if key in node.blocks}
         count = at - node.begin
         upper = Node(node.parent, node.begin, node.tokens[:count])
-        for name, part in node.columns.items():
+        for name, part in node.positions.items():
             first, end = node.span(self.lags[name], at)
-            upper.columns[name] = owned_slice(array[:, :, : end - first] for array in part.arrays)
-            node.columns[name] = owned_slice(array[:, :, end - first :] for array in part.arrays)
+            upper.positions[name] = owned_slice(array[:, :, : end - first] for array in part.arrays)
+            node.positions[name] = owned_slice(array[:, :, end - first :] for array in part.arrays)
         node.begin, node.tokens, node.parent = at, node.tokens[count:], upper
         self._add(upper)
         upper.children[node.tokens[0]] = node
         self._recent = [upper, node]
         for half in (upper, node):
-            for name, part in half.columns.items():
+            for name, part in half.positions.items():
                 self._store(half, name, part)
         if self.disk is not None:
             for block in old.values():

@@ -22,9 +22,9 @@ import mlx.core as mx
 import numpy as np
 from safetensors import SafetensorError, deserialize
 
-from .. import process
+from .. import system
 from ..checkpoints.tensors import ELEMENTS, NAMES, to_mlx
-from ..interfaces.results import Cached
+from ..types import Cached
 
 BLOCK_FORMAT = "mlx-specdec prompt cache block 2"
 HEADER = 1 << 24
@@ -51,8 +51,8 @@ class Record:
         before: A digest of the tenant and of the tokens that precede position `begin`.
         begin: Position of the first token in the sequence.
         tokens: Token ids of the segment.
-        lag: Number of later tokens that each column depends on.
-        snapshot: Whether the block is a snapshot, and not columns.
+        lag: Number of later tokens that each position depends on.
+        snapshot: Whether the block is a snapshot, and not positions.
         state: `Cached.description` of a snapshot.
         tenant: The tenant to which the sequence belongs, a digest of the API key."""
 
@@ -178,7 +178,7 @@ class Directory:
         self._thread.join()
 
     def _work(self) -> None:
-        process.clear_at_end()
+        system.clear_at_end()
         while (job := self._jobs.get()) is not None:
             try:
                 job()
@@ -190,7 +190,7 @@ class Directory:
             value = block.value
             header, data = _packed(block.record, () if value is None else value.arrays)
             file = self.path / f"{_digest(header)}.safetensors"
-            with process.replacing(file, make_parents=False) as out:
+            with system.replacing(file, make_parents=False) as out:
                 out.write(header)
                 out.write(data)
             block.file = file

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from ..checkpoints import disk
+from .. import system
 from ..errors import OptionError
-from ..interfaces.results import TARGET, Reusable
 from ..models.base import Base, fingerprint
+from ..types import TARGET, Reusable
 from ..version import __version__
 from .pair import Pair
 from .prompt_cache import PromptCache
@@ -45,7 +45,7 @@ class Store:
     @property
     def memory_bytes(self) -> int:
         """The limit of this cache's bytes in memory."""
-        default = min(MOST_IN_MEMORY, int(MEMORY_SHARE * disk.memory()))
+        default = min(MOST_IN_MEMORY, int(MEMORY_SHARE * system.memory()))
         return (default if self.max_bytes is None else self.max_bytes) // self.parts
 
     def open(self, pair: Pair) -> PromptCache | None:
@@ -60,7 +60,7 @@ class Store:
         if self.directory is None:
             return PromptCache(self.memory_bytes)
         computed = _computed(pair.target)
-        if not pair.target.rows_agree or (computed.columns is None and computed.snapshot is None):
+        if not pair.target.rows_agree or (computed.positions is None and computed.snapshot is None):
             raise OptionError(
                 f"nothing of a prompt can be kept for {pair.name}, which several machines share, "
                 "or which gives several tokens at once other scores than one after the other: "
@@ -85,7 +85,7 @@ def _digests(pair: Pair) -> dict[str, str]:
         models["draft"] = _of_model(pair.draft)
     if (drafter := pair.drafter_network) is not None:
         # The drafter's config.json has settings that its weights do not show.
-        settings = f"{' '.join(drafter.taps)}, {drafter.sizes}"
+        settings = f"{' '.join(drafter.hidden)}, {drafter.sizes}"
         models[drafter.kind] = f"{fingerprint(drafter)} of {settings}"
     versions = LAYOUT, __version__, version("mlx"), version("mlx-lm")
     # A drafter's state depends on the target's hidden states, and so on the target.
@@ -95,8 +95,8 @@ def _digests(pair: Pair) -> dict[str, str]:
 
 def _of_model(model: Base) -> str:
     """Return a digest of a model's weights and identity, and of the layout of its cache arrays."""
-    columns = _computed(model).columns
-    layout = [f"{array.shape} {array.dtype}" for array in (columns(0, 1) if columns else ())]
+    positions = _computed(model).positions
+    layout = [f"{array.shape} {array.dtype}" for array in (positions(0, 1) if positions else ())]
     rest = hashlib.blake2b(repr((model.identity, layout)).encode(), digest_size=16).hexdigest()
     return fingerprint(model.network) + rest
 

@@ -8,22 +8,22 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
-from ..decoding.row import Prompt, Request, Row
+from ..core import rules
+from ..core.constraint import Constraint
+from ..core.distribution import Distribution
+from ..core.noise import CoupledNoise, IndependentNoise, SilentNoise
+from ..core.options import Options
+from ..core.row import Prompt, Request, Row
+from ..core.thought_budget import ThoughtBudget
 from ..errors import DAMAGED, OptionError
-from ..interfaces import NoiseSource, Progress, Proposer, Rule, Verdict
-from ..interfaces.records import NO_TEXT, FinishReason, Labels, Result, Step
 from ..models.base import check_prompt
-from ..options import Options
 from ..proposers.drafter import Drafter
-from ..sampling.constraint import Constraint
-from ..sampling.distribution import Distribution
-from ..sampling.noise import CoupledNoise, IndependentNoise, SilentNoise
-from ..sampling.thought_budget import ThoughtBudget
+from ..results import NO_TEXT, FinishReason, Labels, Result, Step
 from ..text.chat import check_settings
 from ..text.prompts import is_chat, prompt_ids
 from ..text.stream import StopStrings, TextStream
 from ..text.tokenizer import SENTINEL
-from ..verification import rules
+from ..types import NoiseSource, Progress, Proposer, Rule, Verdict
 from .memory import Extent
 from .pair import Pair
 
@@ -203,7 +203,7 @@ RULE_FUNCTIONS: Mapping[str, Callable[..., Verdict]] = {
     "block": rules.block,
     "typical": rules.typical,
 }
-"""Name of a rule -> its function. `typical` becomes an `interfaces.Rule` with two thresholds."""
+"""Name of a rule -> its function. `typical` becomes an `types.Rule` with two thresholds."""
 
 
 def rule_name(options: Options) -> str:

@@ -9,12 +9,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property
 
-from ..decoding.loop import Group, chunk_size
-from ..decoding.row import Request, Row
-from ..decoding.statistics import Stopwatch
+from ..core.loop import Group, chunk_size
+from ..core.options import Options
+from ..core.row import Request, Row
+from ..core.statistics import Stopwatch
 from ..errors import DAMAGED, SpecdecError, message
-from ..interfaces.records import Step
-from ..options import Options
+from ..results import Step
 from .memory import BatchSize, Extent, MemoryBudget, even
 from .opening import Opener, drafting
 from .pair import Pair

@@ -24,7 +24,7 @@ from ..checkpoints.disk import read_json
 from ..checkpoints.files import LAYER_COUNT_KEYS, Weights, read_config
 from ..checkpoints.source import as_directory, resolve, temporary_directory
 from ..checkpoints.tensors import DTYPES, dtype_name
-from ..decoding.worth import values
+from ..core.worth import values
 from ..models.drafters.kinds import kind_of
 from ..models.families import is_encoder_decoder
 from ..models.number_format import NumberFormat, evaluate, nbytes, on_cpu, stored_dtype

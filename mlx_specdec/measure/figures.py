@@ -7,7 +7,7 @@ from operator import itemgetter
 from statistics import median
 from typing import Protocol, TypeVar
 
-from ..decoding.statistics import ratio
+from ..core.statistics import ratio
 from .methods import Key, Length, Measurements, Method, Sample
 
 

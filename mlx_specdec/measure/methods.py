@@ -8,16 +8,16 @@ from dataclasses import dataclass, field, replace
 from itertools import chain, count
 from typing import Literal, TypeVar
 
+from ..core.options import Options
 from ..engine.generate import stream_generate
 from ..engine.opening import FREE, drafters
 from ..engine.pair import Pair
 from ..engine.request import proposer_kind
 from ..errors import OptionError, PromptError
-from ..interfaces import Progress, ignore_progress
-from ..interfaces.records import Statistics
 from ..models.base import check_prompt
-from ..options import Options
+from ..results import Statistics
 from ..text.prompts import Prompt
+from ..types import Progress, ignore_progress
 
 Length = int | Literal["auto"]
 Runner = Callable[[Sequence[int]], "Sample"]

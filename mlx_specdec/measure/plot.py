@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
-from .. import process
+from .. import system
 from ..errors import OptionError, OutputError
 from .figures import Figures
 
@@ -20,7 +20,7 @@ def check(file: Path) -> None:
     try:
         import_module("matplotlib.figure")
     except ImportError:
-        needed = process.install("plot")
+        needed = system.install("plot")
         raise OptionError(
             f"--plot needs matplotlib, the extra mlx-specdec[plot]: {needed}"
         ) from None
@@ -53,7 +53,7 @@ def draw(methods: Sequence[Figures], title: str, file: Path) -> None:
     if axes.get_legend_handles_labels()[0]:
         axes.legend()
     try:
-        with process.replacing(file, make_parents=False) as stream:
+        with system.replacing(file, make_parents=False) as stream:
             picture.savefig(stream, format=file.suffix[1:])
     except OSError as problem:
         raise OutputError(f"cannot write the plot to {file}: {problem.strerror}") from None

@@ -9,9 +9,9 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from .. import process
+from .. import system
+from ..core.options import Options
 from ..engine.pair import Pair
-from ..options import Options
 from ..version import __version__
 
 CPU_NAMES = Path("/proc/cpuinfo")
@@ -60,10 +60,10 @@ def setting(
         rule=options.rule_name,
         lossy=options.lossy,
         seed=options.seed,
-        device=process.device_name(),
+        device=system.device_name(),
         machine=processor(),
         system=f"{platform.system()} {platform.release()}",
-        blas=process.name(),
+        blas=system.blas_name(),
         python=platform.python_version(),
         versions=versions,
         date=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),

@@ -9,14 +9,14 @@ from statistics import median
 
 import mlx.core as mx
 
+from ..core.options import Options
 from ..engine.generate import stream_many
 from ..engine.opening import drafters
 from ..engine.pair import Pair
 from ..engine.request import encode, proposer_kind
 from ..errors import DecodingError, PromptError
-from ..interfaces import Progress, ignore_progress
-from ..options import Options
 from ..text.prompts import Prompt
+from ..types import Progress, ignore_progress
 from .figures import Difference, fastest, figure, find_difference, same_text, tokens_per_round
 from .methods import Length, Sample, keeps_text, room, turned
 

@@ -1,2 +1,2 @@
-"""Models that implement the `interfaces.Model` protocol. Encoder-decoder models and drafters are
+"""Models that implement the `types.Model` protocol. Encoder-decoder models and drafters are
 computed here; mlx-lm computes decoder-only models."""

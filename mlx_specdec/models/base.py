@@ -11,8 +11,8 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from ..errors import OptionError, PromptError, RewindError
-from ..interfaces import TargetModel, after
 from ..text.tokenizer import Kind
+from ..types import TargetModel, after
 from ..version import __version__
 from .cache_settings import CacheSettings
 
@@ -60,8 +60,8 @@ class Base(TargetModel, Protocol):
         this model. It is another object if rotary factors depend on the length of a sequence; then
         caches of the two must not be mixed."""
 
-    def cache_nbytes(self, source: int, columns: int) -> int:
-        """Return the bytes of a sequence's keys, values and recurrent state with `columns` tokens
+    def cache_nbytes(self, source: int, positions: int) -> int:
+        """Return the bytes of a sequence's keys, values and recurrent state with `positions` tokens
         in the cache. In an encoder-decoder model, add those of a source of `source` tokens."""
 
     @property
@@ -97,7 +97,7 @@ def identity_of(
 
 
 def check_prompt(prompt: Sequence[int], vocabulary: int, longest: int | None) -> None:
-    """Raise PromptError for a prompt that `interfaces.Model.open` refuses."""
+    """Raise PromptError for a prompt that `types.Model.open` refuses."""
     if not prompt:
         raise PromptError("the prompt is empty: give at least one token")
     if longest is not None and len(prompt) > longest:

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from ..interfaces import Context, Scores
-from ..interfaces.results import Reusable
+from ..types import Context, Reusable, Scores
 
 
 class _Passes(threading.local):
@@ -28,7 +27,7 @@ def rows_attend_alone() -> bool:
 
 
 class ExactContext:
-    """An interfaces.Context of one sequence whose passes have at least two rows.
+    """A types.Context of one sequence whose passes have at least two rows.
 
     Args:
         context: The context that runs the passes."""
@@ -42,15 +41,15 @@ class ExactContext:
     def lengths(self) -> tuple[int, ...]:
         return self._context.lengths
 
-    def advance(self, tokens: mx.array, proposed: int = 0, taps: Sequence[str] = ()) -> Scores:
-        """Run a pass as interfaces.Context says. A single token gets a second one as padding, which
+    def advance(self, tokens: mx.array, proposed: int = 0, hidden: Sequence[str] = ()) -> Scores:
+        """Run a pass as types.Context says. A single token gets a second one as padding, which
         is rewound at once."""
         padded = tokens.shape[1] == 1
         if padded:
             tokens = mx.pad(tokens, [(0, 0), (0, 1)])
         _passes.exact = True
         try:
-            scores = self._context.advance(tokens, proposed + padded, taps)
+            scores = self._context.advance(tokens, proposed + padded, hidden)
         finally:
             _passes.exact = False
         if not padded:

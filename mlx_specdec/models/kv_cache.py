@@ -35,12 +35,12 @@ class Buffer:
         if place.even:
             buffer[:, :, place.starts[0] : place.end] = new
         else:
-            columns = mx.broadcast_to(place.targets, new.shape)
-            buffer = mx.put_along_axis(buffer, columns, new, axis=2)
+            positions = mx.broadcast_to(place.targets, new.shape)
+            buffer = mx.put_along_axis(buffer, positions, new, axis=2)
         self.array = buffer
         return buffer[:, :, : place.end]
 
-    def columns(self, end: int) -> mx.array:
+    def positions(self, end: int) -> mx.array:
         assert self.array is not None
         return self.array[:, :, :end]
 
@@ -114,9 +114,9 @@ class KVCache:
         place = self._rows.place
         return self._keys.write(keys, place), self._values.write(values, place)
 
-    def columns(self, start: int) -> tuple[mx.array, mx.array]:
+    def positions(self, start: int) -> tuple[mx.array, mx.array]:
         end = max(self._rows.ends)
-        return self._keys.columns(end)[:, :, start:], self._values.columns(end)[:, :, start:]
+        return self._keys.positions(end)[:, :, start:], self._values.positions(end)[:, :, start:]
 
     def merge(self, joining: KVCache) -> None:
         """Append the sequences of another cache. The context's rows must have been joined."""
@@ -130,9 +130,9 @@ class KVCache:
             buffer.keep(index, used)
 
 
-def _capacity(columns: int, batch: int) -> int:
+def _capacity(positions: int, batch: int) -> int:
     step = STEP if batch == 1 else BATCH_STEP
-    return -(-columns // step) * step
+    return -(-positions // step) * step
 
 
 def padded(array: mx.array, capacity: int) -> mx.array:

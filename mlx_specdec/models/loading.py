@@ -10,8 +10,8 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..checkpoints import files, shards
-from ..checkpoints.disk import show
 from ..errors import OptionError
+from ..system import show_size
 from ..text.tokenizer import Kind
 from . import families, number_format
 from .base import Base
@@ -93,8 +93,9 @@ def _growth(directory: Path, network: nn.Module) -> str:
     if needed < max(number_format.NOTED_ABOVE, GROWTH_TO_NOTE * stored):
         return ""
     return (
-        f"{directory.name}: its {show(stored)} become {show(needed)} in memory, because MLX lacks "
-        "its quantized types; mlx-specdec convert --quantize writes a model that stays small"
+        f"{directory.name}: its {show_size(stored)} become {show_size(needed)} in memory, "
+        "because MLX lacks its quantized types; "
+        "mlx-specdec convert --quantize writes a model that stays small"
     )
 
 

@@ -9,9 +9,10 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
 
-from ..checkpoints import disk as sizes
+from .. import system
 from ..checkpoints.quantization import FLOAT_DTYPES, PARTS, check_affine
 from ..errors import OptionError, check_one_of, first_line
+from ..system import show_size
 from .wired_memory import wire
 
 EXPANDED_SHARE = 0.25
@@ -75,7 +76,7 @@ class NumberFormat:
         """Return whether a model with this number of quantized weights is dequantized on load."""
         if self.expand is not None:
             return self.expand
-        most = EXPANDED_SHARE * sizes.memory()
+        most = EXPANDED_SHARE * system.memory()
         return self.dtype == "auto" and on_cpu() and weights * mx.float32.size < most
 
     def choice(self, name: str, network: nn.Module, stored: bool) -> str:
@@ -84,7 +85,7 @@ class NumberFormat:
         size, quantized = count(network) * mx.float32.size, is_quantized(network)
         if not on_cpu() or size < NOTED_ABOVE or not (stored or quantized):
             return ""
-        shown = sizes.show(size)
+        shown = show_size(size)
         if not quantized:
             return (
                 f"{name}: its quantized weights are expanded to {shown}, which is faster on a CPU; "

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import mlx.nn as nn
 
-from ..process import open_files_kept
+from ..system import open_files_kept
 
 _CHANGES = "_changes_of_mlx_specdec"
 """Name of an owner's attribute that stores what was replaced, so that both are freed together."""

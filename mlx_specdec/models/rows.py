@@ -12,8 +12,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from ..interfaces import Context
-from ..interfaces.results import Cached, Reusable
+from ..types import Cached, Context, Reusable
 from .base import check_pass, check_rewind
 from .cpu_layers import shared
 
@@ -195,10 +194,10 @@ class RowsContext:
     def snapshot(self, sequence: int) -> Reusable:
         row = slice(sequence, sequence + 1)
 
-        def columns(begin: int, end: int) -> tuple[mx.array, ...]:
+        def positions(begin: int, end: int) -> tuple[mx.array, ...]:
             return tuple(buffer.array[row, :, begin:end] for buffer in self._buffers())
 
-        return Reusable(self.lengths[sequence], columns)
+        return Reusable(self.lengths[sequence], positions)
 
     def restore(self, cached: Sequence[Cached | None]) -> None:
         """Begin with the cached positions of each sequence, before any pass."""

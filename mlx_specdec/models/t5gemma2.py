@@ -17,7 +17,7 @@ import mlx.nn as nn
 from ..checkpoints.files import FULL_ATTENTION, SLIDING_ATTENTION, whole_number
 from ..checkpoints.tensors import MOST_LAYERS
 from ..errors import CheckpointError, PromptError
-from ..process import open_files_kept
+from ..system import open_files_kept
 from .encoder_decoder.context import Caches, EncodedSources, Network, Tables
 from .encoder_decoder.family import EncoderDecoderFamily
 from .encoder_decoder.layers import (
@@ -221,8 +221,8 @@ class T5Gemma2(Network):
 def _visible(
     window: int | None, mask: mx.array | None, length: int, first: int, last: int
 ) -> tuple[slice, Mask]:
-    """Return the columns to which rows first to last - 1 of an encoder layer attend, and the mask
-    of these columns.
+    """Return the positions to which rows first to last - 1 of an encoder layer attend, and the mask
+    of these positions.
 
     Args:
         window: The number of positions that a row attends to; None for all. It reaches equally far

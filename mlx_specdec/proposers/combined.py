@@ -3,10 +3,9 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from ..decoding.proposer import Proposer, side_by_side
-from ..decoding.row import Row
-from ..interfaces import Noise, Proposal, Scores, no_proposal
-from ..interfaces.results import Cached, Reusable
+from ..core.proposer import Proposer, side_by_side
+from ..core.row import Row
+from ..types import Cached, Noise, Proposal, Reusable, Scores, no_proposal
 
 Limit = Callable[[str, int, int], int]
 """Returns how many tokens a proposer may draft now. Arguments: the proposer's name, the draft

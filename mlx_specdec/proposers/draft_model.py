@@ -6,12 +6,11 @@ from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
-from ..decoding.proposer import Aligned, Proposer, align
-from ..decoding.row import Row
-from ..interfaces import Context, Model, Noise, Proposal, Scores, feed, no_proposal
-from ..interfaces.results import Cached, Reusable
-from ..sampling.distribution import choose, log_probabilities
+from ..core.distribution import choose, log_probabilities
+from ..core.proposer import Aligned, Proposer, align
+from ..core.row import Row
 from ..text.vocabulary import Translation
+from ..types import Cached, Context, Model, Noise, Proposal, Reusable, Scores, feed, no_proposal
 from .drafter import Drafter, LoadedPair, Setup
 
 NAME = "draft"

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from ..decoding.proposer import Proposer
-    from ..decoding.worth import Prices
-    from ..interfaces import Model, TargetModel
+    from ..core.constraint import Constraint
+    from ..core.grammar import Grammar
+    from ..core.proposer import Proposer
+    from ..core.worth import Prices
     from ..models.drafters.medusa import MedusaHeads
     from ..models.drafters.network import DrafterNetwork
-    from ..sampling.constraint import Constraint
-    from ..sampling.grammar import Grammar
     from ..text.vocabulary import Translation
+    from ..types import Model, TargetModel
     from .text_index import History, TextIndex
 
 

@@ -10,12 +10,11 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..decoding.proposer import Proposer, side_by_side
-from ..decoding.row import Row
-from ..decoding.worth import Prices, Rate
-from ..interfaces import FINAL, Noise, Proposal, Scores, no_proposal
-from ..interfaces.results import Cached, Reusable
+from ..core.proposer import Proposer, side_by_side
+from ..core.row import Row
+from ..core.worth import Prices, Rate
 from ..models.drafters.network import DrafterNetwork, Reading
+from ..types import FINAL, Cached, Noise, Proposal, Reusable, Scores, no_proposal
 from .draft_model import BACKLOG_CHUNK, draw
 from .drafter import LONGEST_CONSIDERED, Drafter, LoadedPair, Setup
 
@@ -54,7 +53,7 @@ def drafter(pair: LoadedPair) -> Drafter | None:
         nbytes=network.nbytes,
         identity=pair.draft_name or "",
     )
-    return made if FINAL in network.taps else replace(made, causes=made.causes + LAYERS_COUNTED)
+    return made if FINAL in network.hidden else replace(made, causes=made.causes + LAYERS_COUNTED)
 
 
 class Confidence:
@@ -132,7 +131,7 @@ class HiddenStateDrafter(Proposer):
     eager: Callable[[], bool] = lambda: True
 
     def __post_init__(self) -> None:
-        self.hidden = self.network.taps
+        self.hidden = self.network.hidden
         # The target returns no hidden states of tokens that come from its prefix cache.
         self.needs = (self.network.kind,)
 

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
-from ..decoding.proposer import Proposer
-from ..decoding.row import Row
-from ..decoding.worth import Prices, Rate
-from ..interfaces import Noise, Proposal
-from ..sampling.constraint import Constraint
-from ..sampling.grammar import Grammar
+from ..core.constraint import Constraint
+from ..core.grammar import Grammar
+from ..core.proposer import Proposer
+from ..core.row import Row
+from ..core.worth import Prices, Rate
+from ..types import Noise, Proposal
 from .drafter import Drafter, LoadedPair, Setup
 from .text_index import BETWEEN, DEPTH, GRAMS, History, Match, TextIndex
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
-from ..decoding.proposer import Proposer
-from ..decoding.row import Row
-from ..interfaces import FINAL, Noise, Proposal, Scores, no_proposal
+from ..core.proposer import Proposer
+from ..core.row import Row
 from ..models.drafters.medusa import MedusaHeads
+from ..types import FINAL, Noise, Proposal, Scores, no_proposal
 from .draft_model import draw
 from .drafter import LONGEST_CONSIDERED, Drafter, LoadedPair
 

@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import mlx.core as mx
 
-from ..decoding.proposer import Proposer
-from ..decoding.row import Row
+from ..core.proposer import Proposer
+from ..core.row import Row
 from ..errors import DecodingError
-from ..interfaces import Noise, Proposal, Scores
-from ..interfaces import Proposer as Own
+from ..types import Noise, Proposal, Scores
+from ..types import Proposer as Own
 
 
 class Checked(Proposer):

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..interfaces.records import Result, Step, TokenLogprob
+from ..results import Result, Step, TokenLogprob
 from ..text.thoughts import Thoughts
 from ..text.vocabulary import token_bytes
 from ..version import __version__

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from ..interfaces.records import Step
+from ..results import Step
 from ..text.messages import text_of
 from .answer_models import CountAnswer, MessageAnswer
 from .answers import Choice, Payload, Writer

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from ..options import Options
+from ..core.options import Options
 from ..text.chat import Ending
 from ..text.messages import Message, Tool
 from .bodies import Body

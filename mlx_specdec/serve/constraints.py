@@ -8,11 +8,11 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import Any, Literal
 
+from ..core.grammar import JSON_STYLE, compiled, enforceable, rule_of
+from ..core.options import Options
 from ..engine.pair import Pair
 from ..engine.request import for_model
 from ..errors import OptionError
-from ..options import Options
-from ..sampling.grammar import JSON_STYLE, compiled, enforceable, rule_of
 from ..text.markers import CallFormat, Markers
 from ..text.tool_formats import BEGIN, CHANNEL, END, Parts
 from .bodies import Body

@@ -13,16 +13,16 @@ from queue import Full, SimpleQueue
 from typing import Any
 from weakref import WeakSet
 
-from .. import process
-from ..decoding.row import Request
+from .. import system
+from ..core.options import Options
+from ..core.row import Request
 from ..engine.memory import BatchSize, MemoryBudget
 from ..engine.pair import Pair
 from ..engine.prompt_cache import PromptCache
 from ..engine.prompt_cache_files import Store
 from ..engine.scheduler import Failures, Scheduler
-from ..interfaces.records import Step
 from ..models.wired_memory import release
-from ..options import Options
+from ..results import Step
 from .metrics import Metrics
 from .tasks import EngineTask, TaskQueue
 
@@ -50,7 +50,7 @@ class Worker(threading.Thread):
         _workers.add(self)
 
     def run(self) -> None:
-        process.clear_at_end()
+        system.clear_at_end()
         while (job := self._jobs.get()) is not None:
             job()
 
@@ -252,7 +252,7 @@ class Engine:
             self.ready.clear()
             del self.pair, self.options, self.budget
             self._cache, self.nbytes = None, (0, 0, 0)
-            process.release_memory()
+            system.release_memory()
         release()
         self._ended.set()
         if not self._unloads:

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ..engine.chat import chat_format
-from ..interfaces.records import Step
+from ..results import Step
 from ..text.tokenizer import DirectoryTokenizer
 from .answer_models import Anything, DetokenizedAnswer, TokensAnswer
 from .answers import FINGERPRINT, Choice, Payload, Writer, token_pieces

@@ -5,8 +5,8 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Discriminator, Field, StrictInt, Tag, model_validator
 
-from ..options import MOST_DRAFTED
-from ..sampling.settings import LARGEST_BIAS, LEAST_TOP_P, REPETITION_PENALTIES, TEMPERATURE_LIMITS
+from ..core.options import MOST_DRAFTED
+from ..core.settings import LARGEST_BIAS, LEAST_TOP_P, REPETITION_PENALTIES, TEMPERATURE_LIMITS
 from ..text.chat import RESERVED
 from .bodies import (
     Boolean,

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 
 from starlette.requests import Request
 
-from ..interfaces.records import Step, TokenLogprob
 from ..proposers.lookup import PREDICTION
+from ..results import Step, TokenLogprob
 from .answer_models import CompletionAnswer, ModelAnswer, Models
 from .answers import FINGERPRINT, LEAST_LOGPROB, Choice, Payload, Writer, token_pieces
 from .bodies import Body

@@ -11,13 +11,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from ..checkpoints import disk
+from .. import system
+from ..core.options import Options
 from ..engine.memory import RESERVE
 from ..engine.pair import Pair, alphabet_of
 from ..engine.prompt_cache_files import Store
 from ..errors import OptionError
 from ..models.wired_memory import wire
-from ..options import Options
+from ..system import show_size
 from ..text.markers import markers_of
 from .answers import token_pieces
 from .engine import STOPPING, Engine, Worker
@@ -163,7 +164,7 @@ class Registry:
         if self.memory_budget is not None:
             return self.memory_budget
         cached = sum(model.store.memory_bytes for model in self.models if model.store is not None)
-        rest = int((1 - RESERVE) * disk.usable_memory())
+        rest = int((1 - RESERVE) * system.usable_memory())
         return rest - min(cached, rest // 2)
 
     @property
@@ -361,11 +362,11 @@ class Registry:
             if self._make_room(model):
                 model.state, model.facts = "loaded", model.facts or self.parser(model).facts
                 self._loaded = True
-                log.info("loaded %s, %s", model.name, disk.show(model.nbytes))
+                log.info("loaded %s, %s", model.name, show_size(model.nbytes))
             elif self._alone_too_large(model) or any(
                 one.state == "loading" for one in self.models if one is not model
             ):
-                log.info("there is no room for %s, %s", model.name, disk.show(model.nbytes))
+                log.info("there is no room for %s, %s", model.name, show_size(model.nbytes))
                 self._unload(model)
         elif model.state == "unloading" and engine.join(0):
             log.info("unloaded %s", model.name)
@@ -401,8 +402,8 @@ class Registry:
         """Raise Problem if a model does not fit into the memory budget even alone."""
         if self._alone_too_large(model):
             raise failed(
-                f"{model.name} takes {disk.show(model.nbytes)}, and all models with their requests "
-                f"may take {disk.show(self._shared or 0)}: raise --memory-budget"
+                f"{model.name} takes {show_size(model.nbytes)}, and all models with their requests "
+                f"may take {show_size(self._shared or 0)}: raise --memory-budget"
             )
 
     def _make_room(self, model: ServedModel) -> bool:

@@ -8,14 +8,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self, cast
 
-from ..decoding.row import Request
+from ..core.options import Options
+from ..core.row import Request
+from ..core.settings import LARGEST_BIAS, LEAST_TOP_P
 from ..engine.chat import chat_format
 from ..engine.memory import MemoryBudget
 from ..engine.pair import Pair
 from ..engine.request import beginning, encode, prepared
 from ..errors import PromptError
-from ..options import Options
-from ..sampling.settings import LARGEST_BIAS, LEAST_TOP_P
 from ..text.infill import infill_of
 from ..text.markers import NONE, Markers, markers_of
 from ..text.messages import in_order, messages_of, text_of, with_tools_in_message, without_volatile

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from starlette.requests import Request
 
-from ..interfaces.records import Step
+from ..results import Step
 from .answer_models import Anything, CountAnswer, ResponseAnswer
 from .answers import Choice, Payload, Writer
 from .bodies import Body

@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from ..errors import DecodingError, SpecdecError
-from ..interfaces.records import STUCK, Step
+from ..results import STUCK, Step
 from .answers import EVENTS, Choice, Payload, Writer
 from .bodies import Body, Fields, parse
 from .engine import STOPPING, Engine

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from starlette.requests import Request
 
-from ..interfaces.records import Step, TokenLogprob
+from ..results import Step, TokenLogprob
 from ..version import __version__
 from . import answer_models
 from .answers import LEAST_LOGPROB, Choice, Payload, Writer, token_pieces

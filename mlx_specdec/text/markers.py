@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
-from ..process import open_files_kept
+from ..system import open_files_kept
 from .thoughts import Thoughts
 from .tokenizer import DirectoryTokenizer, Tokenizer
 from .tool_calls import Reading

@@ -11,11 +11,11 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from ..interfaces import rectangle
 from ..models.drafters.dflash import DFlash
 from ..models.drafters.layers import DrafterAttention, SourceKeysValues
 from ..models.encoder_decoder.context import EncoderDecoderModel
 from ..models.trainable import Ids
+from ..types import rectangle
 from .config import DrafterConfig
 from .fit import TextTask, Training
 
@@ -127,7 +127,7 @@ class Anchored:
     """A batch of padded sequences. Padding contributes nothing to the loss.
 
     Attributes:
-        hidden: The target's hidden states, (sequences, rows, taps x width).
+        hidden: The target's hidden states, (sequences, rows, number of hidden states x width).
         following: The token after each row, (sequences, rows) int32.
         anchors: The number of rows that each anchor attends to, (sequences, anchors) int32.
         tokens: The token at each anchor and the tokens after it, (sequences, anchors, slots) int32.

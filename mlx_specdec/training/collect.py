@@ -13,11 +13,11 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from .. import PromptError
+from .. import PromptError, system
 from ..checkpoints import disk
 from ..engine.pair import Pair
-from ..interfaces import FINAL, Progress
 from ..models.number_format import on_cpu
+from ..types import FINAL, Progress
 from .completions import Ids, complete, states
 from .config import DataConfig
 
@@ -69,7 +69,7 @@ class SampleFiles:
         """Keep all hidden states on a GPU with memory for them, so that no step waits for them.
         Nothing may be appended from now on."""
         size = self._states.stat().st_size
-        if not on_cpu() and 0 < size < HELD * disk.usable_memory():
+        if not on_cpu() and 0 < size < HELD * system.usable_memory():
             every = np.fromfile(self._states, self._raw).reshape(-1, self._width)
             self._held = mx.array(every).view(self._dtype)
             mx.eval(self._held)
@@ -154,7 +154,7 @@ def collect(
     config: DataConfig,
     rows: SampleFiles,
     progress: Progress,
-    taps: Sequence[str] = (),
+    hidden: Sequence[str] = (),
 ) -> list[Ids]:
     """Append the samples that `rows` lacks, and return the prompt of every sample.
 
@@ -163,8 +163,8 @@ def collect(
     Args:
         rows: The files, which may hold samples of an interrupted call.
         progress: Called with (done, total) samples.
-        taps: Names of hidden states that are stored in front of the final state. If there are any,
-            the rows of a sample begin with its prompt.
+        hidden: Names of hidden states that are stored in front of the final state. If there are
+            any, the rows of a sample begin with its prompt.
     """
     longest = pair.target.max_length or config.length
     config = replace(config, length=min(config.length, longest))
@@ -175,17 +175,17 @@ def collect(
         groups = batches(lengths, config.texts_at_once, config.seed, kinds)
     done = len(rows.lengths)
     progress(min(done, len(pieces)), len(pieces))
-    names = (*taps, FINAL)
+    names = (*hidden, FINAL)
     for number, group in enumerate(groups):
         # A group that was interrupted is completed anew, since its texts are sampled together.
         first, done = min(done, len(group)), max(0, done - len(group))
         if first == len(group):
             continue
         prompts, texts = _completed(pair, [pieces[at] for at in group], group, config, number)
-        for prompt, tokens, hidden in _with_states(pair, prompts[first:], texts[first:], names):
-            if taps and tokens:
+        for prompt, tokens, found in _with_states(pair, prompts[first:], texts[first:], names):
+            if hidden and tokens:
                 tokens = (*pair.target.prefix(prompt)[1:], *tokens)
-            rows.append(tokens, None if hidden is None else hidden[-len(tokens) :])
+            rows.append(tokens, None if found is None else found[-len(tokens) :])
             progress(len(rows.lengths), len(pieces))
     if int((rows.lengths > 0).sum()) < 2:
         raise PromptError(

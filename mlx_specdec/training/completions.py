@@ -9,7 +9,7 @@ import numpy as np
 
 from .. import DecodingError
 from ..engine.pair import Pair
-from ..interfaces import Context, feed
+from ..types import Context, feed
 
 Ids = tuple[int, ...]
 READ_EVERY = 16
@@ -73,10 +73,10 @@ def complete(
 
 
 def states(
-    pair: Pair, prompts: Sequence[Ids], completions: Sequence[Ids], taps: Sequence[str]
+    pair: Pair, prompts: Sequence[Ids], completions: Sequence[Ids], names: Sequence[str]
 ) -> Iterator[mx.array]:
     """Yield the hidden states of each prompt and its completion except for the last token, next to
-    each other, (tokens, taps x width)."""
+    each other, (tokens, names x width)."""
     fed = [
         [*pair.target.prefix(prompt), *tokens[:-1]]
         for prompt, tokens in zip(prompts, completions, strict=True)
@@ -89,9 +89,9 @@ def states(
         parts = []
         for start in range(0, max(map(len, some)), PREFILL_TOKENS):
             hidden = feed(
-                context, [row[start : start + PREFILL_TOKENS] for row in some], taps
+                context, [row[start : start + PREFILL_TOKENS] for row in some], names
             ).hidden
-            parts.append(mx.concatenate([hidden[name] for name in taps], axis=-1))
+            parts.append(mx.concatenate([hidden[name] for name in names], axis=-1))
             mx.eval(parts[-1])
         joined = mx.concatenate(parts, axis=1)
         yield from (joined[row, : len(tokens)] for row, tokens in enumerate(some))

@@ -18,7 +18,6 @@ from mlx.utils import tree_flatten, tree_unflatten
 
 from .. import OptionError, VocabularyError
 from ..checkpoints import files
-from ..checkpoints.disk import default_shard_bytes
 from ..checkpoints.files import Weights
 from ..checkpoints.source import as_directory, resolve
 from ..checkpoints.tensors import Tensor
@@ -31,6 +30,7 @@ from ..models.encoder_decoder.family import EncoderDecoderFamily
 from ..models.loading import trainable
 from ..models.number_format import dequantize, twin_of
 from ..models.trainable import Trainable
+from ..system import default_shard_bytes
 from .config import DataConfig, DistillConfig
 from .fit import STORED_DTYPE, TextTask, Trained, Training, Watcher, stored_type, work_directory
 

@@ -16,12 +16,12 @@ from mlx.utils import tree_flatten
 from ..checkpoints import files
 from ..checkpoints.source import as_directory, resolve
 from ..engine.pair import Pair
-from ..interfaces import after
 from ..models.base import Base
 from ..models.drafters.dflash import CONFIDENCE, CONFIDENCE_BIAS, DFlash
 from ..models.drafters.files import ATTENDS, ConfigEntries, Shapes, layer_sizes
 from ..models.drafters.kinds import attach, describe, read
 from ..models.number_format import NumberFormat
+from ..types import after
 from .anchors import DSparkTask
 from .collect import SampleFiles
 from .config import DataConfig, DrafterConfig
@@ -68,7 +68,7 @@ class TextStatistics:
         return cls(np.argsort(-used, kind="stable"), final)
 
 
-def tapped(layers: int) -> tuple[int, ...]:
+def hidden_layers(layers: int) -> tuple[int, ...]:
     """Return the layers whose outputs a drafter reads, evenly from the second to the last but one.
     layers: The number of the target's layers."""
     last = max(0, layers - 2)
@@ -88,7 +88,7 @@ def configuration(pair: Pair, config: DrafterConfig, texts: TextStatistics) -> d
     method = {"proposal_type": "greedy", "speculative_tokens": config.num_draft}
     return {
         "architectures": ["DSparkDraftModel"],
-        "aux_hidden_state_layer_ids": [layer + 1 for layer in tapped(target.layers)],
+        "aux_hidden_state_layer_ids": [layer + 1 for layer in hidden_layers(target.layers)],
         "block_size": config.num_draft,
         "confidence_head_with_markov": True,
         "draft_vocab_size": target.vocabulary,
@@ -133,12 +133,12 @@ def train(
     """
     with work_directory(output) as directory:
         target = pair.target
-        taps = tuple(map(after, tapped(target.layers)))
+        hidden = tuple(map(after, hidden_layers(target.layers)))
         # Raise early for a target that does not give out its hidden states or embeddings.
         tokens = mx.zeros((1, 1), dtype=mx.int32)
-        target.open([0]).advance(tokens, taps=taps)
+        target.open([0]).advance(tokens, hidden=hidden)
         target.embed(tokens)
-        training = Training(pair, file, directory, data, watcher, taps)
+        training = Training(pair, file, directory, data, watcher, hidden)
         texts = TextStatistics.of(training.rows, target.width, pair.vocabulary)
         begun = begin(directory / "start", pair, config, texts)
         task = DSparkTask(begun.network, training, config)

@@ -25,8 +25,8 @@ from .. import OptionError, OutputError
 from ..checkpoints import destination
 from ..checkpoints.formats import safetensors as safetensors_file
 from ..engine.pair import Pair
-from ..interfaces import Progress
 from ..models.base import fingerprint
+from ..types import Progress
 from .collect import SampleFiles, collect, read_samples
 from .config import DataConfig, TrainConfig
 
@@ -253,7 +253,7 @@ class Trained:
 
 
 class Training:
-    """Training data in `directory`, and training runs on it. taps: See `collect`. digest: The
+    """Training data in `directory`, and training runs on it. hidden: See `collect`. digest: The
     SHA-256 of the data file. prompts: The prompt of each sample. Raises PromptError if the data has
     too few usable texts."""
 
@@ -264,7 +264,7 @@ class Training:
         directory: Path,
         config: DataConfig,
         watcher: Watcher,
-        taps: Sequence[str] = (),
+        hidden: Sequence[str] = (),
     ) -> None:
         if pair.heads is not None:
             raise OptionError(f"{pair.name} is Medusa heads: give the base model that they name")
@@ -283,12 +283,12 @@ class Training:
             "bytes": pair.target.nbytes,
             "dtype": pair.dtype,
         }
-        learned = {"digest": self.digest, "data": asdict(config), "taps": list(taps)}
+        learned = {"digest": self.digest, "data": asdict(config), "hidden": list(hidden)}
         self._settings = {**model, **learned}
         self._resumed = _keep(directory / "rows", self._settings)
-        width = pair.target.width * (len(taps) + 1)
+        width = pair.target.width * (len(hidden) + 1)
         self.rows = SampleFiles(directory / "rows", width, pair.target.state_dtype)
-        self.prompts = collect(pair, samples, config, self.rows, watcher.collected, taps)
+        self.prompts = collect(pair, samples, config, self.rows, watcher.collected, hidden)
         self.rows.hold()
 
     def fit(

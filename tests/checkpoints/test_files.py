@@ -11,7 +11,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from mlx_specdec.checkpoints import disk as sizes
+from mlx_specdec import system
 from mlx_specdec.checkpoints.formats.safetensors import SafetensorsFile, read_header
 from mlx_specdec.checkpoints.source import names_of, resolve
 from mlx_specdec.engine import loading
@@ -26,11 +26,11 @@ def test_a_control_groups_limit_counts_where_it_is_smaller(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mx.metal, "is_available", lambda: False)
-    monkeypatch.setattr(sizes, "CONTROL_GROUPS", (tmp_path / "absent", tmp_path / "limit"))
+    monkeypatch.setattr(system, "CONTROL_GROUPS", (tmp_path / "absent", tmp_path / "limit"))
     total = os.sysconf("SC_PAGESIZE") * os.sysconf("SC_PHYS_PAGES")
     for text, expected in (("max\n", total), ("12345678\n", 12345678), (str(1 << 62), total)):
         (tmp_path / "limit").write_text(text)
-        assert sizes.memory() == expected
+        assert system.memory() == expected
 
 
 @pytest.mark.parametrize(
@@ -50,8 +50,8 @@ def test_the_limit_is_the_devices_own_or_a_share_of_memory(
     device = mx.Device(mx.cpu if on_cpu else mx.gpu)
     monkeypatch.setattr(mx, "device_info", gpu_alone(info))
     monkeypatch.setattr(mx, "default_device", lambda: device)
-    monkeypatch.setattr(sizes, "memory", lambda: 2000)
-    assert sizes.usable_memory() == expected
+    monkeypatch.setattr(system, "memory", lambda: 2000)
+    assert system.usable_memory() == expected
 
 
 def gpu_alone(info: dict[str, int]) -> Callable[..., dict[str, int]]:
@@ -62,7 +62,7 @@ def gpu_alone(info: dict[str, int]) -> Callable[..., dict[str, int]]:
 def test_the_memory_of_a_mac_is_known_on_its_cpu_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mx.metal, "is_available", lambda: True)
     monkeypatch.setattr(mx, "device_info", gpu_alone({"memory_size": 1000}))
-    assert sizes.memory() == 1000
+    assert system.memory() == 1000
 
 
 def entry(dtype: str, shape: list[Any], begin: Any, end: Any) -> dict[str, Any]:

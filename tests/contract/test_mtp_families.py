@@ -114,7 +114,7 @@ class Case:
 
     tensors: Arrays
     step: Callable[[int, np.ndarray, np.ndarray, Mapping[str, Any]], tuple[np.ndarray, np.ndarray]]
-    tap: str = "final"
+    capture: str = "final"
     depths: int = 1
     changes: dict[str, Any] = field(default_factory=dict)
     head: Callable[[int, np.ndarray], np.ndarray] = lambda depth, head: head
@@ -269,10 +269,10 @@ def expected(
     return drafted[len(tokens) :]
 
 
-def hidden_of(network: Any, tap: str, tokens: list[int]) -> np.ndarray:
+def hidden_of(network: Any, capture: str, tokens: list[int]) -> np.ndarray:
     """What layers for multi-token prediction read of mlx-lm's network."""
     inner = network.backbone if hasattr(network, "backbone") else network.model
-    norm = inner.norm if tap != "final" else None
+    norm = inner.norm if capture != "final" else None
     if norm is not None:
         inner.norm = lambda rows: rows
     rows = np.array(inner(mx.array([tokens]))[0])
@@ -299,7 +299,7 @@ def test_drafts_are_those_of_a_plain_pass_and_change_no_text(family: str, tmp_pa
     tokens, rounds = list(prompt), 0
     for step in stream_generate(pair, prompt, lenient):
         if step.accepted:
-            hidden = hidden_of(network, case.tap, tokens[:-1])
+            hidden = hidden_of(network, case.capture, tokens[:-1])
             drafted = expected(case, own, hidden, tokens, step.accepted)
             assert list(step.tokens[: step.accepted]) == drafted
             rounds += 1

@@ -9,9 +9,9 @@ import mlx.core as mx
 import pytest
 
 from mlx_specdec.errors import DecodingError, OptionError
-from mlx_specdec.interfaces import FINAL
 from mlx_specdec.models.distributed.leader import SIZE, Follower, Leader, Op, Order, led
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
+from mlx_specdec.types import FINAL
 
 from ..support import tiny
 from ..support.shipped import ROOT

@@ -6,16 +6,16 @@ from typing import Any, cast
 
 import pytest
 
-from mlx_specdec.decoding import costs
-from mlx_specdec.decoding.costs import Memory
+from mlx_specdec.core import costs
+from mlx_specdec.core.costs import Memory
+from mlx_specdec.core.noise import SilentNoise
+from mlx_specdec.core.options import Options
 from mlx_specdec.engine import loading
 from mlx_specdec.engine.generate import generate, stream_generate
 from mlx_specdec.engine.opening import candidate, drafters, make_proposer, pair_key, worth_of
 from mlx_specdec.engine.pair import Pair
-from mlx_specdec.interfaces import Proposal, Proposer
 from mlx_specdec.models.base import Base
-from mlx_specdec.options import Options
-from mlx_specdec.sampling.noise import SilentNoise
+from mlx_specdec.types import Proposal, Proposer
 
 from ..support.lengths import teach
 from ..support.models import make_llama

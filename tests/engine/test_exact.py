@@ -9,12 +9,12 @@ import mlx.core as mx
 import pytest
 
 from mlx_specdec import CacheSettings, Options, Request, generate, load
-from mlx_specdec.interfaces import Context
 from mlx_specdec.models.attention_parts import in_single_rows
 from mlx_specdec.models.base import Base
 from mlx_specdec.models.distributed.leader import LedModel
 from mlx_specdec.models.exact import ExactContext
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
+from mlx_specdec.types import Context
 
 from ..support import simulated_metal, tiny
 from ..support.pairs import PROMPT, decoder, decoder_only, translator
@@ -121,9 +121,9 @@ class Passes:
     def __getattr__(self, name: str) -> object:
         return getattr(self._context, name)
 
-    def advance(self, tokens: mx.array, proposed: int = 0, taps: tuple[str, ...] = ()) -> object:
+    def advance(self, tokens: mx.array, proposed: int = 0, hidden: tuple[str, ...] = ()) -> object:
         self._rows.append(tokens.shape[1])
-        return self._context.advance(tokens, proposed, taps)
+        return self._context.advance(tokens, proposed, hidden)
 
 
 @pytest.mark.parametrize("how", ["plain", "drafted", "auto"])

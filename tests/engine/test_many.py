@@ -4,12 +4,12 @@ from collections.abc import Callable
 
 import pytest
 
-from mlx_specdec.decoding import costs
+from mlx_specdec.core import costs
+from mlx_specdec.core.options import Options
 from mlx_specdec.engine.generate import generate_many
 from mlx_specdec.engine.memory import AutoBatchSize
 from mlx_specdec.engine.opening import candidate, drafters, pair_key
 from mlx_specdec.engine.pair import Pair
-from mlx_specdec.options import Options
 
 from ..support.pairs import decoder_only, encoder_decoder, with_heads
 

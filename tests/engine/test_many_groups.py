@@ -6,14 +6,14 @@ from collections.abc import Iterator
 
 import pytest
 
+from mlx_specdec.core.options import Options
 from mlx_specdec.engine.generate import generate_many
 from mlx_specdec.engine.memory import BatchSize
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.engine.prompt_cache import PromptCache
 from mlx_specdec.engine.request import Request
 from mlx_specdec.engine.scheduler import Scheduler
-from mlx_specdec.interfaces import Scores
-from mlx_specdec.options import Options
+from mlx_specdec.types import Scores
 
 from ..support.pairs import SIZE, decoder_only
 
@@ -32,10 +32,10 @@ def passes(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[i
     seen: list[tuple[int, int]] = []
     run = type(pair.target).run
 
-    def counted(self, tokens, entries, taps=()) -> Scores:
+    def counted(self, tokens, entries, hidden=()) -> Scores:
         if self is pair.target:
             seen.append(tokens.shape)
-        return run(self, tokens, entries, taps)
+        return run(self, tokens, entries, hidden)
 
     assert pair.target.rows_agree and not pair.target.why_not_batched, "the trials are over"
     monkeypatch.setattr(type(pair.target), "run", counted)

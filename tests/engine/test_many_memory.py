@@ -7,13 +7,13 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from mlx_specdec.checkpoints import disk as sizes
-from mlx_specdec.decoding.loop import Group
+from mlx_specdec import system
+from mlx_specdec.core.loop import Group
+from mlx_specdec.core.options import Options
 from mlx_specdec.engine.memory import BatchSize, Extent, MemoryBudget, default_budget
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.engine.request import Request
 from mlx_specdec.engine.scheduler import Scheduler
-from mlx_specdec.options import Options
 
 from ..support.pairs import SIZE, decoder_only, encoder_decoder
 
@@ -30,7 +30,7 @@ def like_8b(per_token: int = 128 * KIB) -> Pair:
     target = SimpleNamespace(
         nbytes=4_600_000_000,
         prefix=list,
-        cache_nbytes=lambda source, columns: per_token * columns,
+        cache_nbytes=lambda source, positions: per_token * positions,
         reading_nbytes=lambda prompt, step: 0,
         holds_scores=False,
     )
@@ -40,11 +40,11 @@ def like_8b(per_token: int = 128 * KIB) -> Pair:
 def test_the_default_leaves_room_for_models_passes_and_the_prompt_cache(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sizes, "usable_memory", lambda: 16 * GB)
+    monkeypatch.setattr(system, "usable_memory", lambda: 16 * GB)
     assert default_budget(like_8b(), 2 * GB) == 8_400_000_000
-    monkeypatch.setattr(sizes, "usable_memory", lambda: 8 * GB)
+    monkeypatch.setattr(system, "usable_memory", lambda: 8 * GB)
     assert default_budget(like_8b(), 2 * GB) == 1_450_000_000
-    monkeypatch.setattr(sizes, "usable_memory", lambda: 4 * GB)
+    monkeypatch.setattr(system, "usable_memory", lambda: 4 * GB)
     assert default_budget(like_8b(), 2 * GB) == GB / 4
 
 

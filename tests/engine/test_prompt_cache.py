@@ -7,13 +7,13 @@ import mlx.core as mx
 import pytest
 
 from mlx_specdec.engine.prompt_cache import PromptCache
-from mlx_specdec.interfaces.results import TARGET, Cached, Reusable
+from mlx_specdec.types import TARGET, Cached, Reusable
 
 COLUMN = 2 * 3 * 4 * 2
-"""Bytes of two arrays' columns, (1, 2 heads, 1, 3) float32 each."""
+"""Bytes of two arrays' positions, (1, 2 heads, 1, 3) float32 each."""
 
 
-def columns_of(text: Sequence[int], lag: int) -> tuple[mx.array, ...]:
+def positions_of(text: Sequence[int], lag: int) -> tuple[mx.array, ...]:
     """Column i tells the tokens up to i + lag apart from all others."""
     report = [float(hash(tuple(text[: at + lag + 1])) % 9973) for at in range(len(text) - lag)]
     one = mx.array(report).reshape(1, 1, -1, 1) * mx.ones((1, 2, 1, 3))
@@ -21,8 +21,8 @@ def columns_of(text: Sequence[int], lag: int) -> tuple[mx.array, ...]:
 
 
 def memory(text: Sequence[int], lag: int = 0, length: int | None = None) -> Reusable:
-    """Of the first `length` columns of a text, lazily and with others behind them."""
-    arrays = columns_of(text, lag)
+    """Of the first `length` positions of a text, lazily and with others behind them."""
+    arrays = positions_of(text, lag)
     count = arrays[0].shape[2] if length is None else length
     return Reusable(count, lambda a, b: tuple(array[:, :, a:b] for array in arrays), lag)
 
@@ -33,7 +33,7 @@ def keep(cache: PromptCache, text: Sequence[int], **memories: Reusable) -> None:
 
 
 def holds(state: object, text: Sequence[int], count: int, lag: int = 0) -> bool:
-    wanted = columns_of(text[: count + lag], lag)
+    wanted = positions_of(text[: count + lag], lag)
     return (
         isinstance(state, Cached)
         and not state.is_snapshot

@@ -8,17 +8,17 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
+from mlx_specdec.core.options import Options
 from mlx_specdec.engine import prompt_cache, prompt_cache_files
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.engine.prompt_cache import PromptCache
 from mlx_specdec.engine.prompt_cache_disk import Directory
 from mlx_specdec.engine.prompt_cache_files import Store
 from mlx_specdec.errors import OptionError
-from mlx_specdec.interfaces.results import TARGET
 from mlx_specdec.models.cache_settings import CacheSettings
 from mlx_specdec.models.loading import load_model
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
-from mlx_specdec.options import Options
+from mlx_specdec.types import TARGET
 
 from ..support import tiny
 from ..support.pairs import PROMPT, ROOM, SYSTEM, model_of, pair_of, perturbed, run

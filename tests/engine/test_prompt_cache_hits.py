@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from mlx_specdec.core.options import Options
 from mlx_specdec.engine.generate import generate
 from mlx_specdec.engine.memory import BatchSize
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.engine.prompt_cache import PromptCache
 from mlx_specdec.engine.request import Request
 from mlx_specdec.engine.scheduler import Scheduler
-from mlx_specdec.options import Options
 
 from ..support.drafter_pairs import made
 from ..support.pairs import (
@@ -49,7 +49,7 @@ def test_nobody_writes_into_what_is_kept(name: str, tmp_path: Path) -> None:
     pair, options, cache = PAIRS[name](tmp_path), make_options(0.0, num_draft=3), PromptCache(ROOM)
     first = run(pair, SYSTEM + PROMPT, options, cache)
     arrays = [
-        array for node in cache._order for part in node.columns.values() for array in part.arrays
+        array for node in cache._order for part in node.positions.values() for array in part.arrays
     ]
     arrays += [
         a for n in cache._order for snapshot in n.snapshots.values() for a in snapshot.arrays

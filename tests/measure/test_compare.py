@@ -20,11 +20,11 @@ from benchmarks.compare import (
     weights,
 )
 from mlx_specdec.checkpoints import files
+from mlx_specdec.core.options import Options
 from mlx_specdec.engine.loading import load
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.errors import PromptError
 from mlx_specdec.models.loading import load_model
-from mlx_specdec.options import Options
 
 from ..support.fake_hugging_face import FakeHuggingFace, FakeModel
 from ..support.models import make_llama, make_t5

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from benchmarks.margins import Parting, compare, cut_distance, lead, score
+from mlx_specdec.core.distribution import Distribution
+from mlx_specdec.core.noise import CoupledNoise
+from mlx_specdec.core.options import Options
+from mlx_specdec.core.settings import Sampling
 from mlx_specdec.engine.generate import generate
 from mlx_specdec.engine.pair import Pair
-from mlx_specdec.options import Options
-from mlx_specdec.sampling.distribution import Distribution
-from mlx_specdec.sampling.noise import CoupledNoise
-from mlx_specdec.sampling.settings import Sampling
 
 from ..support.letters import bound
 from ..support.nothing import NO_DRAFT

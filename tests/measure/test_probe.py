@@ -17,8 +17,8 @@ from mlx_specdec.engine.loading import load
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.engine.request import encode
 from mlx_specdec.errors import OptionError
-from mlx_specdec.interfaces import after
 from mlx_specdec.text.tokenizer import load_tokenizer
+from mlx_specdec.types import after
 
 from ..support import tiny
 from ..support.drafter_pairs import MAKERS, TRANSLATOR, made
@@ -60,7 +60,7 @@ def drafter(directory: Path, target: Path, layer: int, named: int) -> Path:
     pair, texts = written(target)
     states, tokens = [], []
     for prefix, text in texts:
-        seen = pair.target.open(text[:1]).advance(mx.array([text]), taps=[after(layer)])
+        seen = pair.target.open(text[:1]).advance(mx.array([text]), hidden=[after(layer)])
         # The state of a token, with the token after it, tells the next but one.
         rows = np.array(seen.hidden[after(layer)][0])[len(prefix) - 1 : -2]
         states.append(rows / np.sqrt((rows**2).mean(axis=-1, keepdims=True)))
@@ -79,7 +79,7 @@ def drafter(directory: Path, target: Path, layer: int, named: int) -> Path:
     return eagle3(
         directory,
         drafted=size,
-        taps=1,
+        hidden=1,
         vocabulary=size,
         tensors=inner,
         eagle_aux_hidden_state_layer_ids=ids,

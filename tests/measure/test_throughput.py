@@ -12,6 +12,7 @@ from benchmarks.compare import (
     find_baselines,
     mlx_lm_file_methods,
 )
+from mlx_specdec.core.options import Options
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.measure.methods import Sample
 from mlx_specdec.measure.throughput import (
@@ -22,7 +23,6 @@ from mlx_specdec.measure.throughput import (
     file_methods,
     measure_files,
 )
-from mlx_specdec.options import Options
 
 from ..support.pairs import SIZE, decoder_only
 

@@ -69,7 +69,7 @@ def block(
     embedded: Array,
     encoded: Array | None = None,
 ) -> Array:
-    """What the last norm puts out for each slot. hidden: (rows, taps x width), of the target.
+    """What the last norm puts out for each slot. hidden: (rows, states x width), of the target.
     embedded: (slots, width). encoded: (n, width), the encoder's output."""
     eps, width, theta = config["rms_norm_eps"], config["head_dim"], config["rope_theta"]
     interleaved = not config.get("rope_is_neox_style", True)

@@ -60,7 +60,7 @@ def chain(
 ) -> tuple[list[int], Array]:
     """`count` drafted tokens of the target's vocabulary, and (count, drafted) logits.
 
-    table: the target's embedding. hidden: (len(tokens) - 1, taps x width), of all but the newest.
+    table: the target's embedding. hidden: (len(tokens) - 1, states x width), of all but the newest.
     """
     states, following, logits = hidden @ tensors["fc.weight"].T, list(tokens[1:]), []
     for _ in range(count):

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from mlx_lm.utils import load_adapters, load_model
 
+from mlx_specdec.core.options import Options
 from mlx_specdec.engine.generate import generate
 from mlx_specdec.errors import CheckpointError
 from mlx_specdec.models import loading
-from mlx_specdec.options import Options
 
 from ..support import tiny
 from ..support.models import LORA, write_adapter

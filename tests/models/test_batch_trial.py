@@ -7,14 +7,14 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from mlx_specdec.core.options import Options
 from mlx_specdec.engine.generate import stream_many
 from mlx_specdec.errors import OptionError
-from mlx_specdec.interfaces import Scores
 from mlx_specdec.models.mlx_lm.caches import BatchedCache
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.models.mlx_lm.trials import ATTEMPTS, MASK_AXES, TRIAL_LENGTHS, try_batches
 from mlx_specdec.models.rows import Place
-from mlx_specdec.options import Options
+from mlx_specdec.types import Scores
 
 from ..support import tiny
 from ..support.pairs import PROMPT, model_of, pair_of
@@ -33,9 +33,9 @@ def damaged(
     model = model or model_of("llama")
     run, attempt = model.run, -1
 
-    def changed(tokens: mx.array, entries: list[Any] | None, taps: Sequence[str] = ()) -> Scores:
+    def changed(tokens: mx.array, entries: list[Any] | None, hidden: Sequence[str] = ()) -> Scores:
         nonlocal attempt
-        scores = run(tokens, entries, taps)
+        scores = run(tokens, entries, hidden)
         if len(tokens) < len(TRIAL_LENGTHS):
             return scores
         attempt += tokens.shape[1] == max(count for count, _ in TRIAL_LENGTHS)

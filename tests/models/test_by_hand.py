@@ -47,7 +47,7 @@ def test_drafts_are_those_made_by_hand_round_after_round(name: str, tmp_path: Pa
     tensors = {key: doubled(array) for key, array in stored.items()}
     embedding, head = normal((VOCABULARY, WIDTH), 1), normal((VOCABULARY, WIDTH), 4) * WIDTH**-0.5
     network = network_of(directory, Lender(embedding, head))
-    hidden = normal((23, len(network.taps) * WIDTH), 2)
+    hidden = normal((23, len(network.hidden) * WIDTH), 2)
     encoded = normal((9, WIDTH), 3) if "encoder" in settings else None
     tokens = [(5 * place + 7) % VOCABULARY for place in range(24)]
     run = Run(network, tokens, hidden, encoded)

@@ -12,14 +12,13 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from benchmarks.compare import as_mlx_has_it
 from mlx_specdec.errors import OptionError
-from mlx_specdec.interfaces import FINAL
-from mlx_specdec.interfaces.results import after
 from mlx_specdec.models import cpu_layers
 from mlx_specdec.models.cpu_layers import SUBMIT, lighten, shared, submit_every
 from mlx_specdec.models.loading import load_model
 from mlx_specdec.models.mlx_lm import network as mlx_lm_network
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
-from mlx_specdec.models.mlx_lm.network import TappedNetwork
+from mlx_specdec.models.mlx_lm.network import CapturingNetwork
+from mlx_specdec.types import FINAL, after
 
 from ..support import tiny
 from ..support.families import config_of
@@ -99,23 +98,23 @@ def test_a_network_keeps_its_bits_and_its_names(name: str) -> None:
     assert all(few < many for few, many in counts)
 
 
-@pytest.mark.parametrize("taps", [(), (FINAL, after(0))])
+@pytest.mark.parametrize("hidden", [(), (FINAL, after(0))])
 def test_the_device_begins_with_each_layer_but_not_of_whole_texts_which_are_trained_on(
-    taps: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    hidden: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     network = tiny.from_config(config_of("llama"))
     plain = network(mx.array([[1, 2, 3]]), cache=make_prompt_cache(network))
-    tapped = TappedNetwork(network, pipeline=False)
+    capturing = CapturingNetwork(network, pipeline=False)
     assert len({type(layer) for layer in network.layers}) == 1
-    for name in taps:
-        tapped.tap(name)
+    for name in hidden:
+        capturing.capture(name)
     begun: list[mx.array] = []
     monkeypatch.setattr(mlx_lm_network, "begin", begun.append)
-    scores = tapped.run(mx.array([[1, 2, 3]]), make_prompt_cache(network), taps)
-    assert len(begun) == tapped.layers and mx.array_equal(scores.logits, plain)
-    tapped.run(mx.array([[1, 2, 3]]), None, taps)
+    scores = capturing.run(mx.array([[1, 2, 3]]), make_prompt_cache(network), hidden)
+    assert len(begun) == capturing.layers and mx.array_equal(scores.logits, plain)
+    capturing.run(mx.array([[1, 2, 3]]), None, hidden)
     network(mx.array([[1, 2, 3]]), cache=make_prompt_cache(network))
-    assert len(begun) == tapped.layers
+    assert len(begun) == capturing.layers
 
 
 @pytest.fixture

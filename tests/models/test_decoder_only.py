@@ -13,11 +13,11 @@ import pytest
 from mlx.utils import tree_flatten
 
 from mlx_specdec.errors import CheckpointError, OptionError
-from mlx_specdec.interfaces import FINAL, after
 from mlx_specdec.models import number_format
 from mlx_specdec.models.loading import load_model
 from mlx_specdec.models.mlx_lm.mends import mend
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
+from mlx_specdec.types import FINAL, after
 
 from ..support import tiny
 from ..support.pairs import read
@@ -148,7 +148,7 @@ def test_every_layer_shows_what_it_puts_out_and_no_logit_changes(family: str) ->
     names = [after(layer) for layer in range(model.layers)]
     fed = mx.array([[5, 9, 4]])
     plain = model.open([5]).advance(fed)
-    scores = model.open([5]).advance(fed, taps=(*names, FINAL))
+    scores = model.open([5]).advance(fed, hidden=(*names, FINAL))
     assert mx.array_equal(scores.logits, plain.logits)
     assert {scores.hidden[name].shape for name in names} == {(1, 3, model.width)}
     # Each layer is given what the one before it puts out.
@@ -165,21 +165,23 @@ def test_embedding_and_head_are_the_familys_own_scaled_and_capped() -> None:
     assert mx.allclose(DecoderOnlyModel(gemma).embed(fed), scaled, rtol=1e-2)
     for family in ("llama", "recurrent_gemma", "falcon_h1"):
         model = DecoderOnlyModel(tiny.build(family))
-        scores = model.open([5]).advance(fed, taps=(FINAL,))
+        scores = model.open([5]).advance(fed, hidden=(FINAL,))
         assert mx.allclose(model.head(scores.hidden[FINAL]), scores.logits, atol=1e-5)
 
 
 def test_threads_do_not_see_each_others_hidden_states() -> None:
     model = DecoderOnlyModel(tiny.build("llama"))
     texts = [[5 + number, 9, 4 + number] for number in range(8)]
-    expected = [model.open([5]).advance(mx.array([t]), taps=(FINAL,)).hidden[FINAL] for t in texts]
+    expected = [
+        model.open([5]).advance(mx.array([t]), hidden=(FINAL,)).hidden[FINAL] for t in texts
+    ]
     mx.eval(expected)
     wrong: list[int] = []
 
     def work(number: int) -> None:
         with mx.stream(mx.cpu):
             for _ in range(20):
-                scores = model.open([5]).advance(mx.array([texts[number]]), taps=(FINAL,))
+                scores = model.open([5]).advance(mx.array([texts[number]]), hidden=(FINAL,))
                 if not mx.allclose(scores.hidden[FINAL], expected[number]):
                     wrong.append(number)
 

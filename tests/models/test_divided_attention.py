@@ -9,6 +9,7 @@ import mlx.core as mx
 import pytest
 from mlx_lm.models import base
 
+from mlx_specdec.core.options import Options
 from mlx_specdec.engine.generate import generate, generate_many
 from mlx_specdec.engine.request import Request
 from mlx_specdec.models import attention_parts
@@ -18,7 +19,6 @@ from mlx_specdec.models.encoder_decoder.layers import Attention
 from mlx_specdec.models.mlx_lm import model as mlx_lm_model
 from mlx_specdec.models.mlx_lm.attention import ATTENTION_FUNCTION, attend, replace_in
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
-from mlx_specdec.options import Options
 
 from ..support import tiny
 from ..support.pairs import PROMPT, pair_of, perturbed

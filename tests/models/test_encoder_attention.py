@@ -6,17 +6,17 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from mlx_specdec.core.noise import SilentNoise
+from mlx_specdec.core.options import Options
 from mlx_specdec.errors import CheckpointError
-from mlx_specdec.interfaces import feed
 from mlx_specdec.models.base import Base
 from mlx_specdec.models.drafters.kinds import attach, read
 from mlx_specdec.models.drafters.network import DrafterNetwork
 from mlx_specdec.models.loading import load_model
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.models.number_format import NumberFormat
-from mlx_specdec.options import Options
 from mlx_specdec.proposers.hidden_state import HiddenStateDrafter
-from mlx_specdec.sampling.noise import SilentNoise
+from mlx_specdec.types import feed
 
 from ..support import tiny
 from ..support.lender import differ

@@ -7,9 +7,9 @@ import mlx.core as mx
 import pytest
 
 from mlx_specdec.errors import OptionError, PromptError, RewindError
-from mlx_specdec.interfaces import FINAL, after, feed
 from mlx_specdec.models.encoder_decoder.context import EncoderDecoderModel
 from mlx_specdec.models.loading import load_model
+from mlx_specdec.types import FINAL, after, feed
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 EVERY = [
@@ -122,7 +122,7 @@ def test_every_layer_of_the_decoder_shows_what_it_puts_out(model) -> None:
     names = [after(layer) for layer in range(model.layers)]
     fed = tokens(0, 7, 8)
     plain = model.open([5, 6, 1]).advance(fed)
-    scores = model.open([5, 6, 1]).advance(fed, taps=(*names, FINAL))
+    scores = model.open([5, 6, 1]).advance(fed, hidden=(*names, FINAL))
     assert mx.array_equal(scores.logits, plain.logits) and not plain.hidden
     assert {scores.hidden[name].shape for name in names} == {(1, 3, model.width)}
     decoder = model.network.decoder
@@ -131,4 +131,4 @@ def test_every_layer_of_the_decoder_shows_what_it_puts_out(model) -> None:
     assert mx.allclose(normed * scale, scores.hidden[FINAL])
     assert mx.allclose(model.embed(fed), model.network.shared(fed))
     with pytest.raises(OptionError, match=rf"'{after(model.layers)}'"):
-        model.open([5, 6, 1]).advance(fed, taps=(after(model.layers),))
+        model.open([5, 6, 1]).advance(fed, hidden=(after(model.layers),))

@@ -20,7 +20,7 @@ def loaded(kind: str) -> tuple[MedusaHeads, mx.array, np.ndarray]:
     expected = np.load(FIXTURES / kind / "expected.npz")
     context = base.open(expected["prompt"].tolist())
     unseen = mx.array(expected["tokens"][None, context.lengths[0] :].astype(np.int32))
-    state = context.advance(unseen, taps=("final",)).hidden["final"][:, -1:]
+    state = context.advance(unseen, hidden=("final",)).hidden["final"][:, -1:]
     return attach(files, base), state, expected["logits"]
 
 

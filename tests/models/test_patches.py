@@ -17,7 +17,7 @@ from mlx_specdec.models.cpu_layers import lighten
 from mlx_specdec.models.mlx_lm import attention, latent, mends
 from mlx_specdec.models.mlx_lm.loader import open_model
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel, cache_maker
-from mlx_specdec.models.mlx_lm.network import tapped
+from mlx_specdec.models.mlx_lm.network import capturing
 from mlx_specdec.models.number_format import twin_of
 
 from ..support import tiny
@@ -27,7 +27,7 @@ PACKAGE = Path(mlx_specdec.__file__).parent
 MODEL = PACKAGE.parent / "weights" / "py-llama"
 HOOKS = {
     ("models/patches.py", "sys.modules"),
-    ("process.py", "resource.setrlimit"),
+    ("system.py", "resource.setrlimit"),
     ("models/patches.py", "os.environ"),
     ("cli/app.py", "warnings.showwarning"),
     ("cli/app.py", "setattr(sys, name)"),
@@ -111,9 +111,9 @@ def _latent() -> Originals:
     return _classes([a.embed_q for a in attentions], lambda: latent.intercept(attentions))
 
 
-def _taps() -> Originals:
+def _captures() -> Originals:
     layers = tiny.build("llama").layers
-    return _classes(layers, lambda: (tapped(*layers), tapped(layers[0])))
+    return _classes(layers, lambda: (capturing(*layers), capturing(layers[0])))
 
 
 def _recorded() -> Originals:
@@ -157,7 +157,7 @@ APPLIED: dict[patches.Replacement, Callable[[], Originals]] = {
     patches.QUANTIZED_ATTENTION: _quantized,
     patches.LIGHT_LAYERS: _light,
     patches.LATENT: _latent,
-    patches.HIDDEN_STATES: _taps,
+    patches.HIDDEN_STATES: _captures,
     patches.RECORDED: _recorded,
     patches.WINDOWS: _mended("starcoder2", lambda network: network.layers[0], sliding_window=4),
     patches.ROTARY: _rotary,

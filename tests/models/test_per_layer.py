@@ -9,12 +9,12 @@ import mlx.core as mx
 import pytest
 from transformers import AutoConfig
 
+from mlx_specdec.core.options import Options
 from mlx_specdec.engine.generate import generate
 from mlx_specdec.errors import CheckpointError
 from mlx_specdec.models.drafters.block_forms import adapted
 from mlx_specdec.models.loading import load_model
 from mlx_specdec.models.per_layer import spelled_old
-from mlx_specdec.options import Options
 
 from ..support.drafter_pairs import pair_of
 from ..support.pairs import FIXTURES

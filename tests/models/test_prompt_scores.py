@@ -5,8 +5,9 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from mlx_specdec.decoding import loop
-from mlx_specdec.decoding.loop import LARGE_CHUNK, PREFILL_CHUNK, chunk_size
+from mlx_specdec.core import loop
+from mlx_specdec.core.loop import LARGE_CHUNK, PREFILL_CHUNK, chunk_size
+from mlx_specdec.core.options import Options
 from mlx_specdec.engine.generate import generate
 from mlx_specdec.engine.memory import Extent, MemoryBudget
 from mlx_specdec.models.cache_settings import CacheSettings
@@ -14,7 +15,6 @@ from mlx_specdec.models.loading import load_model
 from mlx_specdec.models.mlx_lm import model as mlx_lm_model
 from mlx_specdec.models.mlx_lm.attention import SCORES_NBYTES
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
-from mlx_specdec.options import Options
 
 from ..support import tiny
 from ..support.pairs import FIXTURES, pair_of

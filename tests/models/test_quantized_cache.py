@@ -7,13 +7,13 @@ import pytest
 from mlx_lm.models import base
 
 from mlx_specdec import load
+from mlx_specdec.core.options import Options
 from mlx_specdec.engine.generate import generate, generate_many
 from mlx_specdec.engine.request import Request
 from mlx_specdec.models.cache_settings import CacheSettings
 from mlx_specdec.models.mlx_lm import attention
 from mlx_specdec.models.mlx_lm.attention import attend_in_parts
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
-from mlx_specdec.options import Options
 
 from ..support import tiny
 from ..support.pairs import PROMPT, pair_of, perturbed

@@ -16,11 +16,11 @@ import pytest
 from mlx_lm.models.cache import ArraysCache, CacheList, make_prompt_cache
 
 from mlx_specdec.errors import RewindError
-from mlx_specdec.interfaces import Context
 from mlx_specdec.models.mlx_lm.caches import BatchedCache, WindowCache
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.models.mlx_lm.states import States
 from mlx_specdec.models.rows import DROP, Rows
+from mlx_specdec.types import Context
 
 from ..support import tiny
 from ..support.pairs import read

@@ -10,6 +10,7 @@ import mlx.nn as nn
 import pytest
 from mlx.utils import tree_flatten
 
+from mlx_specdec.core.options import Options
 from mlx_specdec.engine.generate import generate, stream_generate
 from mlx_specdec.errors import CheckpointError
 from mlx_specdec.models import cpu_layers
@@ -18,7 +19,6 @@ from mlx_specdec.models.loading import load_model
 from mlx_specdec.models.mlx_lm import trials
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.models.mlx_lm.trials import LEAST_LAYERS
-from mlx_specdec.options import Options
 from mlx_specdec.proposers.lookup import PromptLookup
 
 from ..support import tiny

@@ -7,10 +7,10 @@ from mlx.utils import tree_flatten
 
 from mlx_specdec.checkpoints.files import read_config
 from mlx_specdec.errors import OptionError
-from mlx_specdec.interfaces import Model
 from mlx_specdec.models.loading import load_model
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.training.draft import shaped
+from mlx_specdec.types import Model
 
 from ..support import tiny
 from ..support.pairs import FIXTURES

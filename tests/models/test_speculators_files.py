@@ -113,7 +113,7 @@ def test_a_tokenizer_beside_a_drafter_changes_nothing(tmp_path: Path) -> None:
 def test_an_eagle_reads_the_inputs_of_the_head_alone(tmp_path: Path) -> None:
     unused = {"lm_head.weight": (VOCABULARY, WIDTH), "layers.0.self_attn.rotary_emb.inv_freq": (4,)}
     files = files_of(eagle(tmp_path / "1", extra=unused))
-    assert files.tapped_of(0) == files.tapped_of(32) == ()
+    assert files.hidden_layers_of(0) == files.hidden_layers_of(32) == ()
     assert not {"embed_tokens.weight", *unused} & files.tensors.keys()
 
 
@@ -160,34 +160,36 @@ def test_known_drafters_that_are_not_supported_are_named(
 
 def test_the_key_decides_how_layers_are_counted(tmp_path: Path) -> None:
     one = eagle3(tmp_path / "1", eagle_aux_hidden_state_layer_ids=[2, 5, 9])
-    assert files_of(one).tapped == (1, 4, 8), "named by their inputs"
+    assert files_of(one).hidden_layers == (1, 4, 8), "named by their inputs"
     inside = {"eagle_aux_hidden_state_layer_ids": [2, 5, 9]}
     by_output = changed(
         eagle3(tmp_path / "2", eagle_config=inside), drop="eagle_aux_hidden_state_layer_ids"
     )
-    assert files_of(by_output).tapped == (2, 5, 9), "named by their outputs"
+    assert files_of(by_output).hidden_layers == (2, 5, 9), "named by their outputs"
     ids = [1, 9, 17, 25, 33]
     deepspec = changed(
-        eagle3(tmp_path / "5", taps=5, architectures=["Qwen3Eagle3Model"], target_layer_ids=ids),
+        eagle3(
+            tmp_path / "5", hidden_count=5, architectures=["Qwen3Eagle3Model"], target_layer_ids=ids
+        ),
         drop="eagle_aux_hidden_state_layer_ids",
     )
-    assert files_of(deepspec).tapped_of(36) == (1, 9, 17, 25, 33), "named by their outputs"
-    assert files_of(dflash(tmp_path / "3")).tapped == (0, 1), "named by their outputs"
+    assert files_of(deepspec).hidden_layers_of(36) == (1, 9, 17, 25, 33), "named by their outputs"
+    assert files_of(dflash(tmp_path / "3")).hidden_layers == (0, 1), "named by their outputs"
     of_speculators = dflash(tmp_path / "4", aux_hidden_state_layer_ids=[1, 2])
-    assert files_of(of_speculators).tapped == (0, 1), "named by their inputs"
+    assert files_of(of_speculators).hidden_layers == (0, 1), "named by their inputs"
 
 
 def test_layers_that_nothing_names_are_the_usual_ones(tmp_path: Path) -> None:
     nameless = changed(eagle3(tmp_path / "1"), drop="eagle_aux_hidden_state_layer_ids")
     # The inputs of layers 2, 16 and 29.
-    assert files_of(nameless).tapped_of(32) == (1, 15, 28)
+    assert files_of(nameless).hidden_layers_of(32) == (1, 15, 28)
     inside = {"eagle_aux_hidden_state_layer_ids": [], "use_aux_hidden_state": True}
     for changes in ({"eagle_config": inside}, {"eagle_aux_hidden_state_layer_ids": []}):
         empty = changed(nameless, **changes)
-        assert files_of(empty).tapped_of(32) == (1, 15, 28)
+        assert files_of(empty).hidden_layers_of(32) == (1, 15, 28)
     config = {"mask_token_id": 3}
-    nameless = changed(dflash(tmp_path / "2", taps=3), dflash_config=config)
-    assert files_of(nameless).tapped_of(36) == (1, 17, 33)
+    nameless = changed(dflash(tmp_path / "2", hidden_count=3), dflash_config=config)
+    assert files_of(nameless).hidden_layers_of(36) == (1, 17, 33)
 
 
 def test_d2t_is_an_offset(tmp_path: Path) -> None:

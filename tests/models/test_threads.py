@@ -11,7 +11,7 @@ import mlx.nn as nn
 import pytest
 from mlx.utils import tree_flatten
 
-from mlx_specdec import process
+from mlx_specdec import system
 from mlx_specdec.models.base import Base
 from mlx_specdec.models.cpu_layers import lighten
 from mlx_specdec.models.loading import load_model
@@ -42,7 +42,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 def in_a_new_thread(work: Callable[[], Any]) -> Any:
     """Return the result of a function; the thread that runs it has ended."""
-    with ThreadPoolExecutor(1, initializer=process.clear_at_end) as thread:
+    with ThreadPoolExecutor(1, initializer=system.clear_at_end) as thread:
         return thread.submit(work).result()
 
 

@@ -9,10 +9,10 @@ import pytest
 from mlx.utils import tree_flatten, tree_unflatten
 
 from mlx_specdec.errors import OptionError
-from mlx_specdec.interfaces import Model
 from mlx_specdec.models.loading import load_model, trainable
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.models.trainable import Trainable
+from mlx_specdec.types import Model
 
 from ..support import tiny
 from ..support.models import t5_models

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from mlx_specdec.decoding.proposer import Proposer
-from mlx_specdec.decoding.row import Row
-from mlx_specdec.interfaces import Noise, Proposal
+from mlx_specdec.core.proposer import Proposer
+from mlx_specdec.core.row import Row
 from mlx_specdec.proposers.drafter import Drafter, LoadedPair
+from mlx_specdec.types import Noise, Proposal
 
 
 class Repeat(Proposer):

@@ -4,13 +4,13 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from mlx_specdec.decoding.proposer import Aligned, align
+from mlx_specdec.core.proposer import Aligned, align
 
 from ..support.rows import row_of
 
 
 class Columns:
-    """A context that only knows whose columns it has, and counts what is copied."""
+    """A context that only knows whose positions it has, and counts what is copied."""
 
     def __init__(self, owners: list[int]) -> None:
         self.owners, self.copies = owners, 0
@@ -37,8 +37,8 @@ def opened(*numbers: int) -> list[Any]:
     return rows
 
 
-def columns(rows: list[Any]) -> Any:
-    """Align the rows, and check that each of them has its own columns."""
+def positions(rows: list[Any]) -> Any:
+    """Align the rows, and check that each of them has its own positions."""
     made = align(rows, "draft")
     assert all(row.state["draft"].place is made for row in rows)
     assert made.rows == rows
@@ -55,16 +55,16 @@ def test_rows_that_leave_join_and_change_order_keep_their_own_columns() -> None:
             rows = rows + opened(*range(count, count + size))
             count += size
         draws.shuffle(rows)
-        columns(rows)
+        positions(rows)
 
 
 def test_nothing_is_copied_if_the_rows_are_the_same() -> None:
     rows = opened(0, 1, 2)
-    assert columns(rows).copies == columns(list(rows)).copies == 0
-    assert columns(rows[::2]).copies == columns(rows[::2]).copies == 1
+    assert positions(rows).copies == positions(list(rows)).copies == 0
+    assert positions(rows[::2]).copies == positions(rows[::2]).copies == 1
 
 
 def test_rows_that_join_at_the_end_are_copied_once() -> None:
     rows, late = opened(0, 1), opened(2)
-    assert columns(rows + late).copies == 1
+    assert positions(rows + late).copies == 1
     assert late[0].state["draft"].place is rows[0].state["draft"].place

@@ -5,13 +5,13 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from mlx_specdec.decoding.proposer import Proposer
-from mlx_specdec.interfaces import Proposal, Scores
+from mlx_specdec.core.noise import SilentNoise
+from mlx_specdec.core.options import Options
+from mlx_specdec.core.proposer import Proposer
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
-from mlx_specdec.options import Options
 from mlx_specdec.proposers.draft_model import BACKLOG_CHUNK, CATCH_UP, DraftModel
 from mlx_specdec.proposers.medusa import Medusa
-from mlx_specdec.sampling.noise import SilentNoise
+from mlx_specdec.types import Proposal, Scores
 
 from ..support import tiny
 from ..support.pairs import SIZE
@@ -161,7 +161,7 @@ def test_a_row_at_the_longest_sequence_of_the_draft_stops_drafting_beside_others
         assert proposer.ready(rows, [2, 2, 2]) and not proposer.ready(rows, [2, 0, 2])
         made = drafts_as_alone(proposer, rows, [2, 2, 2], [0, 2, 0])
         a_round(proposer, rows, made, 0, 1, 0)
-    assert proposer.snapshot(rows[0]) == {}, "it has columns of padding"
+    assert proposer.snapshot(rows[0]) == {}, "it has positions of padding"
     assert proposer.snapshot(rows[1])["draft"].length == rows[1].processed
 
 

@@ -2,10 +2,10 @@
 
 import mlx.core as mx
 
-from mlx_specdec.decoding.proposer import Proposer
-from mlx_specdec.interfaces import Proposal, Scores
+from mlx_specdec.core.noise import SilentNoise
+from mlx_specdec.core.proposer import Proposer
 from mlx_specdec.proposers.combined import FirstOf
-from mlx_specdec.sampling.noise import SilentNoise
+from mlx_specdec.types import Proposal, Scores
 
 from ..support.rows import row_of
 

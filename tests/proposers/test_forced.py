@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from mlx_specdec.options import Options
+from mlx_specdec.core.noise import SilentNoise
+from mlx_specdec.core.options import Options
 from mlx_specdec.proposers.lookup import Forced
-from mlx_specdec.sampling.noise import SilentNoise
 
 from ..support.letters import alphabet, regex
 from ..support.rows import row_of

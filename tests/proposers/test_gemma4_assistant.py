@@ -7,6 +7,7 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
+from mlx_specdec.core.noise import SilentNoise
 from mlx_specdec.errors import CheckpointError, OptionError
 from mlx_specdec.models.base import Base
 from mlx_specdec.models.drafters.kinds import attach, read
@@ -14,7 +15,6 @@ from mlx_specdec.models.loading import load_model
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.models.number_format import NumberFormat
 from mlx_specdec.proposers.hidden_state import HiddenStateDrafter
-from mlx_specdec.sampling.noise import SilentNoise
 
 from ..support import tiny
 from ..support.rows import row_of
@@ -30,14 +30,14 @@ def test_keys_and_values_are_shown_and_change_no_logit() -> None:
     model = load_model(FIXTURES / "dense" / "target", dtype="float32").model
     tokens = mx.array([PROMPT])
     plain = model.open(PROMPT).advance(tokens)
-    shown = model.open(PROMPT).advance(tokens, taps=("keys.2", "values.2", "keys.3"))
+    shown = model.open(PROMPT).advance(tokens, hidden=("keys.2", "values.2", "keys.3"))
     assert mx.array_equal(plain.logits, shown.logits)
     assert shown.hidden["keys.2"].shape == shown.hidden["values.2"].shape == (1, 11, 2 * 8)
     assert shown.hidden["keys.3"].shape == (1, 11, 16)
     # The last layers have none of their own.
     for name in ("keys.4", "values.9", "keys.x", "queries.2"):
         with pytest.raises(OptionError, match="has no hidden state"):
-            model.open(PROMPT).advance(tokens, taps=(name,))
+            model.open(PROMPT).advance(tokens, hidden=(name,))
 
 
 def test_the_text_part_of_a_model_that_sees_and_hears_will_do(tmp_path: Path) -> None:
@@ -57,7 +57,7 @@ def test_the_text_part_of_a_model_that_sees_and_hears_will_do(tmp_path: Path) ->
     for target in (text, load_model(wrapped, dtype="float32").model):
         network = attach(files, target, NumberFormat())
         proposer, row = HiddenStateDrafter(network), row_of(PROMPT, SIZE, seen=PROMPT[:-1])
-        shown = target.open(PROMPT).advance(mx.array([PROMPT[:-1]]), taps=proposer.hidden)
+        shown = target.open(PROMPT).advance(mx.array([PROMPT[:-1]]), hidden=proposer.hidden)
         proposer.observe([row], shown)
         drafted.append(proposer.propose([row], [4], SilentNoise()).tokens.tolist())
     assert drafted[0] == drafted[1]

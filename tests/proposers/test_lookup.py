@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlx_specdec.decoding.worth import Prices
-from mlx_specdec.options import Options
+from mlx_specdec.core.noise import SilentNoise
+from mlx_specdec.core.options import Options
+from mlx_specdec.core.worth import Prices
 from mlx_specdec.proposers.lookup import PredictedText, PromptLookup
 from mlx_specdec.proposers.text_index import BETWEEN, DEPTH, GRAMS, VOTERS, TextIndex
-from mlx_specdec.sampling.noise import SilentNoise
 
 from ..support.rows import row_of
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
+from mlx_specdec.core.options import Options
 from mlx_specdec.engine import loading
 from mlx_specdec.engine.generate import generate
 from mlx_specdec.errors import CheckpointError, SourceError
-from mlx_specdec.options import Options
 
 from ..support import heads
 from ..support.heads import base_of, pair_of, some_heads

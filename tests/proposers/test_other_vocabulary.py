@@ -7,13 +7,13 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from mlx_specdec.core.noise import IndependentNoise, SilentNoise
+from mlx_specdec.core.options import Options
 from mlx_specdec.engine.generate import generate
 from mlx_specdec.engine.loading import load
 from mlx_specdec.errors import OptionError, VocabularyError
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
-from mlx_specdec.options import Options
 from mlx_specdec.proposers.draft_model import DraftModel
-from mlx_specdec.sampling.noise import IndependentNoise, SilentNoise
 from mlx_specdec.text.vocabulary import Translation
 
 from ..support import tiny

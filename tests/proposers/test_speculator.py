@@ -9,14 +9,14 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlx_specdec.decoding.worth import Prices
-from mlx_specdec.interfaces import Proposal
-from mlx_specdec.options import Options
+from mlx_specdec.core import rules
+from mlx_specdec.core.distribution import Distribution, choose
+from mlx_specdec.core.noise import CoupledNoise, IndependentNoise
+from mlx_specdec.core.options import Options
+from mlx_specdec.core.worth import Prices
 from mlx_specdec.proposers.draft_model import BACKLOG_CHUNK
 from mlx_specdec.proposers.hidden_state import MOST_WAITING, Confidence
-from mlx_specdec.sampling.distribution import Distribution, choose
-from mlx_specdec.sampling.noise import CoupledNoise, IndependentNoise
-from mlx_specdec.verification import rules
+from mlx_specdec.types import Proposal
 
 from ..support.nothing import NO_DRAFT
 from ..support.scribe import SIZE, Drawn, Scribe, begun

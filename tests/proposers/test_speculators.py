@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from mlx_specdec.core.options import Options
 from mlx_specdec.engine import loading
 from mlx_specdec.engine.generate import generate
 from mlx_specdec.errors import CheckpointError, OptionError
 from mlx_specdec.models.drafters import DRAFTER_KINDS
 from mlx_specdec.models.drafters.kinds import attach, read
 from mlx_specdec.models.number_format import NumberFormat
-from mlx_specdec.options import Options
 from mlx_specdec.proposers import DRAFTERS
 
 from ..support import speculators

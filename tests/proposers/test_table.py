@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from mlx_specdec import options as settings
 from mlx_specdec import proposers as drafting
+from mlx_specdec.core import options as settings
+from mlx_specdec.core.options import Options
 from mlx_specdec.engine.generate import generate
 from mlx_specdec.engine.loading import load
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.errors import OptionError
-from mlx_specdec.options import Options
 
 from ..support.models import make_llama, make_t5
 from . import repeat

@@ -15,7 +15,7 @@ from fractions import Fraction
 import mlx.core as mx
 import numpy as np
 
-from mlx_specdec.interfaces import Noise, Proposal, Rule
+from mlx_specdec.types import Noise, Proposal, Rule
 
 from .reference import SYMBOLS, ZERO, Case, Decision, Law
 

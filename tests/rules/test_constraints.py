@@ -11,7 +11,7 @@ from fractions import Fraction
 
 import pytest
 
-from mlx_specdec.sampling.constraint import Constraint
+from mlx_specdec.core.constraint import Constraint
 
 from ..support.letters import alphabet, regex
 from . import reference

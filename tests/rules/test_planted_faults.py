@@ -11,7 +11,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlx_specdec.interfaces import Noise, Proposal, Rule, Verdict
+from mlx_specdec.types import Noise, Proposal, Rule, Verdict
 
 from . import reference
 from .enumeration import Probes, chosen, same, sampled

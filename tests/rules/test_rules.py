@@ -11,9 +11,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlx_specdec.interfaces import Proposal, Rule
-from mlx_specdec.sampling.noise import CoupledNoise, IndependentNoise, SilentNoise, noise_of
-from mlx_specdec.verification import rules
+from mlx_specdec.core import rules
+from mlx_specdec.core.noise import CoupledNoise, IndependentNoise, SilentNoise, noise_of
+from mlx_specdec.types import Proposal, Rule
 
 from . import reference
 from .enumeration import Given, Probes, chosen, logs, same, sampled

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from mlx_specdec.core.options import Options
 from mlx_specdec.engine.generate import generate
 from mlx_specdec.engine.loading import load
 from mlx_specdec.engine.pair import Pair
-from mlx_specdec.options import Options
 from mlx_specdec.serve.engine import Engine
 
 from ..support.models import make_llama, make_t5, moved

@@ -11,8 +11,8 @@ import pytest
 
 from mlx_specdec.engine.scheduler import Scheduler
 from mlx_specdec.errors import OptionError
-from mlx_specdec.interfaces.records import Step
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
+from mlx_specdec.results import Step
 from mlx_specdec.serve import engine as engine_module
 from mlx_specdec.serve.engine import STOPPING, Engine
 from mlx_specdec.text.tokenizer import load_tokenizer
@@ -120,7 +120,7 @@ atexit.register(lambda: print(not ended[0].worker.is_alive()))  # runs after lat
 from pathlib import Path
 from mlx_specdec.engine.embeddings import embed
 from mlx_specdec.engine.loading import load
-from mlx_specdec.options import Options
+from mlx_specdec.core.options import Options
 from mlx_specdec.serve.engine import Engine
 from mlx_specdec.serve.tasks import EngineTask
 

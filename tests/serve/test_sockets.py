@@ -22,7 +22,7 @@ from starlette.routing import Route
 from mlx_specdec.engine.loading import load
 from mlx_specdec.engine.prompt_cache_files import Store
 from mlx_specdec.engine.scheduler import Scheduler
-from mlx_specdec.interfaces.records import Step
+from mlx_specdec.results import Step
 from mlx_specdec.serve import server as server_module
 from mlx_specdec.serve.app import Access
 from mlx_specdec.serve.engine import Engine

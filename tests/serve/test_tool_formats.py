@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from mlx_specdec.sampling.constraint import Alphabet, Constraint
-from mlx_specdec.sampling.grammar import compiled
+from mlx_specdec.core.constraint import Alphabet, Constraint
+from mlx_specdec.core.grammar import compiled
 from mlx_specdec.serve.chat import Tools
 from mlx_specdec.serve.constraints import grammar_of
 from mlx_specdec.serve.events import Call, Reader

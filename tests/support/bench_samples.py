@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from mlx_specdec.decoding.statistics import Recorder, Timed
-from mlx_specdec.interfaces.records import Step
+from mlx_specdec.core.statistics import Recorder, Timed
 from mlx_specdec.measure.methods import Case, Length, Measurements, Method, Sample
+from mlx_specdec.results import Step
 
 
 def sample(

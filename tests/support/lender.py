@@ -5,13 +5,13 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from mlx_specdec.interfaces import Scores
+from mlx_specdec.core.noise import SilentNoise
+from mlx_specdec.core.options import Options
 from mlx_specdec.models.drafters.kinds import on_target, read
 from mlx_specdec.models.drafters.network import DrafterNetwork
 from mlx_specdec.models.number_format import NumberFormat
-from mlx_specdec.options import Options
 from mlx_specdec.proposers.hidden_state import HiddenStateDrafter
-from mlx_specdec.sampling.noise import SilentNoise
+from mlx_specdec.types import Scores
 
 from . import speculators
 from .rows import row_of
@@ -46,7 +46,7 @@ def network_of(directory: Path, target: Lender) -> DrafterNetwork:
 
 
 class Run:
-    """A drafter that is shown one sequence, round after round. hidden: (tokens, taps x width).
+    """A drafter that is shown one sequence, round after round. hidden: (tokens, states x width).
     encoded: The encoder's output, (n, width), if the target has an encoder."""
 
     def __init__(
@@ -87,7 +87,7 @@ def drafts_of(directory: Path, seed: int = 1, length: int = 12, count: int = 3) 
     keys = mx.random.split(mx.random.key(seed), 3)
     embedding = mx.random.normal((speculators.VOCABULARY, speculators.WIDTH), key=keys[0])
     network = network_of(directory, Lender(embedding))
-    width = len(network.taps) * speculators.WIDTH
+    width = len(network.hidden) * speculators.WIDTH
     tokens = mx.random.randint(0, speculators.VOCABULARY, (length,), key=keys[1]).tolist()
     hidden = mx.random.normal((length, width), key=keys[2])
     return Run(network, tokens, hidden).draft(length, count)[1]  # type: ignore[arg-type]

@@ -5,10 +5,10 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from mlx_specdec.decoding.costs import LONGEST_DRAFT, CostTable, Memory
-from mlx_specdec.decoding.statistics import Timed
-from mlx_specdec.decoding.worth import TRIAL_INTERVAL, Candidate, Worth
-from mlx_specdec.interfaces.records import Step
+from mlx_specdec.core.costs import LONGEST_DRAFT, CostTable, Memory
+from mlx_specdec.core.statistics import Timed
+from mlx_specdec.core.worth import TRIAL_INTERVAL, Candidate, Worth
+from mlx_specdec.results import Step
 
 STEP = 0.01
 """Seconds of a plain step."""

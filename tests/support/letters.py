@@ -4,8 +4,8 @@ import functools
 from collections.abc import Sequence
 from dataclasses import replace
 
+from mlx_specdec.core.constraint import Alphabet
 from mlx_specdec.engine.pair import Pair
-from mlx_specdec.sampling.constraint import Alphabet
 from mlx_specdec.text.tokenizer import Tokenizer
 
 from .pairs import pair_for
@@ -69,7 +69,7 @@ def alphabet(pieces: tuple[str, ...]) -> Alphabet:
 
 def regex(pattern: str) -> str:
     """Compile a regular expression."""
-    from mlx_specdec.sampling.grammar import compiled
+    from mlx_specdec.core.grammar import compiled
 
     grammar = compiled(None, pattern, None)
     assert grammar is not None

@@ -8,18 +8,18 @@ from pathlib import Path
 import mlx.core as mx
 from mlx.utils import tree_map
 
+from mlx_specdec.core.options import Options
 from mlx_specdec.engine.generate import stream_generate
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.engine.prompt_cache import PromptCache
-from mlx_specdec.interfaces import Context, Model, feed
-from mlx_specdec.interfaces.records import Result
 from mlx_specdec.models.base import Base
 from mlx_specdec.models.drafters.medusa import MedusaHeads
 from mlx_specdec.models.encoder_decoder.context import EncoderDecoderModel
 from mlx_specdec.models.loading import load_model
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
-from mlx_specdec.options import Options
+from mlx_specdec.results import Result
 from mlx_specdec.text.tokenizer import Tokenizer
+from mlx_specdec.types import Context, Model, feed
 
 from . import tiny
 from .families import config_of

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from mlx_specdec.options import Options
-from mlx_specdec.sampling.distribution import Distribution
+from mlx_specdec.core.distribution import Distribution
+from mlx_specdec.core.options import Options
 
 
 def row_of(

@@ -3,10 +3,10 @@
 import mlx.core as mx
 import numpy as np
 
-from mlx_specdec.interfaces import Noise, Proposal, Scores
-from mlx_specdec.options import Options
+from mlx_specdec.core.noise import SilentNoise
+from mlx_specdec.core.options import Options
 from mlx_specdec.proposers.hidden_state import HiddenStateDrafter
-from mlx_specdec.sampling.noise import SilentNoise
+from mlx_specdec.types import Noise, Proposal, Scores
 
 from .rows import row_of
 
@@ -34,7 +34,7 @@ class Scribe:
     """A network whose favorite is the token after the newest; both states of a row are its token's
     number, the second one negative."""
 
-    kind, taps, most, nbytes = "scribe", ("after.1", "after.0"), 5, 1
+    kind, hidden, most, nbytes = "scribe", ("after.1", "after.0"), 5, 1
 
     def __init__(self) -> None:
         self.readings: list[Notes] = []
@@ -61,7 +61,7 @@ class Notes:
     def read(self, hidden: mx.array, following: mx.array) -> None:
         assert not self.guessed
         assert hidden.shape == (1, following.shape[1], 2)
-        assert mx.array_equal(hidden[..., 0], -hidden[..., 1]), "in the order of the taps"
+        assert mx.array_equal(hidden[..., 0], -hidden[..., 1]), "in the order of the hidden"
         self.passes.append(following.shape[1])
         for state, after in zip(hidden[0, :, 0].tolist(), following[0].tolist(), strict=True):
             self.rows.append((int(state), after))

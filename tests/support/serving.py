@@ -18,13 +18,13 @@ from starlette.responses import Response
 from starlette.testclient import TestClient
 from starlette.types import Receive, Scope, Send
 
+from mlx_specdec.core.options import Options
 from mlx_specdec.engine.loading import load
 from mlx_specdec.engine.pair import with_history
 from mlx_specdec.engine.prompt_cache_files import Store
 from mlx_specdec.engine.request import Request
 from mlx_specdec.engine.scheduler import Scheduler
-from mlx_specdec.interfaces.records import Step
-from mlx_specdec.options import Options
+from mlx_specdec.results import Step
 from mlx_specdec.serve.app import Access, make_app
 from mlx_specdec.serve.engine import Engine
 from mlx_specdec.serve.registry import Registry, ServedModel

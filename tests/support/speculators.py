@@ -78,7 +78,7 @@ def eagle3(
     directory: Path,
     *,
     drafted: int | None = VOCABULARY // 2,
-    taps: int = 3,
+    hidden_count: int = 3,
     vocabulary: int = VOCABULARY,
     width: int = WIDTH,
     encoder: int | None = None,
@@ -91,7 +91,7 @@ def eagle3(
     target's head. encoder: width of the target's encoder, to which it then attends. extra: more
     tensors. tensors: in the place of others. changes: of config.json."""
     shapes = {
-        "fc.weight": (width, taps * width),
+        "fc.weight": (width, hidden_count * width),
         "norm.weight": (width,),
         "midlayer.hidden_norm.weight": (width,),
         **layer("midlayer", 2 * width, width, encoder),
@@ -109,7 +109,7 @@ def eagle3(
         config["draft_vocab_size"] = drafted
         made["d2t"] = every_other(drafted)
         made["t2d"] = mx.arange(vocabulary) % 2 == 1
-    config["eagle_aux_hidden_state_layer_ids"] = [1, 2, 2][:taps]
+    config["eagle_aux_hidden_state_layer_ids"] = [1, 2, 2][:hidden_count]
     return write(directory, {**config, **changes}, {**made, **(tensors or {})})
 
 
@@ -146,7 +146,7 @@ def eagle(
 def peagle(
     directory: Path,
     *,
-    taps: int = 3,
+    hidden_count: int = 3,
     vocabulary: int = VOCABULARY,
     width: int = WIDTH,
     extra: Shapes | None = None,
@@ -154,12 +154,12 @@ def peagle(
 ) -> Path:
     """P-EAGLE with two layers and an embedding of its own; the rest as `eagle3`."""
     tensors = {
-        "mask_hidden": (1, 1, taps * width),
+        "mask_hidden": (1, 1, hidden_count * width),
         "embed_tokens.weight": (vocabulary, width),
         **layer("layers.1", width, width),
         **(extra or {}),
     }
-    sizes: dict[str, Any] = {"taps": taps, "vocabulary": vocabulary, "width": width}
+    sizes: dict[str, Any] = {"hidden_count": hidden_count, "vocabulary": vocabulary, "width": width}
     usual = {"num_hidden_layers": 2, "mask_token_id": 3}
     return eagle3(directory, extra=tensors, **{**sizes, **usual, **settings})
 
@@ -185,7 +185,7 @@ def dflash(
     directory: Path,
     *,
     layers: int = 2,
-    taps: int = 2,
+    hidden_count: int = 2,
     markov: str | None = None,
     second: bool = False,
     vocabulary: int = VOCABULARY,
@@ -200,7 +200,7 @@ def dflash(
     """DFlash as its authors write it, the `second` version of it, or with `markov` a DSpark as
     SpecForge writes it. nested: changes of dflash_config. The rest as in `eagle3`."""
     shapes = {
-        "fc.weight": (width, taps * width),
+        "fc.weight": (width, hidden_count * width),
         "norm.weight": (width,),
         "hidden_norm.weight": (width,),
         **(extra or {}),
@@ -212,7 +212,7 @@ def dflash(
         shapes |= layer(f"layers.{number}", width, width, encoder)
         for norm in ("q_norm", "k_norm"):
             shapes[f"layers.{number}.self_attn.{norm}.weight"] = (HEAD_DIM,)
-    method: dict[str, Any] = {"mask_token_id": 3, "target_layer_ids": [0, 1][:taps]}
+    method: dict[str, Any] = {"mask_token_id": 3, "target_layer_ids": [0, 1][:hidden_count]}
     if markov is not None:
         method |= {"markov_rank": RANK, "markov_head_type": markov, "projector_type": "dspark"}
         shapes["markov_head.markov_w1.weight"] = (vocabulary, RANK)

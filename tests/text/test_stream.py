@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlx_specdec.decoding.row import Row
+from mlx_specdec.core.row import Row
 from mlx_specdec.engine.pair import alphabet_of
 from mlx_specdec.text.stream import LONGEST_WINDOW, SHORT_WINDOW, StopStrings, TextStream, common
 from mlx_specdec.text.tokenizer import Kind, Tokenizer, load_tokenizer

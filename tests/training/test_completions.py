@@ -8,16 +8,16 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from mlx_specdec.core.options import Options
 from mlx_specdec.engine import loading
 from mlx_specdec.engine.generate import generate
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.errors import DecodingError
-from mlx_specdec.interfaces import FINAL, after
-from mlx_specdec.options import Options
 from mlx_specdec.training import completions
 from mlx_specdec.training.collect import SampleFiles, TrainingSample, collect
 from mlx_specdec.training.completions import complete, states
 from mlx_specdec.training.config import DataConfig
+from mlx_specdec.types import FINAL, after
 
 from ..support.models import make_llama, make_t5
 from ..support.simulated_metal import off_cpu
@@ -80,10 +80,10 @@ def test_damaged_logits_are_reported(pair: Pair, monkeypatch: pytest.MonkeyPatch
 def test_states_of_a_batch_are_those_of_single_texts(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    texts, taps = [(3, 4, 5), (6,) * 9, (7, 8), (9, 10, 11, 12)], (after(0), FINAL)
-    found = list(states(pair, PROMPTS, texts, taps))
+    texts, hidden = [(3, 4, 5), (6,) * 9, (7, 8), (9, 10, 11, 12)], (after(0), FINAL)
+    found = list(states(pair, PROMPTS, texts, hidden))
     monkeypatch.setattr(completions, "STATE_TOKENS", 1)
-    single = list(states(pair, PROMPTS, texts, taps))
+    single = list(states(pair, PROMPTS, texts, hidden))
     for one, other, prompt, text in zip(found, single, PROMPTS, texts, strict=True):
         rows = len(pair.target.prefix(prompt)) + len(text) - 1
         assert one.shape == other.shape == (rows, 2 * pair.target.width)

@@ -10,11 +10,11 @@ from mlx.utils import tree_map
 
 from mlx_specdec.engine import loading
 from mlx_specdec.engine.pair import Pair
-from mlx_specdec.interfaces import after
 from mlx_specdec.training import drafter as drafter_files
 from mlx_specdec.training.anchors import Anchored, DSparkTask
 from mlx_specdec.training.collect import SampleFiles, TrainingSample, collect
 from mlx_specdec.training.config import DataConfig, DrafterConfig
+from mlx_specdec.types import after
 
 from ..support.models import make_llama, make_t5
 
@@ -31,12 +31,12 @@ class Learned:
 
     def __init__(self, pair: Pair, directory: Path) -> None:
         self.pair = pair
-        taps = tuple(map(after, drafter_files.tapped(pair.target.layers)))
+        hidden = tuple(map(after, drafter_files.hidden_layers(pair.target.layers)))
         self.rows = SampleFiles(
-            directory, pair.target.width * (len(taps) + 1), pair.target.state_dtype
+            directory, pair.target.width * (len(hidden) + 1), pair.target.state_dtype
         )
         ignore = lambda done, total: None  # noqa: E731
-        self.prompts = collect(pair, SAMPLES, COLLECTING, self.rows, ignore, taps)
+        self.prompts = collect(pair, SAMPLES, COLLECTING, self.rows, ignore, hidden)
         self.leads = [len(pair.target.prefix(prompt)) - 1 for prompt in self.prompts]
 
     def encoded(self, sample: int) -> mx.array | None:

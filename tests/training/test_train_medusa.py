@@ -6,13 +6,13 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from mlx_specdec.core.options import Options
 from mlx_specdec.engine import loading
 from mlx_specdec.engine.generate import generate
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.models.base import Base
 from mlx_specdec.models.loading import load_model
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
-from mlx_specdec.options import Options
 from mlx_specdec.training.collect import SampleFiles, TrainingSample, collect
 from mlx_specdec.training.config import DataConfig
 from mlx_specdec.training.medusa import initial_heads

@@ -10,7 +10,7 @@ import mlx.core as mx
 import numpy as np
 
 from ...errors import first_line
-from ...process import open_files_kept
+from ...system import open_files_kept
 from ..tensors import Malformed
 from .gguf_header import Metadata, Stored
 

@@ -18,8 +18,7 @@ from typing import Any, cast
 import mlx.core as mx
 
 from ...errors import DecodingError, OptionError
-from ...interfaces import FINAL, Context, Scores
-from ...interfaces.results import Cached, Reusable
+from ...types import FINAL, Cached, Context, Reusable, Scores
 from ..base import Base
 
 SIZE = 256
@@ -30,7 +29,7 @@ ORDER_HEAD = 3
 
 
 class Op(IntEnum):
-    """An operation: a method of `interfaces.Context`, or opening or closing a context. END ends
+    """An operation: a method of `types.Context`, or opening or closing a context. END ends
     all ranks."""
 
     OPEN = auto()
@@ -161,10 +160,10 @@ def run_pass(
     batch: int,
     rows: int,
     proposed: int,
-    taps: Sequence[str],
+    hidden: Sequence[str],
 ) -> Scores:
     """Submit the pass that a message orders, up to the last sum over all ranks."""
-    wanted = taps if FINAL in taps else (*taps, FINAL)
+    wanted = hidden if FINAL in hidden else (*hidden, FINAL)
     scores = context.advance(message.tokens(batch, rows), proposed, wanted)
     mx.async_eval(scores.hidden[FINAL])
     return scores
@@ -264,20 +263,20 @@ class LedModel:
         number, lengths = next(self._leader.numbers), map(len, prompts)
         numbers = (len(prompts), *lengths, *itertools.chain.from_iterable(prompts))
         self._leader.queue(Order(Op.OPEN, number, tuple(map(int, numbers))))
-        return LedContext(self._leader, number, context, getattr(self._model, "tap", None))
+        return LedContext(self._leader, number, context, getattr(self._model, "capture", None))
 
 
 class LedContext:
-    """An `interfaces.Context` that all ranks hold under the same number. `tap` is the method
-    `TappedNetwork.tap` of the model, which raises for hidden states that the model lacks."""
+    """A `types.Context` that all ranks hold under the same number. `capture` is the method
+    `CapturingNetwork.capture` of the model, which raises for hidden states that the model lacks."""
 
     def __init__(
-        self, leader: Leader, number: int, context: Context, tap: Callable[[str], Any] | None
+        self, leader: Leader, number: int, context: Context, capture: Callable[[str], Any] | None
     ) -> None:
         self._leader = leader
         self._number = number
         self._context = context
-        self._tap = tap
+        self._capture = capture
         weakref.finalize(self, leader.queue, Order(Op.CLOSE, number)).atexit = False
 
     @property
@@ -286,15 +285,15 @@ class LedContext:
 
     checkpoints = False
 
-    def advance(self, tokens: mx.array, proposed: int = 0, taps: Sequence[str] = ()) -> Scores:
+    def advance(self, tokens: mx.array, proposed: int = 0, hidden: Sequence[str] = ()) -> Scores:
         batch, rows = tokens.shape
-        if self._tap is not None:
-            for name in taps:
-                self._tap(name)  # may raise, which must happen before an order is sent
+        if self._capture is not None:
+            for name in hidden:
+                self._capture(name)  # may raise, which must happen before an order is sent
         with self._leader.whole():
             order = Order(Op.ADVANCE, self._number, (batch, rows, proposed))
             message = self._leader.send(order, tokens)
-            return run_pass(self._context, message, batch, rows, proposed, taps)
+            return run_pass(self._context, message, batch, rows, proposed, hidden)
 
     def rewind(self, lengths: tuple[int, ...]) -> None:
         self._context.rewind(lengths)

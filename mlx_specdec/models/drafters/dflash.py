@@ -34,11 +34,11 @@ CONFIDENCE = "confidence_head.proj.weight"
 CONFIDENCE_BIAS = "confidence_head.proj.bias"
 
 
-def _usual_layers(taps: int, layers: int) -> tuple[int, ...]:
+def _usual_layers(count: int, layers: int) -> tuple[int, ...]:
     """Return layers at even distances, from the second to the third from the end."""
-    if taps == 1:
+    if count == 1:
         return (layers // 2,)
-    return tuple(round(1 + at * (layers - 4) / (taps - 1)) for at in range(taps))
+    return tuple(round(1 + at * (layers - 4) / (count - 1)) for at in range(count))
 
 
 def is_dspark(config: Config, names: Collection[str]) -> bool:
@@ -62,7 +62,7 @@ def read(kind: str, directory: Path, config: Config, weights: Weights | None) ->
         weights,
         own_name=_own_name,
         ids=LAYER_IDS,
-        usual_taps=DFLASH_HIDDEN_LAYERS,
+        usual_count=DFLASH_HIDDEN_LAYERS,
         usual_layers=_usual_layers,
         usual_vocabulary=QWEN3_VOCABULARY,
         # Training freezes the embedding and the head.
@@ -258,7 +258,7 @@ class DFlash(DrafterNetwork):
 
     def context(self, hidden: mx.array) -> mx.array:
         """Return the inputs of keys and values, (1, m, width), from the target's hidden states,
-        (1, m, taps x target's width)."""
+        (1, m, number of hidden states x target's width)."""
         states: mx.array = self.hidden_norm(self.fc(hidden.astype(self.dtype)))
         return states
 

@@ -105,9 +105,9 @@ def read_eagle3(
         weights,
         own_name=_own_name,
         ids=EAGLE_LAYER_IDS,
-        usual_taps=EAGLE_HIDDEN_LAYERS,
+        usual_count=EAGLE_HIDDEN_LAYERS,
         # The layers before a low, a middle and a high layer, whose inputs are read.
-        usual_layers=lambda taps, layers: (1, layers // 2 - 1, layers - 4),
+        usual_layers=lambda count, layers: (1, layers // 2 - 1, layers - 4),
         usual_vocabulary=LLAMA2_VOCABULARY,
     )
     if "sliding_attention" in str(files.settings.get("layer_types")):
@@ -151,9 +151,10 @@ class Eagle3(Chain):
         ]
         self.layers = [first, *later]
         if "input_norm.weight" in present:
-            self.input_norm = nn.RMSNorm(files.taps * files.target_width, sizes.eps)
+            self.input_norm = nn.RMSNorm(files.hidden_count * files.target_width, sizes.eps)
         if "fc_norm.0.weight" in present:
-            self.fc_norm = [nn.RMSNorm(files.target_width, sizes.eps) for _ in range(files.taps)]
+            norms = range(files.hidden_count)
+            self.fc_norm = [nn.RMSNorm(files.target_width, sizes.eps) for _ in norms]
         # "norm_output" has another meaning in the files of `speculators` than in other files.
         self.norms_before_head = settings.layered or bool(settings.get("norm_output", True))
         self.feeds_back_normed = settings.layered and bool(settings.get("norm_output"))

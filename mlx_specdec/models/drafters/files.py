@@ -61,7 +61,7 @@ class ConfigEntries(dict[str, Any]):
         """Return a list of integers; None if it is missing or empty, as in templates."""
         return tuple(map(int, self.get(name, ()))) or None
 
-    def tapped(self, by_input: str) -> tuple[int, ...] | None:
+    def hidden_layers(self, by_input: str) -> tuple[int, ...] | None:
         """Return the target's layers whose outputs are read. The entry `by_input` lists layers
         whose inputs are read. The same entry inside eagle_config, and the entry target_layer_ids,
         list layers whose outputs are read."""
@@ -218,7 +218,7 @@ class StoredTensors(UserDict[str, Any]):
         tensor: mx.array = self.data[name]()
         return tensor
 
-    def taps(self, width: int, stated: int) -> int:
+    def hidden_count(self, width: int, stated: int) -> int:
         """Return how many hidden states of a width `fc` reads; `stated` if there are no tensors."""
         return max(1, self.shapes["fc.weight"][1] // width) if self.shapes else stated
 
@@ -254,28 +254,29 @@ class DrafterFiles:
     Attributes:
         kind: The drafter's name in the table of kinds.
         settings: The entries of config.json.
-        tapped: The target's layers, counted from 0, whose outputs the drafter reads, in the order
-            in which it concatenates them; None for the kind's default layers.
-        taps: Number of these layers.
+        hidden_layers: The target's layers, counted from 0, whose outputs the drafter reads, in the
+            order in which it concatenates them; None for the kind's default layers.
+        hidden_count: Number of these layers.
         target_width: Width of the target's hidden states.
         vocabulary: Size of the target's vocabulary.
         target_ids: The target's token for each token of the drafter; None if both vocabularies are
             the same.
         tensors: The tensors, whose shapes were checked.
-        usual_layers: The kind's default layers, from the number of taps and of the target's layers.
+        usual_layers: The kind's default layers, from the number of hidden states and of the
+            target's layers.
     """
 
     directory: Path
     kind: str
     settings: ConfigEntries
     sizes: LayerSizes
-    tapped: tuple[int, ...] | None = ()
-    taps: int = 0
+    hidden_layers: tuple[int, ...] | None = ()
+    hidden_count: int = 0
     target_width: int
     vocabulary: int
     target_ids: tuple[int, ...] | None = None
     tensors: StoredTensors
-    usual_layers: UsualLayers = lambda taps, layers: ()
+    usual_layers: UsualLayers = lambda count, layers: ()
 
     @property
     def drafted(self) -> int:
@@ -284,9 +285,9 @@ class DrafterFiles:
 
     @property
     def inputs(self) -> int:
-        """Width of the inputs of `fc`: the hidden states of all taps; without taps, one hidden
+        """Width of the inputs of `fc`: all hidden states side by side; without any, one hidden
         state and a token's embedding."""
-        return (self.taps or 2) * self.target_width
+        return (self.hidden_count or 2) * self.target_width
 
     def facts(self) -> dict[str, Any]:
         """Return the facts that the command `inspect` reports."""
@@ -295,25 +296,27 @@ class DrafterFiles:
             "target_hidden_size": self.target_width,
             "target_vocab_size": self.vocabulary,
             "draft_vocab_size": self.drafted,
-            "target_layers": None if self.tapped is None else list(self.tapped),
-            "taps": self.taps,
+            "target_layers": None if self.hidden_layers is None else list(self.hidden_layers),
+            "hidden_count": self.hidden_count,
             "encoder_hidden_size": self.sizes.encoder_width,
         }
 
-    def tapped_of(self, layers: int) -> tuple[int, ...]:
+    def hidden_layers_of(self, layers: int) -> tuple[int, ...]:
         """Return the layers to read of a target with `layers` layers. Raises CheckpointError."""
-        tapped = self.usual_layers(self.taps, layers) if self.tapped is None else self.tapped
-        if len(tapped) != self.taps:
+        named = self.hidden_layers
+        if named is None:
+            named = self.usual_layers(self.hidden_count, layers)
+        if len(named) != self.hidden_count:
             raise CheckpointError(
-                f"{self.directory} reads {self.taps} hidden states side by side, and names "
-                f"{len(tapped)} layers of the target: its config.json belongs to another drafter"
+                f"{self.directory} reads {self.hidden_count} hidden states side by side, and names "
+                f"{len(named)} layers of the target: its config.json belongs to another drafter"
             )
-        if wrong := [layer for layer in tapped if not 0 <= layer < layers]:
+        if wrong := [layer for layer in named if not 0 <= layer < layers]:
             raise CheckpointError(
                 f"{self.directory} reads what layer {wrong[0]} of the target puts out, and the "
                 f"target has layers 0 to {layers - 1}: the drafter belongs to another target"
             )
-        return tapped
+        return named
 
     def check(self, width: int | None, layers: int | None, vocabulary: int | None) -> None:
         """Raise CheckpointError if the drafter was made for another target. Facts of the target
@@ -328,7 +331,7 @@ class DrafterFiles:
                     f"has {actual}: the drafter belongs to another target"
                 )
         if layers is not None:
-            self.tapped_of(layers)
+            self.hidden_layers_of(layers)
 
     def check_encoder(self, width: int | None) -> None:
         """Raise CheckpointError if the drafter attends to an encoder, and the width of the output
@@ -363,7 +366,7 @@ def read_layers(
     *,
     own_name: Callable[[str], str],
     ids: str,
-    usual_taps: int,
+    usual_count: int,
     usual_layers: UsualLayers,
     usual_vocabulary: int,
     copies: Collection[str] = (),
@@ -374,7 +377,7 @@ def read_layers(
         kind, directory, config, weights, own_name: See `DrafterFiles`, `DrafterKind.read` and
             `StoredTensors.of`.
         ids: The entry that lists the target's layers whose inputs are read.
-        usual_taps, usual_layers: The default number and choice of the target's layers.
+        usual_count, usual_layers: The default number and choice of the target's layers.
         usual_vocabulary: Size of the target's vocabulary if a file of `speculators` lacks it.
         copies: Tensors that are copies of the target's if both have the same vocabulary.
     Raises:
@@ -391,15 +394,15 @@ def read_layers(
     drafted = int(settings.get("draft_vocab_size", vocabulary))
     unused = {*copies} - ({"lm_head.weight"} if drafted != vocabulary else set())
     stored = StoredTensors.of(directory, weights, own_name, unused)
-    tapped = settings.tapped(ids)
+    hidden_layers = settings.hidden_layers(ids)
     target_width = int(settings.get("target_hidden_size", sizes.width))
     return DrafterFiles(
         directory=directory,
         kind=kind,
         settings=settings,
         sizes=sizes,
-        tapped=tapped,
-        taps=stored.taps(target_width, len(tapped or range(usual_taps))),
+        hidden_layers=hidden_layers,
+        hidden_count=stored.hidden_count(target_width, len(hidden_layers or range(usual_count))),
         target_width=target_width,
         vocabulary=vocabulary,
         target_ids=stored.target_ids(drafted, vocabulary),

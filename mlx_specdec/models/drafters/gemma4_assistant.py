@@ -12,7 +12,7 @@ import mlx.nn as nn
 
 from ...checkpoints.files import FULL_ATTENTION, LM_HEAD, SLIDING_ATTENTION, Weights
 from ...errors import CheckpointError
-from ...interfaces import FINAL, keys_of, values_of
+from ...types import FINAL, keys_of, values_of
 from ..base import Base
 from ..per_layer import spelled_old
 from .files import ConfigEntries, DrafterFiles, StoredTensors, layer_sizes
@@ -70,7 +70,7 @@ class TargetAttention:
     `window` is None for full attention."""
 
     def __init__(self, number: int, attention: Any, window: int | None) -> None:
-        self.taps = (keys_of(number), values_of(number))
+        self.hidden = (keys_of(number), values_of(number))
         self.heads, self.head_dim = attention.n_kv_heads, attention.head_dim
         self.width = self.heads * self.head_dim
         self._window = window
@@ -161,7 +161,7 @@ class Assistant(DrafterNetwork):
         super().bind(files, target)
         self.attentions = {kind: self._attention(kind, files, target) for kind in self.head_dims}
         attentions = self.attentions.values()
-        self.taps = (FINAL, *(tap for attention in attentions for tap in attention.taps))
+        self.hidden = (FINAL, *(name for attention in attentions for name in attention.hidden))
 
     def _attention(self, kind: str, files: DrafterFiles, target: Base) -> TargetAttention:
         """Return the attention of the target's last layer of this kind that computes its own keys
@@ -180,9 +180,9 @@ class Assistant(DrafterNetwork):
             f"{heads} heads of width {size}: the drafter belongs to another target"
         )
 
-    def width_of(self, tap: str) -> int:
-        widths = (a.width for a in self.attentions.values() if tap in a.taps)
-        return next(widths, super().width_of(tap))
+    def width_of(self, name: str) -> int:
+        widths = (a.width for a in self.attentions.values() if name in a.hidden)
+        return next(widths, super().width_of(name))
 
     def open(self) -> Reading:
         return AssistantReading(self)
@@ -229,7 +229,7 @@ class AssistantReading(Reading):
     def read(self, hidden: mx.array, following: mx.array) -> None:
         network = self._network
         offset = self._rows.advance(following, 0).starts[0]
-        ends = list(accumulate(map(network.width_of, network.taps)))
+        ends = list(accumulate(map(network.width_of, network.hidden)))
         final, *rows = mx.split(hidden.astype(network.dtype), ends[:-1], axis=-1)
         attentions = network.attentions.values()
         parts = zip(attentions, rows[::2], rows[1::2], self._caches, strict=True)
@@ -244,7 +244,7 @@ class AssistantReading(Reading):
     def guess_after(self, token: mx.array) -> mx.array:
         network, place = self._network, self.length
         shared = {
-            kind: cache.columns(attention.first(place))
+            kind: cache.positions(attention.first(place))
             for (kind, attention), cache in zip(
                 network.attentions.items(), self._caches, strict=True
             )

@@ -16,7 +16,7 @@ from ...checkpoints.disk import read_json
 from ...checkpoints.files import Weights
 from ...checkpoints.tensors import check_weights
 from ...errors import CheckpointError, first_line
-from ...interfaces import Scores
+from ...types import Scores
 from ..base import Base
 from ..cpu_layers import lighten
 from ..number_format import NumberFormat, stored_dtype
@@ -144,11 +144,11 @@ def attach(files: DrafterFiles, target: Base, numbers: NumberFormat) -> DrafterN
 
 
 def try_out(network: DrafterNetwork, target: Base) -> Scores:
-    """Build a pass of the target that returns the hidden states of the network's taps, without
+    """Build a pass of the target that returns the hidden states that the network reads, without
     computing it. Raises OptionError if the target cannot provide them."""
     tokens = mx.zeros((1, 1), dtype=mx.int32)
     target.embed(tokens)
-    return target.open([0]).advance(tokens, taps=network.taps)
+    return target.open([0]).advance(tokens, hidden=network.hidden)
 
 
 def _recognized(config: Mapping[str, Any], names: Collection[str]) -> str | None:

@@ -17,8 +17,7 @@ from mlx.utils import tree_flatten
 
 from ...checkpoints.tensors import check_weights
 from ...errors import CheckpointError
-from ...interfaces import after
-from ...interfaces.results import Reusable
+from ...types import Reusable, after
 from ..base import Base
 from ..number_format import NumberFormat, evaluate
 from .files import IN_16_BITS, DrafterFiles
@@ -68,7 +67,7 @@ class Mtp(Chain):
         assert isinstance(files, MtpFiles)
         super().bind(files, target)
         if self._form.raw:
-            self.taps = (after(target.layers - 1),)
+            self.hidden = (after(target.layers - 1),)
         # A function, because a module would count as a part of the drafter.
         norm = None if self.normed else inner_of(target.network).norm
         self._last = self.norm if norm is None else lambda states: norm(states)
@@ -78,8 +77,8 @@ class Mtp(Chain):
     def open(self) -> ChainReading:
         return MtpReading(self)
 
-    def cache_nbytes(self, source: int, columns: int) -> int:
-        return (1 + len(self.later)) * super().cache_nbytes(source, columns)
+    def cache_nbytes(self, source: int, positions: int) -> int:
+        return (1 + len(self.later)) * super().cache_nbytes(source, positions)
 
     def step(
         self,

@@ -187,7 +187,7 @@ def _files(directory: Path, config: Config, carried: Carried) -> MtpFiles:
             kind="mtp",
             settings=settings,
             sizes=LayerSizes(width, float(eps)),
-            tapped=None,
+            hidden_layers=None,
             target_width=width,
             vocabulary=int(settings["vocab_size"]),
             tensors=StoredTensors.made(directory, tensors),

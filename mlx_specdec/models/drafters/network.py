@@ -17,7 +17,7 @@ from mlx.utils import tree_flatten
 
 from ...checkpoints.files import Weights
 from ...errors import CheckpointError, first_line
-from ...interfaces import FINAL, after
+from ...types import FINAL, after
 from ..base import Base
 from ..encoder_decoder.layers import Attention, attend_cached
 from ..kv_cache import STEP, KVCache
@@ -62,7 +62,7 @@ class DrafterNetwork(nn.Module, ABC):
     """A network that drafts from hidden states of a target. Parameters are named as in files.
 
     Attributes:
-        taps: Names of the target's hidden states that the network reads, concatenated in this
+        hidden: Names of the target's hidden states that the network reads, concatenated in this
             order. If the files name no layers, the network reads the inputs of the target's head.
         normed: Whether a norm follows the layers.
         most: Maximum number of draft tokens in a round.
@@ -92,7 +92,9 @@ class DrafterNetwork(nn.Module, ABC):
         """Choose the target's hidden states to read, and use its embedding and its head if the
         drafter has none of its own. Raises CheckpointError."""
         self._target = target
-        self.taps = tuple(after(layer) for layer in files.tapped_of(target.layers)) or (FINAL,)
+        self.hidden = tuple(after(layer) for layer in files.hidden_layers_of(target.layers)) or (
+            FINAL,
+        )
         # For each token of the target, its index in the drafter's logits, (vocabulary,) int32. A
         # token that the drafter lacks has the index after the last logit. None if both
         # vocabularies are the same.
@@ -115,17 +117,17 @@ class DrafterNetwork(nn.Module, ABC):
         # A matrix may be quantized, a norm never is.
         return (self.norm if self.normed else self.fc).weight.dtype
 
-    def cache_nbytes(self, source: int, columns: int) -> int:
+    def cache_nbytes(self, source: int, positions: int) -> int:
         """Return the bytes of a sequence's keys and values; see `models.base.Base`."""
-        of_source, of_column = self._row_nbytes
-        return source * of_source + -(-columns // STEP) * STEP * of_column
+        of_source, of_position = self._row_nbytes
+        return source * of_source + -(-positions // STEP) * STEP * of_position
 
     @cached_property
     def _row_nbytes(self) -> tuple[int, int]:
         reading = self.open()
         if "encoder_norm" in self:
             reading.attend(mx.zeros((1, 1, self.encoder_norm.weight.shape[0])))
-        width = sum(map(self.width_of, self.taps))
+        width = sum(map(self.width_of, self.hidden))
         reading.read(mx.zeros((1, 1, width), dtype=self.dtype), mx.zeros((1, 1), dtype=mx.int32))
         encoded = [array for source in reading._sources if source for array in source[:2]]
         cached = [array for cache in reading._caches for array in cache.state]
@@ -156,7 +158,7 @@ class DrafterNetwork(nn.Module, ABC):
             )
         evaluate(self)
 
-    def width_of(self, tap: str) -> int:
+    def width_of(self, name: str) -> int:
         return self._target.width
 
     def embed(self, tokens: mx.array) -> mx.array:
@@ -223,7 +225,7 @@ class Reading(RowsContext, ABC):
         """Read the target's hidden states of committed tokens, without computing anything yet.
 
         Args:
-            hidden: The hidden states of all taps, concatenated, (1, m, taps x width).
+            hidden: All hidden states, concatenated, (1, m, number of hidden states x width).
             following: For each of these positions, the committed token after it, (1, m) int32.
         """
 
@@ -267,7 +269,7 @@ class Chain(DrafterNetwork):
 
     def features(self, hidden: mx.array) -> mx.array:
         """Return the inputs of the first step, (1, m, width), from the target's hidden states,
-        (1, m, taps x width)."""
+        (1, m, number of hidden states x width)."""
         return hidden.astype(self.dtype)
 
     def step(

@@ -15,11 +15,11 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
 
-from ...checkpoints import disk as sizes
+from ... import system
 from ...errors import PromptError
-from ...interfaces import FINAL, Context, Scores, rectangle
-from ...interfaces.results import Cached, Reusable
+from ...system import show_size
 from ...text.tokenizer import Kind
+from ...types import FINAL, Cached, Context, Reusable, Scores, rectangle
 from ..base import check_prompt, family_of, layer_of
 from ..cpu_layers import begin, lighten
 from ..kv_cache import STEP, KVCache, padded
@@ -134,11 +134,11 @@ class Network(nn.Module, ABC):
         states = 6 * self.width + 3 * self.inner + (1 + self.merged) * self.row
         return length * (scores + states) * self.dtype.size
 
-    def cache_nbytes(self, source: int, columns: int) -> int:
+    def cache_nbytes(self, source: int, positions: int) -> int:
         """Return the bytes of the encoder's output and of all keys and values. Caches grow in steps
         of STEP positions."""
         outside = 0 if self.merged else source
-        positions = outside + -(-(source - outside + columns) // STEP) * STEP
+        positions = outside + -(-(source - outside + positions) // STEP) * STEP
         return self.dtype.size * (source * self.width + positions * self.row)
 
 
@@ -244,11 +244,11 @@ class EncoderDecoderModel:
         trained = self.network.trained_length
         if prompt_tokens <= trained:
             return ""
-        nbytes, most = self.network.source_nbytes(prompt_tokens), sizes.usable_memory()
-        takes = f"reading the prompt takes about {sizes.show(nbytes)} of memory"
+        nbytes, most = self.network.source_nbytes(prompt_tokens), system.usable_memory()
+        takes = f"reading the prompt takes about {show_size(nbytes)} of memory"
         length = f"the prompt has {prompt_tokens:,} tokens, and"
         if self.nbytes + nbytes > most:
-            models = f"models may take {sizes.show(most)} on this machine"
+            models = f"models may take {show_size(most)} on this machine"
             raise PromptError(f"{length} {takes}, where {models}: shorten it")
         worse = f"the model was trained on {trained:,} at most: the text may be worse"
         return f"{length} {worse}, and {takes}"
@@ -256,7 +256,7 @@ class EncoderDecoderModel:
     def open_batch(
         self, prompts: Sequence[Sequence[int]], cached: Sequence[Cached | None] = ()
     ) -> EncoderDecoderContext:
-        """See `interfaces.Model`. The first pass encodes all new sources at once."""
+        """See `types.Model`. The first pass encodes all new sources at once."""
         for prompt in prompts:
             check_prompt(prompt, self.source_vocabulary or self.vocabulary, self.max_length)
             self.network.check_source(prompt)
@@ -324,7 +324,7 @@ def _equal(first: mx.array, second: mx.array) -> bool:
 
 
 class EncoderDecoderContext(RowsContext):
-    """An `interfaces.Context` of `count` sequences. `read` encodes the sources; it is called when
+    """A `types.Context` of `count` sequences. `read` encodes the sources; it is called when
     they are first needed."""
 
     def __init__(
@@ -348,14 +348,14 @@ class EncoderDecoderContext(RowsContext):
                 self._encoded = EncodedSources(self._encoded.encoded)
         return self._encoded
 
-    def advance(self, tokens: mx.array, proposed: int = 0, taps: Sequence[str] = ()) -> Scores:
+    def advance(self, tokens: mx.array, proposed: int = 0, hidden: Sequence[str] = ()) -> Scores:
         model, source = self._model, self._source
-        places = {name: -1 if name == FINAL else layer_of(name, model.layers) for name in taps}
+        places = {name: -1 if name == FINAL else layer_of(name, model.layers) for name in hidden}
         place = self._rows.advance(tokens, proposed)
         outputs = model.network.decode(tokens, self._caches, source, place, model.tables(place))
         states = [begin(output) for output in outputs]
-        hidden = {name: states[at] for name, at in places.items()}
-        return Scores(model.head(states[-1]), hidden, source.encoded)
+        named = {name: states[at] for name, at in places.items()}
+        return Scores(model.head(states[-1]), named, source.encoded)
 
     def evaluate(self) -> None:
         mx.eval(self._source.projected, [cache.state for cache in self._caches])

@@ -136,13 +136,13 @@ def attend_in_parts(
     visible: Callable[[int, int], tuple[slice, Mask]], attention: Attention, states: mx.array
 ) -> mx.array:
     """Attend within a source, SOURCE_ROWS rows at a time. `visible(first, last)` returns the
-    columns that the rows first to last - 1 attend to, and the mask of these columns."""
+    positions that the rows first to last - 1 attend to, and the mask of these positions."""
     length, mixed = states.shape[1], []
     pair = attention.keys_values(states, 0)
     for first in range(0, length, SOURCE_ROWS):
         rows = states[:, first : first + SOURCE_ROWS]
-        columns, mask = visible(first, first + rows.shape[1])
-        part = [array[:, :, columns] for array in pair]
+        positions, mask = visible(first, first + rows.shape[1])
+        part = [array[:, :, positions] for array in pair]
         mixed.append(attention(rows, part, mask, first))
         if length > SOURCE_ROWS:
             # Compute the parts one after the other. Otherwise the scores of all parts would be in

@@ -55,7 +55,7 @@ class BatchedCache(KVCache):
         self._values.parts[0].array = array
 
     def begin(self) -> int:
-        """Return the first column that a row of the newest pass sees."""
+        """Return the first position that a row of the newest pass sees."""
         return 0
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
@@ -64,7 +64,7 @@ class BatchedCache(KVCache):
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
         """Return what the newest pass has fetched, for layers that share the cache."""
-        return self.columns(0)
+        return self.positions(0)
 
     def make_mask(
         self, rows: int, return_array: bool = False, window_size: int | None = None
@@ -135,7 +135,7 @@ class WindowCache(BatchedCache):
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
         end, begin = self.window.place.end, self.begin()
-        return self._keys.columns(end)[:, :, begin:], self._values.columns(end)[:, :, begin:]
+        return self._keys.positions(end)[:, :, begin:], self._values.positions(end)[:, :, begin:]
 
     def make_mask(
         self, rows: int, return_array: bool = False, window_size: int | None = None

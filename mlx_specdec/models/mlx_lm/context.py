@@ -7,17 +7,16 @@ from typing import Any
 
 import mlx.core as mx
 
-from ...interfaces import Context, Scores
-from ...interfaces.results import Cached, Reusable
+from ...types import Cached, Context, Reusable, Scores
 from ..rows import Rows, RowsContext
 from .caches import BatchedCache, MakeCache
-from .network import TappedNetwork
+from .network import CapturingNetwork
 from .recurrence import Recurrences
 from .states import States, merged, slots
 
 
 class DecoderOnlyContext(RowsContext):
-    """An interfaces.Context of `count` sequences.
+    """A types.Context of `count` sequences.
 
     Attributes:
         entries: The list of caches that the model gets.
@@ -33,7 +32,7 @@ class DecoderOnlyContext(RowsContext):
 
     def __init__(
         self,
-        model: TappedNetwork,
+        model: CapturingNetwork,
         make: Sequence[MakeCache],
         count: int,
         mask_axes: Callable[[], int | None] = lambda: 4,
@@ -48,16 +47,16 @@ class DecoderOnlyContext(RowsContext):
         self.states = States(self.entries, recurrences)
         self.checkpoints = bool(self.states or self.rows.windows)
 
-    def advance(self, tokens: mx.array, proposed: int = 0, taps: Sequence[str] = ()) -> Scores:
-        for name in taps:
-            self._model.tap(name)  # raises OptionError before the caches change
+    def advance(self, tokens: mx.array, proposed: int = 0, hidden: Sequence[str] = ()) -> Scores:
+        for name in hidden:
+            self._model.capture(name)  # raises OptionError before the caches change
         starts = self.lengths
         self.rows.advance(tokens, proposed)
         with self.states.in_pass(starts, tokens.shape[1], proposed):
-            return self._model.run(tokens, self.entries, taps)
+            return self._model.run(tokens, self.entries, hidden)
 
     def rewind(self, lengths: tuple[int, ...]) -> None:
-        """Rewind as interfaces.Context says, without a target pass."""
+        """Rewind as types.Context says, without a target pass."""
         now = self.lengths
         super().rewind(lengths)
         self.states.rewind(lengths, now)

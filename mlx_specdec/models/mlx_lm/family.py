@@ -9,8 +9,8 @@ import mlx.nn as nn
 
 from ...checkpoints.files import LAYER_COUNT_KEYS
 from ...errors import CheckpointError, OptionError, first_line
-from ...interfaces import FINAL
 from ...text.tokenizer import Kind, Tokenizer
+from ...types import FINAL
 from ..base import Base
 from ..number_format import stored_dtype
 from ..trainable import Ids, padded, places

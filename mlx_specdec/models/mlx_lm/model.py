@@ -25,9 +25,8 @@ from mlx_lm.models.cache import (
 )
 
 from ...errors import OptionError, first_line
-from ...interfaces import Context, Scores
-from ...interfaces.results import Cached
 from ...text.tokenizer import Kind
+from ...types import Cached, Context, Scores
 from ..attention_parts import PROMPT_SIZES
 from ..base import Base, check_prompt, family_of
 from ..cache_settings import CACHE_GROUP_SIZES, CacheSettings
@@ -41,7 +40,7 @@ from .attention import SCORES_NBYTES, attend_in_parts, replace_in
 from .caches import BatchedCache, MakeCache, batched
 from .context import DecoderOnlyContext
 from .mends import factors_of
-from .network import TappedNetwork, type_name
+from .network import CapturingNetwork, type_name
 from .recurrence import Recurrences
 from .states import slots
 from .trials import BatchTrial, absorb, misfit, rows_agree, try_batches, try_recurrences
@@ -131,17 +130,17 @@ def sizes_of(caches: Sequence[Any]) -> tuple[int, Counter[int | None]]:
         if keys is None:
             always += int(cache.nbytes)
         else:
-            columns = (keys[0] if isinstance(keys, tuple) else keys).shape[-2]
+            positions = (keys[0] if isinstance(keys, tuple) else keys).shape[-2]
             most = None
             if isinstance(cache, RotatingKVCache):
                 most = cache.max_size + DROP
             elif isinstance(cache, ChunkedKVCache):
                 most = cache.chunk_size + STEP
-            per_token[most] += int(cache.nbytes) // columns
+            per_token[most] += int(cache.nbytes) // positions
     return always, per_token
 
 
-class DecoderOnlyModel(TappedNetwork):
+class DecoderOnlyModel(CapturingNetwork):
     """A base.Base over a model of mlx-lm.
 
     Args:
@@ -149,7 +148,7 @@ class DecoderOnlyModel(TappedNetwork):
         max_length: The largest number of tokens in a sequence, or None if there is no limit.
         caches: Settings of the KV cache.
         identity: See base.Base.
-        group, pipeline: See TappedNetwork.
+        group, pipeline: See CapturingNetwork.
     Raises:
         OptionError: If the model cannot use such caches."""
 
@@ -189,15 +188,17 @@ class DecoderOnlyModel(TappedNetwork):
             self._twin._long = False
         return self._twin
 
-    def run(self, tokens: mx.array, entries: list[Any] | None, taps: Sequence[str] = ()) -> Scores:
+    def run(
+        self, tokens: mx.array, entries: list[Any] | None, hidden: Sequence[str] = ()
+    ) -> Scores:
         if self._factors is not None:
             self._factors.long = self._long
-        return super().run(tokens, entries, taps)
+        return super().run(tokens, entries, hidden)
 
-    def cache_nbytes(self, source: int, columns: int) -> int:
+    def cache_nbytes(self, source: int, positions: int) -> int:
         always, per_token = self._cache_sizes
         # Buffers grow in steps.
-        held = -(-min(columns, self.max_length or columns) // STEP) * STEP
+        held = -(-min(positions, self.max_length or positions) // STEP) * STEP
         return always + sum(n * min(held, most or held) for most, n in per_token.items())
 
     @cached_property

@@ -10,7 +10,7 @@ import mlx.nn as nn
 from mlx_lm.models.cache import make_prompt_cache
 
 from ...errors import CheckpointError, OptionError
-from ...interfaces import FINAL, Scores
+from ...types import FINAL, Scores
 from ..base import layer_of
 from ..cpu_layers import begin
 from ..patches import HIDDEN_STATES
@@ -35,8 +35,8 @@ class StopPass(Exception):
         self.state = state
 
 
-class Tap(threading.local):
-    """The state of a tapped module in each thread: how its next calls behave.
+class Capture(threading.local):
+    """The state of a captured module in each thread: how its next calls behave.
 
     Attributes:
         stops: Raise StopPass with the module's input instead of calling the module.
@@ -72,12 +72,12 @@ class Tap(threading.local):
         return result
 
 
-def tapped(*modules: nn.Module) -> Tap:
-    """Install one tap on all of these modules and return it. Modules of one class stay of one
+def capturing(*modules: nn.Module) -> Capture:
+    """Install one capture on all of these modules and return it. Modules of one class stay of one
     class."""
-    tap = Tap()
-    HIDDEN_STATES.extend(modules, __call__=tap.called)
-    return tap
+    capture = Capture()
+    HIDDEN_STATES.extend(modules, __call__=capture.called)
+    return capture
 
 
 def state_of(result: Any, name: str = "") -> mx.array | None:
@@ -107,7 +107,7 @@ def type_name(network: nn.Module) -> str:
     return type(network).__module__.rpartition(".")[2]
 
 
-class TappedNetwork:
+class CapturingNetwork:
     """A loaded network of mlx-lm whose hidden states can be read.
 
     Args:
@@ -123,10 +123,12 @@ class TappedNetwork:
         self.network = network
         self.group = group
         self._pipeline = pipeline
-        self._taps: dict[str, Tap] = {}
-        self._first: Tap | None = None
-        # All ranks must submit the same operations in the same order, so layers are not tapped.
-        self._layers_tap = tapped(*network.layers) if group is None and not pipeline else Tap()
+        self._captures: dict[str, Capture] = {}
+        self._first: Capture | None = None
+        # All ranks must submit the same operations in the same order, so no layer is captured.
+        self._layers_capture = (
+            capturing(*network.layers) if group is None and not pipeline else Capture()
+        )
         self._state: tuple[int, mx.Dtype] | None = None
         # Shapes are known as soon as the graph is built; nothing is computed here.
         probe = network(mx.zeros((1, 1), dtype=mx.int32), cache=make_prompt_cache(network))
@@ -162,7 +164,7 @@ class TappedNetwork:
         if self._pipeline:
             raise self._closed("what their first layer is given, in a pipeline")
         # Models may scale embeddings or add to them, so call the model up to the first layer.
-        self._first = self._first or tapped(self.network.layers[0])
+        self._first = self._first or capturing(self.network.layers[0])
         self._first.stops, state = True, None
         try:
             self.network(tokens, cache=make_prompt_cache(self.network))
@@ -178,12 +180,12 @@ class TappedNetwork:
         """Return logits, (batch, m, vocabulary), for FINAL hidden states, (batch, m, width). Raises
         OptionError if the model hides the input of its head."""
         # Heads may be scaled, soft-capped or tied, so call the model with its last state replaced.
-        tap = self.tap(FINAL)
-        tap.substitute = states
+        capture = self.capture(FINAL)
+        capture.substitute = states
         try:
             logits: mx.array = self.network(mx.zeros(states.shape[:2], dtype=mx.int32))
         finally:
-            tap.substitute = None
+            capture.substitute = None
         return logits
 
     @contextmanager
@@ -191,43 +193,45 @@ class TappedNetwork:
         """Keep this thread's passes lazy: they compute nothing until a result is read, and then
         only the layers that the result depends on. Ranks that share a model submit passes all the
         same."""
-        self._layers_tap.lazy = True
+        self._layers_capture.lazy = True
         try:
             yield
         finally:
-            self._layers_tap.lazy = False
+            self._layers_capture.lazy = False
 
-    def run(self, tokens: mx.array, entries: list[Any] | None, taps: Sequence[str] = ()) -> Scores:
+    def run(
+        self, tokens: mx.array, entries: list[Any] | None, hidden: Sequence[str] = ()
+    ) -> Scores:
         """Run a pass.
 
         Args:
             tokens: (batch, m) int32.
             entries: The caches, or None for complete sequences, as in training.
-            taps: Names of the hidden states to return."""
+            hidden: Names of the hidden states to return."""
         # Training differentiates passes without caches, so these must stay lazy.
-        self._layers_tap.begins = entries is not None
+        self._layers_capture.begins = entries is not None
         try:
-            return self._run(tokens, entries, taps)
+            return self._run(tokens, entries, hidden)
         finally:
-            self._layers_tap.begins = False
+            self._layers_capture.begins = False
 
-    def _run(self, tokens: mx.array, entries: list[Any] | None, taps: Sequence[str]) -> Scores:
-        if not taps and self.group is None:
+    def _run(self, tokens: mx.array, entries: list[Any] | None, hidden: Sequence[str]) -> Scores:
+        if not hidden and self.group is None:
             return Scores(self.network(tokens, cache=entries))
-        together = () if self.group is None or FINAL in taps else (FINAL,)
-        armed = {name: self.tap(name) for name in (*taps, *together)}
-        for tap in armed.values():
-            tap.arm()
+        together = () if self.group is None or FINAL in hidden else (FINAL,)
+        armed = {name: self.capture(name) for name in (*hidden, *together)}
+        for capture in armed.values():
+            capture.arm()
         logits = self.network(tokens, cache=entries)
-        states = {name: state_of(tap.take(), name) for name, tap in armed.items()}
+        states = {name: state_of(capture.take(), name) for name, capture in armed.items()}
         if self.group is not None:
             # Submit now, so that all ranks submit passes in the same order.
             mx.async_eval(states[FINAL])
         return Scores(logits, {name: state for name, state in states.items() if state is not None})
 
-    def tap(self, name: str) -> Tap:
-        """Return the tap on a hidden state. Raises OptionError if the model hides this state."""
-        if name not in self._taps:
+    def capture(self, name: str) -> Capture:
+        """Return the capture of a hidden state. Raises OptionError if the model hides it."""
+        if name not in self._captures:
             is_final = name == FINAL
             if self._pipeline and not is_final:
                 raise OptionError(
@@ -237,22 +241,22 @@ class TappedNetwork:
             module = inner_of(self.network) if is_final else lent_of(name, self.network.layers)
             if module is None:
                 module = self.network.layers[layer_of(name, self.layers)]
-            tap = tapped(module)
-            tap.arm()
+            capture = capturing(module)
+            capture.arm()
             self.network(mx.zeros((1, 1), dtype=mx.int32), cache=make_prompt_cache(self.network))
-            state = state_of(tap.take(), name)
+            state = state_of(capture.take(), name)
             # In some models the inner module contains the head, and returns logits.
             if state is None or (is_final and state.shape[-1] == self.vocabulary):
                 raise self._closed("the input of their head" if is_final else f"what is {name}")
             if is_final:
                 self._state = (state.shape[-1], state.dtype)
-            self._taps[name] = tap
-        return self._taps[name]
+            self._captures[name] = capture
+        return self._captures[name]
 
     def _closed(self, what: str) -> OptionError:
         return OptionError(f"models of type {type_name(self.network)} do not show {what}")
 
     def _final_state(self) -> tuple[int, mx.Dtype]:
         """Return the width and dtype of the output head's input."""
-        self.tap(FINAL)
+        self.capture(FINAL)
         return self._state or (0, mx.float32)

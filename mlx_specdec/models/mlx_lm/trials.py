@@ -16,14 +16,14 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from ...errors import OptionError, first_line
-from ...interfaces import after, rectangle
+from ...types import after, rectangle
 from ..distributed.sharding import of_rank_0
 from ..number_format import on_cpu
 from . import latent
 from .attention import replace_in
 from .caches import MakeCache, WindowCache
 from .context import DecoderOnlyContext
-from .network import TappedNetwork, type_name
+from .network import CapturingNetwork, type_name
 from .recurrence import Recurrences
 from .states import slots
 
@@ -79,7 +79,7 @@ class BatchTrial:
     reason: str = ""
 
 
-def misfit(model: TappedNetwork, open_: Open) -> str:
+def misfit(model: CapturingNetwork, open_: Open) -> str:
     """Return why a model cannot be called with batched caches, in one line; "" if it can. Nothing
     is computed."""
     try:
@@ -91,7 +91,7 @@ def misfit(model: TappedNetwork, open_: Open) -> str:
     return ""
 
 
-def try_batches(model: TappedNetwork, open_: Open) -> BatchTrial:
+def try_batches(model: CapturingNetwork, open_: Open) -> BatchTrial:
     """Compare the logits of sequences in a batch with the logits of single sequences.
 
     Several attempts are made with each number of mask axes, and one success is enough. If all fail,
@@ -115,7 +115,7 @@ def try_batches(model: TappedNetwork, open_: Open) -> BatchTrial:
     return BatchTrial(None, reasons[min(reasons)])
 
 
-def _begins_with_zeros(model: TappedNetwork, open_: Open) -> bool:
+def _begins_with_zeros(model: CapturingNetwork, open_: Open) -> bool:
     """Return whether a sequence may begin with zeros as its recurrent state. Sequences that join a
     batch before their first token get them."""
     tokens = mx.arange(ROWS, dtype=mx.int32)[None] % model.vocabulary
@@ -129,7 +129,7 @@ def _begins_with_zeros(model: TappedNetwork, open_: Open) -> bool:
     return not least > _limit(expected.dtype)
 
 
-def _batch_apart(model: TappedNetwork, open_: Open, axes: int, seed: int) -> tuple[float, float]:
+def _batch_apart(model: CapturingNetwork, open_: Open, axes: int, seed: int) -> tuple[float, float]:
     """Decode a batch, some of whose tokens are rewound, and the same sequences alone. Windows are
     made smaller than the sequences.
 
@@ -179,16 +179,16 @@ def _limit(dtype: mx.Dtype) -> float:
     return LIMIT if on_cpu() else TF32_LIMIT
 
 
-def rows_agree(model: TappedNetwork, open_: Open) -> bool:
+def rows_agree(model: CapturingNetwork, open_: Open) -> bool:
     """Return whether a pass over several rows, after the windows are full, agrees with passes over
     single rows. The pass must also be rewindable to any of its rows. Warn if it is not so."""
     if not open_().states.restored:
         _warn(model, "cannot go back to a part of a pass: decoding without speculation")
         return False
-    taps = _taps(model, open_())
+    hidden = _captures(model, open_())
 
     def agree(seed: int) -> bool:
-        apart, dtype = _rows_apart(model, open_, taps, seed)
+        apart, dtype = _rows_apart(model, open_, hidden, seed)
         return not apart > _limit(dtype)
 
     if any(of_rank_0(model.group, agree(seed)) for seed in range(ATTEMPTS)):
@@ -201,7 +201,7 @@ def rows_agree(model: TappedNetwork, open_: Open) -> bool:
     return False
 
 
-def try_recurrences(model: TappedNetwork, make: Sequence[MakeCache]) -> Recurrences | None:
+def try_recurrences(model: CapturingNetwork, make: Sequence[MakeCache]) -> Recurrences | None:
     """Return the recurrences of a model. Return None if repeating them over the first rows of a
     pass gives another state than a shorter pass."""
     empty = DecoderOnlyContext(model, make, 1)
@@ -220,7 +220,7 @@ def try_recurrences(model: TappedNetwork, make: Sequence[MakeCache]) -> Recurren
 
 
 def _states_apart(
-    model: TappedNetwork, make: Sequence[MakeCache], recurrences: Recurrences, seed: int
+    model: CapturingNetwork, make: Sequence[MakeCache], recurrences: Recurrences, seed: int
 ) -> tuple[float, mx.Dtype]:
     """Compare states that were advanced over the first rows of a pass with the states after a pass
     over these rows only.
@@ -253,7 +253,7 @@ def _states_apart(
     return largest, max(dtypes, key=lambda dtype: dtype.size)
 
 
-def absorb(model: TappedNetwork, open_: Open) -> bool:
+def absorb(model: CapturingNetwork, open_: Open) -> bool:
     """Absorb passes of a few rows from now on, if that changes results by no more than rounding.
 
     Absorbed rows must agree with single rows at least as well as expanded rows do. If they do not,
@@ -265,14 +265,14 @@ def absorb(model: TappedNetwork, open_: Open) -> bool:
     if not attentions:
         return False
     replace_in(model.network)
-    taps = _taps(model, open_())
+    hidden = _captures(model, open_())
 
     def agree(seed: int) -> bool:
         latent.release(attentions)
-        expanded, _ = _rows_apart(model, open_, taps, seed)
+        expanded, _ = _rows_apart(model, open_, hidden, seed)
         latent.intercept(attentions)
         before = latent.absorbed_calls()
-        apart, dtype = _rows_apart(model, open_, taps, seed)
+        apart, dtype = _rows_apart(model, open_, hidden, seed)
         rounding = ROUNDINGS * float(mx.finfo(dtype).eps)
         return latent.absorbed_calls() > before and apart <= max(
             EXTRA_ROUNDING * expanded, rounding
@@ -285,18 +285,18 @@ def absorb(model: TappedNetwork, open_: Open) -> bool:
     return False
 
 
-def _warn(model: TappedNetwork, what: str) -> None:
+def _warn(model: CapturingNetwork, what: str) -> None:
     text = f"mlx-lm's {type_name(model.network)} models {what}"
     warnings.warn(text, RuntimeWarning, stacklevel=3)
 
 
 def _rows_apart(
-    model: TappedNetwork, open_: Open, taps: list[str], seed: int
+    model: CapturingNetwork, open_: Open, hidden: list[str], seed: int
 ) -> tuple[float, mx.Dtype]:
     """Compare the rows of one pass with single rows.
 
     Args:
-        taps: The hidden state to compare; no layer after it is computed. Without one, logits.
+        hidden: The hidden state to compare; no layer after it is computed. Without one, logits.
         seed: Seed of the random tokens.
     Returns:
         The second-smallest relative difference of a row, and the dtype of the rows."""
@@ -307,8 +307,8 @@ def _rows_apart(
         context.advance(tokens[:, :BEGUN])
         _fill(context, mx.random.key(seed))
         parts = [tokens[:, at : at + size] for at in range(BEGUN, BEGUN + ROWS, size)]
-        scores = [context.advance(part, taps=taps) for part in parts]
-        return mx.concatenate([s.hidden[taps[0]] if taps else s.logits for s in scores], axis=1)
+        scores = [context.advance(part, hidden=hidden) for part in parts]
+        return mx.concatenate([s.hidden[hidden[0]] if hidden else s.logits for s in scores], axis=1)
 
     with model.lazily():
         together, expected = states(ROWS), states(1)
@@ -317,7 +317,7 @@ def _rows_apart(
     return second_least, expected.dtype
 
 
-def _random_tokens(model: TappedNetwork, seed: int) -> mx.array:
+def _random_tokens(model: CapturingNetwork, seed: int) -> mx.array:
     key = mx.random.key(seed)
     return mx.random.randint(0, model.vocabulary, (1, BEGUN + ROWS), mx.int32, key=key)
 
@@ -349,7 +349,7 @@ def _fill(context: DecoderOnlyContext, key: mx.array) -> None:
         cache.hold([[equal, filled.astype(values.dtype)]])
 
 
-def _layers_to_try(model: TappedNetwork, context: DecoderOnlyContext) -> int:
+def _layers_to_try(model: CapturingNetwork, context: DecoderOnlyContext) -> int:
     """Return the number of layers after which no new kind of layer follows. Layers are of one kind
     if their modules and their caches are of the same classes and sizes."""
     layers = list(getattr(model.network, "layers", ()))
@@ -361,12 +361,12 @@ def _layers_to_try(model: TappedNetwork, context: DecoderOnlyContext) -> int:
     return min(max([LEAST_LAYERS - 1, *kinds.values()]) + 1, len(layers))
 
 
-def _taps(model: TappedNetwork, context: DecoderOnlyContext) -> list[str]:
+def _captures(model: CapturingNetwork, context: DecoderOnlyContext) -> list[str]:
     """Return the name of the hidden state to compare, or an empty list if the model hides it. It is
     the output of the last layer to try."""
     name = after(_layers_to_try(model, context) - 1)
     try:
-        model.tap(name)
+        model.capture(name)
     except (OptionError, ValueError, TypeError):
         return []
     return [name]

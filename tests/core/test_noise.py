@@ -4,7 +4,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlx_specdec.sampling.noise import (
+from mlx_specdec.core.noise import (
     NOISE_NUMBERS,
     NOISE_ROWS,
     Coins,

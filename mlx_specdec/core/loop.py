@@ -8,23 +8,24 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..checkpoints import disk
+from .. import system
 from ..errors import DecodingError
-from ..interfaces import (
+from ..results import Step
+from ..types import (
+    TARGET,
     Context,
     Noise,
     Progress,
     Proposal,
+    Reusable,
     Rule,
     Scores,
     Verdict,
     feed,
     no_proposal,
 )
-from ..interfaces.records import Step
-from ..interfaces.results import TARGET, Reusable
-from ..sampling.distribution import log_probabilities
-from ..sampling.noise import noise_of
+from .distribution import log_probabilities
+from .noise import noise_of
 from .proposer import Proposer
 from .row import Row, token_logprobs
 from .statistics import Stopwatch
@@ -44,7 +45,7 @@ def chunk_size(prompts: int, *, holds_scores: bool) -> int:
     holds_scores: See `models.base.Base.holds_scores`."""
     if holds_scores or mx.default_device() == mx.Device(mx.cpu):
         return PREFILL_CHUNK
-    free = disk.usable_memory() - mx.get_active_memory()
+    free = system.usable_memory() - mx.get_active_memory()
     return LARGE_CHUNK if free >= prompts * ROOM else PREFILL_CHUNK
 
 

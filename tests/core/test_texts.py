@@ -9,10 +9,10 @@ import pytest
 from mlx_lm.generate import generate_step
 from mlx_lm.models.cache import RotatingKVCache
 
+from mlx_specdec.core.options import Options
 from mlx_specdec.engine.generate import generate
 from mlx_specdec.models.cache_settings import CacheSettings
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
-from mlx_specdec.options import Options
 from mlx_specdec.proposers.text_index import BETWEEN, TextIndex
 
 from ..support import tiny

@@ -10,16 +10,16 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from mlx_specdec.decoding.loop import LARGE_CHUNK, PREFILL_CHUNK, Group, chunk_size
-from mlx_specdec.decoding.row import Request
-from mlx_specdec.decoding.worth import Worth
+from mlx_specdec.core.loop import LARGE_CHUNK, PREFILL_CHUNK, Group, chunk_size
+from mlx_specdec.core.noise import IndependentNoise
+from mlx_specdec.core.options import Options
+from mlx_specdec.core.row import Request
+from mlx_specdec.core.worth import Worth
 from mlx_specdec.engine.generate import generate, stream_generate, stream_many
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.errors import DecodingError
-from mlx_specdec.interfaces import Proposal, Proposer, Scores
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
-from mlx_specdec.options import Options
-from mlx_specdec.sampling.noise import IndependentNoise
+from mlx_specdec.types import Proposal, Proposer, Scores
 
 from ..support import tiny
 from ..support.pairs import PROMPT, decoder_only, pair_of, perturbed

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field, replace
 
 import mlx.core as mx
 
-from .. import process
-from ..interfaces import Proposal, Scores
-from ..interfaces.records import Seconds, SourceFigures, Statistics, Step
+from .. import system
+from ..results import Seconds, SourceFigures, Statistics, Step
+from ..types import Proposal, Scores
 
 
 @dataclass(frozen=True)
@@ -85,8 +85,8 @@ class Recorder:
             ),
             tokens_per_second=ratio(self._generated, decoding),
             peak_memory_bytes=mx.get_peak_memory(),
-            device=process.device_name(),
-            blas=process.name(),
+            device=system.device_name(),
+            blas=system.blas_name(),
         )
 
     def _parts(

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .. import process
+from .. import system
 
 LONGEST_DRAFT = 16
 """The longest draft of a proposer with weights, in tokens, and the longest that is timed."""
@@ -58,7 +58,7 @@ class Memory:
         """Write the file, unless it was written within the last WRITE_EVERY seconds."""
         if self._path is not None and self.entries and time.monotonic() >= self._due:
             self._due = time.monotonic() + WRITE_EVERY
-            with contextlib.suppress(OSError), process.replacing(self._path) as stream:
+            with contextlib.suppress(OSError), system.replacing(self._path) as stream:
                 stream.write(json.dumps(self.entries).encode())
 
 
@@ -74,7 +74,7 @@ def memory(key: Mapping[str, Any]) -> Memory:
 
 def directory() -> Path:
     """Return the directory of the files."""
-    return process.directory("draft-length")
+    return system.cache_directory("draft-length")
 
 
 class CostTable:

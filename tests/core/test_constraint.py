@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mlx_specdec.core.constraint import Alphabet, Constraint, Masks
+from mlx_specdec.core.distribution import Distribution
+from mlx_specdec.core.grammar import compiled, with_stack
+from mlx_specdec.core.settings import Sampling
 from mlx_specdec.errors import OptionError
-from mlx_specdec.sampling.constraint import Alphabet, Constraint, Masks
-from mlx_specdec.sampling.distribution import Distribution
-from mlx_specdec.sampling.grammar import compiled, with_stack
-from mlx_specdec.sampling.settings import Sampling
 
 from ..support.letters import alphabet, regex
 from ..support.nothing import NO_DRAFT

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 import numpy as np
 
-from ..interfaces import Noise, NoiseSource
+from ..types import Noise, NoiseSource
 
 NOISE_ROWS, NOISE_NUMBERS = 8, 1 << 15
 """Coupled noise is drawn for NOISE_ROWS positions at once, or fewer if these would exceed

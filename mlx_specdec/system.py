@@ -1,5 +1,5 @@
-"""Settings of the process: the BLAS that MLX uses, the environment of Python, the limit of open
-files, the cache directory, and cleanup of threads.
+"""The machine and the process: the BLAS that MLX uses, memory and disk, sizes as text, the
+environment of Python, the limit of open files, the cache directory, and cleanup of threads.
 
 MLX's CPU wheel for Linux contains the reference BLAS, whose matrix products read all weights once
 for each row. MKL (from the PyPI package `mkl`, extra `fast-cpu`) or the system's OpenBLAS replaces
@@ -13,16 +13,19 @@ import platform
 import re
 import resource
 import shlex
+import shutil
 import sys
 import tempfile
 import threading
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from ctypes.util import find_library
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import BinaryIO
+
+from rich.filesize import decimal
 
 from .errors import OptionError
 
@@ -33,8 +36,8 @@ _loaded: list[tuple[str, ctypes.CDLL]] = []
 _warned: list[bool] = []
 
 
-def load(wanted: str | None = None) -> str:
-    """Load a BLAS if MLX is not imported yet, and return `name()`. Later calls change nothing.
+def load_blas(wanted: str | None = None) -> str:
+    """Load a BLAS if MLX is not imported yet, and return `blas_name()`. Later calls change nothing.
 
     Args:
         wanted: "auto" for MKL, OpenBLAS or MLX's own BLAS, in this order; "none"; or the path of a
@@ -43,24 +46,24 @@ def load(wanted: str | None = None) -> str:
         OptionError: If `wanted` is a path that cannot be loaded."""
     wanted = wanted or os.environ.get(BLAS_VARIABLE) or "auto"
     if wanted == "none" or _loaded or "mlx.core" in sys.modules or not _replaceable():
-        return name()
+        return blas_name()
     if wanted != "auto":
         try:
-            _load(Path(wanted).stem.removeprefix("lib"), wanted)
+            _load_library(Path(wanted).stem.removeprefix("lib"), wanted)
         except OSError as problem:
             raise OptionError(
                 f"{BLAS_VARIABLE} names a library that cannot be loaded: {problem}"
             ) from None
-        return name()
+        return blas_name()
     candidates = [("mkl", path) for path in _mkl()]
     for label, path in candidates + [("openblas", library) for library in OPENBLAS]:
         with contextlib.suppress(OSError):
-            _load(label, path)
+            _load_library(label, path)
             break
-    return name()
+    return blas_name()
 
 
-def name() -> str:
+def blas_name() -> str:
     """Return the name of the CPU's BLAS: mkl, openblas, accelerate, bundled, or a file's name."""
     if _loaded:
         return _loaded[0][0]
@@ -76,16 +79,16 @@ def device_name() -> str:
     return str(mx.device_info().get("device_name", "gpu"))
 
 
-def is_slow() -> bool:
+def blas_is_slow() -> bool:
     """Return whether MLX multiplies with its slow BLAS although this platform has faster ones."""
     return not _loaded and _replaceable()
 
 
 def warn_if_late() -> None:
     """Warn once, with a RuntimeWarning, if a faster BLAS is installed but MLX was imported before
-    `load` could replace the reference BLAS."""
+    `load_blas` could replace the reference BLAS."""
     wanted = os.environ.get(BLAS_VARIABLE) or "auto"
-    if wanted == "none" or _warned or not is_slow() or device_name() != "cpu":
+    if wanted == "none" or _warned or not blas_is_slow() or device_name() != "cpu":
         return
     if wanted != "auto" or _mkl() or find_library("openblas"):
         _warned.append(True)
@@ -109,7 +112,7 @@ def _replaceable() -> bool:
     return sys.platform == "linux" and platform.machine() in ("x86_64", "AMD64")
 
 
-def _load(label: str, path: str) -> None:
+def _load_library(label: str, path: str) -> None:
     library = ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
     _loaded.append((label, library))
     if label == "mkl" and "MKL_NUM_THREADS" not in os.environ:
@@ -150,7 +153,7 @@ CACHE_VARIABLE = "MLX_SPECDEC_CACHE"
 """Environment variable that names a directory to use instead of the platform's cache directory."""
 
 
-def directory(kind: str) -> Path:
+def cache_directory(kind: str) -> Path:
     """Return the cache directory for one kind of files. The directory may not exist yet."""
     if place := os.environ.get(CACHE_VARIABLE):
         return Path(place) / kind
@@ -205,3 +208,84 @@ def clear_at_end() -> None:
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main and not hasattr(_storage, "end"):
         _storage.end = _End()
+
+
+SHARD_BYTES = 4_000_000_000
+SHARD_SHARE_OF_MEMORY = 0.25
+"""Largest default size of a result's shard: in bytes, and as a share of the machine's memory."""
+CONTROL_GROUPS = (
+    Path("/sys/fs/cgroup/memory.max"),
+    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
+)
+USABLE = 0.9
+"""Share of the memory that models may use. The system and temporary arrays need the rest."""
+_UNITS = ("", "K", "M", "G", "T")
+_SIZE = re.compile(r"\s*(\d{1,15}(?:\.\d{1,9})?)\s*([KMGT]?)(I?)(B?)\s*", re.IGNORECASE)
+_SURELY_BYTES = 10**6
+"""The smallest number without a unit that means bytes. Whoever writes less than a megabyte has
+forgotten the unit."""
+
+
+def memory() -> int:
+    """Return the bytes of memory of the machine, or the smaller limit of the control group."""
+    import mlx.core as mx
+
+    if mx.metal.is_available():
+        # The default device may be the CPU, for which MLX does not report the size.
+        return int(mx.device_info(mx.gpu)["memory_size"])
+    limits = [file.read_text().strip() for file in CONTROL_GROUPS if file.is_file()]
+    # Some Pythons on macOS lack SC_PAGE_SIZE.
+    physical = os.sysconf("SC_PAGESIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min([physical, *(int(limit) for limit in limits if limit.isdigit())])
+
+
+def usable_memory() -> int:
+    """Return the bytes that models may use on MLX's default device."""
+    import mlx.core as mx
+
+    info: Mapping[str, str | int] = mx.device_info(mx.gpu)
+    recommended = info.get("max_recommended_working_set_size")
+    if recommended:
+        return int(recommended)
+    reported = info.get("total_memory") or info.get("memory_size")
+    total = int(reported) if reported and mx.default_device() != mx.Device(mx.cpu) else memory()
+    return int(USABLE * total)
+
+
+def free_disk(place: Path) -> int:
+    """Return the free bytes of the disk that holds `place`, which need not exist."""
+    there = next(path for path in (place, *place.absolute().parents) if path.is_dir())
+    return shutil.disk_usage(there).free
+
+
+def default_shard_bytes() -> int:
+    """Return 4 GB, or less on a machine with little memory."""
+    return max(1, min(SHARD_BYTES, int(SHARD_SHARE_OF_MEMORY * memory())))
+
+
+def parse_size(flag: str, text: str, *, kilo: int = 1000, zero: bool = False) -> int:
+    """Parse the size that a flag takes, such as "4GB", "4g", "3.5GiB", "9B" or "0".
+
+    Args:
+        flag: The name of the flag, for the error.
+        kilo: The number of bytes in a KB; it is 1024 where Apple counts.
+        zero: Whether 0 is a size for this flag.
+    Returns:
+        The size in bytes.
+    Raises:
+        OptionError: If the text is no size, or a small number without a unit, or 0."""
+    match = _SIZE.fullmatch(text)
+    if match is None or (match[3] and not match[2]):
+        raise OptionError(f"{flag}: {text!r:.40} is no size: write 4GB, 500MB or 2GiB")
+    number = float(match[1])
+    if not (match[2] or match[4]) and 0 < number < _SURELY_BYTES:
+        raise OptionError(f"{flag}: {match[1]} bytes? write {match[1]}GB")
+    base = 1024 if match[3] else kilo
+    nbytes = int(number * base ** _UNITS.index(match[2].upper()))
+    if nbytes == 0 and not zero:
+        raise OptionError(f"{flag} must be more than 0: give a size such as 8GB")
+    return nbytes
+
+
+show_size = decimal
+"""Formats a size with the largest suitable unit: "45.3 GB"."""

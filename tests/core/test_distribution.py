@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from mlx_lm import sample_utils
 
-from mlx_specdec.errors import OptionError
-from mlx_specdec.sampling.distribution import (
+from mlx_specdec.core.distribution import (
     Distribution,
     apply_penalties,
     choose,
@@ -20,7 +19,8 @@ from mlx_specdec.sampling.distribution import (
     keep_top_k_and_p,
     keep_top_p,
 )
-from mlx_specdec.sampling.settings import Sampling
+from mlx_specdec.core.settings import Sampling
+from mlx_specdec.errors import OptionError
 
 from ..support.nothing import NO_DRAFT
 

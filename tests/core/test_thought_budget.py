@@ -6,10 +6,10 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlx_specdec.sampling.constraint import Masks
-from mlx_specdec.sampling.distribution import Distribution, log_probabilities
-from mlx_specdec.sampling.settings import Sampling
-from mlx_specdec.sampling.thought_budget import ThoughtBudget
+from mlx_specdec.core.constraint import Masks
+from mlx_specdec.core.distribution import Distribution, log_probabilities
+from mlx_specdec.core.settings import Sampling
+from mlx_specdec.core.thought_budget import ThoughtBudget
 from mlx_specdec.text.thoughts import Thoughts
 
 BEGIN, END, SIZE = 1, 2, 40

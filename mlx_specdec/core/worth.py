@@ -15,8 +15,8 @@ from itertools import accumulate, islice
 from operator import mul
 from typing import TYPE_CHECKING
 
-from ..interfaces import Proposal
-from ..interfaces.records import Step
+from ..results import Step
+from ..types import Proposal
 from .costs import FIRST_TRIAL, LONGEST_DRAFT, CostTable, Memory
 
 if TYPE_CHECKING:

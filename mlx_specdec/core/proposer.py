@@ -8,8 +8,7 @@ from typing import Any, Protocol
 
 import mlx.core as mx
 
-from ..interfaces import Context, Noise, Proposal, Scores, no_proposal
-from ..interfaces.results import Cached, Reusable
+from ..types import Cached, Context, Noise, Proposal, Reusable, Scores, no_proposal
 from .row import Row
 
 

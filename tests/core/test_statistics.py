@@ -1,8 +1,8 @@
 """The times of rounds, on a fake clock, and what statistics make of them."""
 
-from mlx_specdec.decoding.statistics import FIRST_TIMED, Recorder, Stopwatch, Timed
-from mlx_specdec.interfaces import Proposal, no_proposal
-from mlx_specdec.interfaces.records import Step
+from mlx_specdec.core.statistics import FIRST_TIMED, Recorder, Stopwatch, Timed
+from mlx_specdec.results import Step
+from mlx_specdec.types import Proposal, no_proposal
 
 
 class Rounds:

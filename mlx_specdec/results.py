@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from ..errors import DAMAGED
+from .errors import DAMAGED
 
 FinishReason = Literal["eos", "length", "stop", "interrupted", "damaged", "stuck", "failed"]
 STUCK = (

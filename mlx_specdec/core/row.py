@@ -10,14 +10,14 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..interfaces import Noise, NoiseSource
-from ..interfaces.records import FinishReason, Step, TokenLogprob
 from ..largest import indices_of_largest
-from ..options import Options
-from ..sampling.distribution import Distribution
+from ..results import FinishReason, Step, TokenLogprob
 from ..text.chat import Messages
 from ..text.stream import StopStrings, TextStream
 from ..text.thoughts import Thoughts
+from ..types import Noise, NoiseSource
+from .distribution import Distribution
+from .options import Options
 from .statistics import Recorder
 
 SCORED_ROWS = 32

@@ -13,14 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.margins import cut_distance, lead
-from mlx_specdec.decoding.row import token_logprobs
-from mlx_specdec.largest import LEAST_ENTRIES, indices_of_largest, largest
-from mlx_specdec.models.drafters.dflash import Selector
-from mlx_specdec.sampling.distribution import (
+from mlx_specdec.core.distribution import (
     keep_top_k,
     keep_top_k_and_p,
 )
-from mlx_specdec.sampling.settings import Sampling
+from mlx_specdec.core.row import token_logprobs
+from mlx_specdec.core.settings import Sampling
+from mlx_specdec.largest import LEAST_ENTRIES, indices_of_largest, largest
+from mlx_specdec.models.drafters.dflash import Selector
 
 WIDE = 20_011
 """Entries of a row that is searched in two stages. It is a prime, so that no width divides it."""

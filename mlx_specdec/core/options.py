@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
-from .errors import OptionError
-from .models.drafters import DRAFTER_KINDS
-from .sampling.grammar import Grammar, compiled, schema_text
-from .sampling.settings import Sampling, integer, number
+from ..errors import OptionError
+from ..models.drafters import DRAFTER_KINDS
+from .grammar import Grammar, compiled, schema_text
+from .settings import Sampling, integer, number
 
 PROPOSERS = ("ngram", "draft", *DRAFTER_KINDS, "medusa")
 RULES = ("coupled", "token", "block", "typical")

@@ -1,6 +1,6 @@
 """The acceptance rules and their arithmetic on arrays.
 
-A rule is a function `(log_p, proposal, noise, delta) -> Verdict`; see `interfaces.Rule`. Rules only
+A rule is a function `(log_p, proposal, noise, delta) -> Verdict`; see `types.Rule`. Rules only
 depend on their arguments, and every row of a batch is decided as if it were alone."""
 
 import math
@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import mlx.core as mx
 
-from ..interfaces import Noise, Proposal, Verdict
-from ..sampling.distribution import choose
+from ..types import Noise, Proposal, Verdict
+from .distribution import choose
 
 
 def leading(accepted: mx.array) -> mx.array:

@@ -86,11 +86,11 @@ def library() -> ModuleType:
     try:
         import llguidance
     except ImportError:
-        from .. import process
+        from .. import system
 
         raise OptionError(
             "json-schema, regex and grammar need llguidance, which is not installed: "
-            + process.install("grammar")
+            + system.install("grammar")
         ) from None
     return llguidance
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from mlx_specdec.decoding import costs
-from mlx_specdec.decoding.costs import Memory
-from mlx_specdec.decoding.worth import (
+from mlx_specdec.core import costs
+from mlx_specdec.core.costs import Memory
+from mlx_specdec.core.worth import (
     CHOICE_INTERVAL,
     LONG_PROMPT,
     TRIAL_INTERVAL,

@@ -1,1 +1,0 @@
-"""The decoding loop, the sequences that it decodes, and their statistics."""

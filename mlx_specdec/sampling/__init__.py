@@ -1,1 +1,0 @@
-"""Sampling: logits to log-probabilities, random numbers, and grammar constraints."""

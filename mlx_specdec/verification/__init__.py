@@ -1,1 +1,0 @@
-"""Acceptance rules. They are independent of the proposer."""
