@@ -23,9 +23,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import mlx.core as mx
 
-from mlx_specdec.core.costs import Memory
 from mlx_specdec.core.statistics import Timed
-from mlx_specdec.core.worth import Candidate, Worth
+from mlx_specdec.core.worth import Candidate, Memory, Worth
 from mlx_specdec.results import Step
 from mlx_specdec.types import Proposal
 

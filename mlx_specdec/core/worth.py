@@ -7,26 +7,35 @@ the round's cost. Everything that weighs drafts against their cost calls it."""
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import hashlib
+import json
 import math
-import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, islice
-from operator import mul
-from typing import TYPE_CHECKING
+from itertools import accumulate, chain, islice
+from pathlib import Path
+from typing import Any
 
+import numpy as np
+
+from .. import system
 from ..results import Step
 from ..types import Proposal
-from .costs import FIRST_TRIAL, LONGEST_DRAFT, CostTable, Memory
+from .row import Row
+from .statistics import Timed
 
-if TYPE_CHECKING:
-    from .row import Row
-    from .statistics import Timed
-
-CHOICE_INTERVAL, TRIAL_ROUNDS, TRIAL_INTERVAL = 8, 3, 64
-"""Rounds between two choices, of a trial, and between two trials. The first trials are
-FIRST_TRIAL, 2 FIRST_TRIAL, ... rounds apart. In a group, this is multiplied by the number of rows,
-because a trial costs more there. Of three plain steps of a trial, only the second one is timed."""
+LONGEST_DRAFT = 16
+"""The longest draft of a proposer with weights, in tokens, and the longest that is timed."""
+CHOICE_INTERVAL, TRIAL_ROUNDS = 8, 3
+"""Rounds between two choices, and rounds in which another draft length is tried. Of three plain
+steps that are tried, only the second one is timed."""
+FIRST_TRIAL, TRIAL_INTERVAL = 16, 64
+"""Rounds between two trials: FIRST_TRIAL, then 2 FIRST_TRIAL, ... up to TRIAL_INTERVAL. In a group,
+this is multiplied by the number of rows, because a trial costs more there."""
 BETTER = 1.03
 """In a group, drafting must be 3 % better than plain decoding for each doubling of the rows. They
 end at different times, and a row that has ended costs more in rounds with drafts."""
@@ -37,13 +46,29 @@ EXPECTED, PRIOR_WEIGHT, REMEMBERED_ROUNDS = 0.7, 8.0, 512
 """Acceptance rate before anything was verified, its weight in tokens, and the rounds after which
 the weight of a verified token has fallen to 1/e. The drafts in weights/ reach 0.6 to 0.8. The rate
 of all positions together has the same weight in the rate of each position."""
+RISE, LINE_WEIGHT = 0.25, 8.0
+"""Plain steps that a draft token is assumed to cost before any round was timed. The line through
+all costs weighs as much as LINE_WEIGHT rounds in the cost of each draft length."""
+HEAVIEST, AGED, LEAST_WEIGHT = 20.0, 0.99, 1.5
+"""The largest weight of timed rounds, the factor by which `Costs.fit` reduces all weights, and the
+weight from which costs count: the first round may have stalled."""
+STALL = 1.0
+"""A round that takes more than 1 + STALL times the expected seconds counts as 1 + STALL times them.
+If it takes less than 1 - STALL / 2 times the mean of one or two earlier rounds, these have
+stalled."""
 TIMING_NOISE = 0.3
 """Standard deviation of the logarithm of a single round's seconds."""
+SMALL_BACKLOG, LONG_PROMPT, PREFILLED = 16, 64, 0.1
+"""Tokens that a proposer can prefill before a draft without a noticeable delay, the longest prompt
+that it prefills before the first output token, and the cost of a token that it prefills, in draft
+tokens."""
+COSTS_FORMAT = 5
+"""The layout of the files. It is part of their names, so that other layouts are not read."""
+WRITE_EVERY = 10.0
+"""Seconds between two writes of a file, because a write takes as long as a round of a small pair.
+The end of a process loses the rounds after the last write."""
 PLAIN = "", 0
 """Plain decoding, as a name and a draft length."""
-SMALL_BACKLOG, LONG_PROMPT = 16, 64
-"""Tokens that a proposer can prefill before a draft without a noticeable delay, and the longest
-prompt that it prefills before the first output token."""
 
 
 def values(chances: Sequence[float], costs: Sequence[float]) -> Iterator[float]:
@@ -106,12 +131,10 @@ class Prices:
     def least(self, count: int) -> list[float]:
         """Return for each of `count` draft tokens the least probability of acceptance at which its
         verification pays. Costs need not be linear: several tokens may cost as much as one."""
-        costs = self.rounds[: count + 1]
-        return [
-            self.rate
-            * min((costs[end] - costs[at]) / (end - at) for end in range(at + 1, count + 1))
-            for at in range(count)
-        ]
+        costs = np.array(self.rounds[: count + 1])
+        steps = range(1, count + 1)
+        rises = [(costs[at:] - costs[at - 1]) / np.arange(1, count + 2 - at) for at in steps]
+        return [self.rate * float(rise.min()) for rise in rises]
 
 
 @dataclass(frozen=True)
@@ -134,6 +157,45 @@ class Candidate:
     text: str = "draft"
 
 
+class Memory:
+    """The costs and acceptance rates of one pair. All its completions change them in place.
+
+    Attributes:
+        entries: Lists of numbers by name, as the file has them.
+        rounds: How many rounds of each kind this process has run; never saved.
+        tables: Opened tables of costs by batch size and context; never saved."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        """Read the file at `path`, which counts as empty if it cannot be read. None keeps nothing
+        for other processes."""
+        self.entries: dict[str, list[Any]] = {}
+        self.rounds: Counter[tuple[str | int, ...]] = Counter()
+        self.tables: dict[tuple[Any, ...], Costs] = {}
+        self._path, self._due = path, 0.0
+        if path is not None:
+            with contextlib.suppress(OSError, ValueError, TypeError):
+                self.entries = dict(json.loads(path.read_bytes()))
+
+    def save(self) -> None:
+        """Write the file, if that is possible, unless it was written within the last WRITE_EVERY
+        seconds."""
+        if self._path is not None and self.entries and time.monotonic() >= self._due:
+            self._due = time.monotonic() + WRITE_EVERY
+            with contextlib.suppress(OSError), system.replacing(self._path) as stream:
+                stream.write(json.dumps(self.entries).encode())
+
+
+_memory = functools.cache(Memory)
+
+
+def memory(key: Mapping[str, Any]) -> Memory:
+    """Return the memory of the pair, device and versions that `key` names. Each has a JSON file in
+    the cache directory."""
+    named = json.dumps({**key, "format": COSTS_FORMAT}, sort_keys=True)
+    digest = hashlib.blake2b(named.encode(), digest_size=16)
+    return _memory(system.cache_directory("draft-length") / f"{digest.hexdigest()}.json")
+
+
 class Acceptance:
     """Decayed counts of verified and of accepted draft tokens by position."""
 
@@ -149,17 +211,92 @@ class Acceptance:
 
     def fade(self) -> None:
         """Take away the weight that the verdicts lose in a round."""
-        self._counts[:] = [
-            [(1 - 1 / REMEMBERED_ROUNDS) * count for count in row] for row in self._counts
-        ]
+        self._counts[:] = (np.array(self._counts) * (1 - 1 / REMEMBERED_ROUNDS)).tolist()
 
     def chances(self) -> list[float]:
-        """Return for n = 1 .. MOST the probability that the first n draft tokens are accepted."""
-        verified, accepted = self._counts
-        rate = (sum(accepted) + PRIOR_WEIGHT * EXPECTED) / (sum(verified) + PRIOR_WEIGHT)
-        rates = (a + PRIOR_WEIGHT * rate for a in accepted)
-        rates = (hits / (seen + PRIOR_WEIGHT) for hits, seen in zip(rates, verified, strict=True))
-        return list(accumulate(rates, mul))
+        """Return for n = 1 .. LONGEST_DRAFT the probability that the first n draft tokens are
+        accepted."""
+        verified, accepted = np.array(self._counts)
+        rate = (accepted.sum() + PRIOR_WEIGHT * EXPECTED) / (verified.sum() + PRIOR_WEIGHT)
+        rates = (accepted + PRIOR_WEIGHT * rate) / (verified + PRIOR_WEIGHT)
+        chances: list[float] = np.cumprod(rates).tolist()
+        return chances
+
+
+class Costs:
+    """Costs of rounds in groups of one size, after contexts of one length. An entry has the usual
+    seconds of a round, and the weight of the timed rounds.
+
+    Attributes:
+        timed: By `Candidate.costs`, an entry for each draft length; by "", one for plain steps.
+        trials: Rounds until the next trial, and how often a trial was due.
+        ratios: Costs of draft lengths 0 .. LONGEST_DRAFT in plain steps; see `fit`."""
+
+    def __init__(self, memory: Memory, rows: int, doublings: int, names: Sequence[str]) -> None:
+        """Open the saved costs. If there are none, copy those of the nearest size after contexts
+        that are not longer, with little weight.
+
+        Args:
+            doublings: 0 for contexts of less than 1,024 tokens, 1 from there, and one more whenever
+                the context doubles.
+            names: `Candidate.costs` of all proposers."""
+        place = f"trials of {rows} rows, {doublings} doublings"
+        self.trials = memory.entries.setdefault(place, [FIRST_TRIAL, 0])
+        self.timed: dict[str, list[list[float]]] = {}
+        for name in ("", *names):
+            keys = [
+                f"costs of {name}, {1 << n} rows, {more} doublings"
+                for n in sorted(range(10), key=lambda n: abs((1 << n) - rows))
+                for more in range(doublings, -1, -1)
+            ]
+            saved = (memory.entries[key] for key in keys if key in memory.entries)
+            timed = (entries for entries in saved if any(weight for _, weight in entries))
+            unknown = [[1.0, 0.0]] * (LONGEST_DRAFT + 1)
+            copied = [[cost, min(weight, 1.0)] for cost, weight in next(timed, unknown)]
+            self.timed[name] = memory.entries.setdefault(keys[0], copied)
+        self.plain = self.timed[""][0]
+        self.ratios: dict[str, list[float]] = {}
+        self.fit()
+
+    def known(self, name: str) -> bool:
+        """Return whether the costs of a proposer, or of plain steps, count: as a rule, two rounds
+        were timed."""
+        return sum(weight for _, weight in self.timed[name]) > LEAST_WEIGHT
+
+    def add(self, name: str, drafted: int, seconds: float) -> None:
+        """Learn from a round of a proposer, or from a plain step if `drafted` is 0."""
+        entry = self.timed[name if drafted else ""][drafted]
+        usual, weight = entry
+        if weight == 0 or (weight < 3 and seconds < (1 - STALL / 2) * usual):
+            entry[0] = seconds
+        else:
+            entry[0] += (min(seconds, (1 + STALL) * usual) - usual) / (1 + weight)
+        entry[1] = min(weight + 1, HEAVIEST)
+        if not drafted and weight < LEAST_WEIGHT:  # the others were copied, and keep their ratios
+            for other in chain(*(self.timed[name] for name in self.timed if name)):
+                other[0] *= entry[0] / usual
+
+    def fit(self) -> None:
+        """Let earlier rounds lose some weight, and compute `ratios`. A ratio is the weighted mean
+        of the length's own timings and of the line that fits all lengths best. The line begins as
+        1 + RISE n. Costs that are not `known` do not count."""
+        lengths = np.arange(1, LONGEST_DRAFT + 1)
+        for name, entries in self.timed.items():
+            for entry in entries:
+                entry[1] *= AGED
+            timed, weights = np.array(entries[1:]).T
+            timed, weights = timed / self.plain[0], weights * self.known(name)
+            # Two points of the first line have half the weight of a round each. The noise of a
+            # round grows with its seconds.
+            n = np.append(lengths, [1, LONGEST_DRAFT])
+            ratio = np.append(timed, 1 + RISE * n[-2:])
+            weight = np.append(weights, [0.5, 0.5]) / (1 + RISE * n) ** 2
+            middle, height = np.average(n, weights=weight), np.average(ratio, weights=weight)
+            spread = np.average((n - middle) ** 2, weights=weight)
+            slope = np.average((n - middle) * (ratio - height), weights=weight) / spread
+            line = np.maximum(1.0, height + max(0.0, slope) * (lengths - middle))
+            ratios = (weights * timed + LINE_WEIGHT * line) / (weights + LINE_WEIGHT)
+            self.ratios[name] = [1.0, *ratios.tolist()]
 
 
 @dataclass
@@ -175,7 +312,7 @@ class _Size:
         idle: Choices since a free proposer drafted in a group."""
 
     rows: int
-    table: CostTable
+    costs: Costs
     limits: dict[str, int] = field(default_factory=dict)
     rate: float = 1.0
     due: int = 0
@@ -191,7 +328,7 @@ class Worth:
     Args:
         fixed: The draft length, or None to choose it.
         candidates: The proposers in the order in which they propose.
-        memory: The saved tables of the pair, which are changed in place."""
+        memory: The saved costs and acceptance of the pair, which are changed in place."""
 
     def __init__(
         self,
@@ -218,16 +355,12 @@ class Worth:
         """Return how many tokens the named proposer may draft, at most `most`."""
         return min(most, self.size(rows).limits.get(self._named(name).name, 0))
 
-    def eager(self, name: str) -> bool:
-        """Return whether the named proposer should prefill the prompt before its first draft."""
-        return self.limit(name, sys.maxsize) > 0
-
     def prices(self, name: str, rows: int = 1) -> Prices | None:
         """Return the costs of rounds of the named proposer, None if it must not use them."""
         if self._fixed is not None:
             return None
         size = self.size(rows)
-        return Prices(size.table.ratios[self._named(name).costs], size.rate)
+        return Prices(size.costs.ratios[self._named(name).costs], size.rate)
 
     def save(self) -> None:
         """Save the learned costs and acceptance rates for later completions."""
@@ -239,16 +372,13 @@ class Worth:
         Args:
             context: The number of committed tokens.
             prompt: The number of prompt tokens that a proposer has to prefill.
-            remaining: The number of tokens that may be emitted.
-        """
-        if self._fixed is not None:
-            return
-        size = self._sizes.setdefault(1, _Size(1, self._table(1, 0)))
+            remaining: The number of tokens that may be emitted."""
+        size = self.size(1)
         # A proposer that drafts later prefills the prompt then. This counts as a prefill even if
         # the prompt is short, because the proposer opens its cache.
         self._unread = dict.fromkeys(self._unread, max(prompt, SMALL_BACKLOG + 1.0))
         self._choose(size, context, remaining)
-        if prompt > LONG_PROMPT:
+        if self._fixed is None and prompt > LONG_PROMPT:
             size.limits, size.due = size.limits | dict.fromkeys(self._unread, 0), 1
         self._unread |= {name: 0.0 for name in self._unread if size.limits.get(name)}
 
@@ -262,7 +392,7 @@ class Worth:
         candidate, count = self._named(proposal.source), len(rows)
         size = self._newest = self.size(count)
         size.due -= 1
-        size.table.trials[0] -= 1
+        size.costs.trials[0] -= 1
         size.idle = 0 if proposal.size and candidate.free else size.idle
         self._time(size, candidate, proposal.size, timed)
         added = 1 + sum(step.accepted for step in steps) / count
@@ -281,31 +411,26 @@ class Worth:
                 accepted = min(step.accepted, len(step.tokens) - 1)
                 self._acceptance[drafter.name].add(step.drafted + stopped, accepted)
         if size.due <= 0:
-            size.table.fit()
+            size.costs.fit()
             context = sum(len(row.committed) for row in rows) // count
             self._choose(size, context, sum(row.remaining for row in rows) / count)
 
     def _time(self, size: _Size, candidate: Candidate, drafted: int, timed: Timed) -> None:
-        """Learn from the seconds of a round."""
-        table, unread = size.table, self._unread.get(candidate.name, 0.0)
+        """Learn from the seconds of a round. Rounds in which the proposer prefilled do not count,
+        nor the first one of a kind in a process, which may have compiled kernels."""
         kind = (candidate.costs if drafted else "", drafted, size.rows)
         self._memory.rounds[kind] += 1
         # The first plain step after a draft takes the time of two passes, and the last one none.
-        steady = drafted or (timed.pipelined and size.in_flight)
+        steady = timed.pipelined and size.in_flight
+        if drafted:
+            steady = self._unread.get(candidate.name, 0.0) <= SMALL_BACKLOG
         size.in_flight = timed.pipelined
-        # The first round of a kind may have compiled kernels.
-        if timed.interval is None or self._memory.rounds[kind] == 1 or drafted > LONGEST_DRAFT:
-            return
-        seconds = max(timed.interval, 1e-9)
-        if drafted and unread > SMALL_BACKLOG:
-            steps = seconds / table.seconds - table.ratios[candidate.costs][drafted]
-            prefill = self._prefill(candidate)
-            prefill[0] = (prefill[0] + max(0.0, steps / unread)) / 2
-        elif steady:
-            limit = size.limits.get(candidate.name, 0) if drafted and candidate.stops else 0
-            length = max(drafted, limit)
-            table.add(candidate.costs, length, seconds)
-            if seconds > table.seconds * (1 + TOO_EXPENSIVE * max(1, length)):
+        known = self._memory.rounds[kind] > 1 and drafted <= LONGEST_DRAFT
+        if timed.interval is not None and steady and known:
+            if drafted and candidate.stops:
+                drafted = max(drafted, size.limits.get(candidate.name, 0))
+            size.costs.add(candidate.costs, drafted, max(timed.interval, 1e-9))
+            if timed.interval > size.costs.plain[0] * (1 + TOO_EXPENSIVE * max(1, drafted)):
                 size.due = 0
 
     def _named(self, name: str) -> Candidate:
@@ -316,20 +441,15 @@ class Worth:
         """Return the decisions for groups of this size."""
         rounded = 1 << (rows - 1).bit_length()
         if rounded not in self._sizes:
-            self._sizes[rounded] = size = _Size(rounded, self._table(rounded, 0))
+            self._sizes[rounded] = size = _Size(rounded, self._costs(rounded, 0))
             self._choose(size, tries=False)
         return self._sizes[rounded]
 
-    def _table(self, rows: int, doublings: int) -> CostTable:
-        names = tuple(dict.fromkeys(candidate.costs for candidate in self._candidates.values()))
-        place = rows, doublings, names
+    def _costs(self, rows: int, doublings: int) -> Costs:
+        place = rows, doublings, tuple({each.costs: 0 for each in self._candidates.values()})
         if place not in self._memory.tables:
-            self._memory.tables[place] = CostTable(self._memory, *place)
+            self._memory.tables[place] = Costs(self._memory, *place)
         return self._memory.tables[place]
-
-    def _prefill(self, candidate: Candidate) -> list[float]:
-        """Return the saved list whose only number is the plain steps per prefilled token."""
-        return self._memory.entries.setdefault(f"prefill of {candidate.costs}", [0.0])
 
     def _choose(
         self, size: _Size, context: int = 0, remaining: float = math.inf, tries: bool = True
@@ -338,21 +458,20 @@ class Worth:
         if self._fixed is not None:
             size.limits = dict.fromkeys(self._candidates, self._fixed)
             return
-        if (doublings := max(0, context.bit_length() - 10)) != size.table.doublings:
-            size.table = self._table(size.rows, doublings)
-        table, size.limits, size.due = size.table, {}, CHOICE_INTERVAL
-        if not table.ready:
+        costs = size.costs = self._costs(size.rows, max(0, context.bit_length() - 10))
+        size.limits, size.due = {}, CHOICE_INTERVAL
+        if not costs.known(""):
             size.due = 1
             return
         rates = {PLAIN: BETTER ** math.log2(size.rows)}
         for candidate in self._paid:
-            rates |= self._rates(table, candidate, remaining)
+            rates |= self._rates(costs, candidate, remaining)
         best = max(rates, key=rates.__getitem__)
         size.rate = rates[best]
-        if tries and table.trials[0] <= 0:
-            table.trials[1] += 1
-            table.trials[0] = size.rows * min(TRIAL_INTERVAL, FIRST_TRIAL * table.trials[1])
-            if (tried := self._trial(table, rates, best)) != best:
+        if tries and costs.trials[0] <= 0:
+            costs.trials[1] += 1
+            costs.trials[0] = size.rows * min(TRIAL_INTERVAL, FIRST_TRIAL * costs.trials[1])
+            if (tried := self._trial(costs, rates, best)) != best:
                 best, size.due = tried, TRIAL_ROUNDS
         if best != PLAIN:
             size.limits = dict([best])
@@ -363,42 +482,35 @@ class Worth:
             size.limits |= {candidate.name: candidate.most for candidate in free}
 
     def _rates(
-        self, table: CostTable, candidate: Candidate, remaining: float
+        self, costs: Costs, candidate: Candidate, remaining: float
     ) -> dict[tuple[str, int], float]:
         """Return the expected tokens per plain step's time by draft length of a proposer. If the
         proposer has yet to prefill tokens, only lengths that gain this time are included."""
-        unread = self._unread[candidate.name]
-        prefill = unread * self._prefill(candidate)[0] if unread > SMALL_BACKLOG else 0.0
-        costs = table.ratios[candidate.costs]
+        unread, ratios = self._unread[candidate.name], costs.ratios[candidate.costs]
+        prefill = PREFILLED * (ratios[1] - 1) * unread if unread > SMALL_BACKLOG else 0.0
         # The first drafts have one token, because the proposer may be hopelessly slow.
-        longest = candidate.most if table.known(candidate.costs) else 1
-        if costs[1] > 1 + TOO_EXPENSIVE:
-            longest = 0
-        rates = values(self._acceptance[candidate.name].chances(), costs)
+        longest = candidate.most if costs.known(candidate.costs) else 1
+        longest *= ratios[1] <= 1 + TOO_EXPENSIVE
+        rates = enumerate(values(self._acceptance[candidate.name].chances(), ratios))
         return {
             (candidate.name, length): rate
-            for length, rate in enumerate(islice(rates, longest + 1))
-            if length and (not prefill or prefill <= remaining * (1 - 1 / rate))
+            for length, rate in islice(rates, 1, longest + 1)
+            if prefill <= max(0.0, remaining * (1 - 1 / rate))
         }
 
     def _trial(
-        self, table: CostTable, rates: dict[tuple[str, int], float], best: tuple[str, int]
+        self, costs: Costs, rates: dict[tuple[str, int], float], best: tuple[str, int]
     ) -> tuple[str, int]:
         """Return the candidate to try. While drafts are best, every second trial is plain decoding,
         which all costs are relative to. Otherwise, it is the most promising draft length whose
         costs are uncertain, or `best` if none may be better."""
-        if best != PLAIN and table.trials[1] % 2:
+        if best != PLAIN and costs.trials[1] % 2:
             return PLAIN
         hopes = dict(rates)
         for name, length in rates.keys() - {best, PLAIN}:
-            weight = table.entry(self._candidates[name].costs, length)[1]
+            weight = costs.timed[self._candidates[name].costs][length][1]
             hopes[name, length] *= math.exp(TIMING_NOISE / math.sqrt(1 + weight))
         return max(hopes, key=hopes.__getitem__)
-
-    @property
-    def learns(self) -> bool:
-        """Whether it learns the costs of rounds, so that proposers may ask for `prices`."""
-        return self._fixed is None
 
     @property
     def reason(self) -> str:
@@ -406,16 +518,14 @@ class Worth:
         if self._fixed is not None:
             return f"the draft length is fixed at {self._fixed}"
         size = self._newest
-        if size is None or not size.table.ready:
+        if size is None or not size.costs.known(""):
             return "the draft length is 0 until plain steps were timed"
-        table, plain = size.table, 1 / size.table.seconds
-        parts = [f"plain decoding: {1000 / plain:.1f} ms per round, {plain:.0f} tokens/s"]
-        for candidate in self._paid:
-            chances = self._acceptance[candidate.name].chances()
-            rates = list(values(chances, table.ratios[candidate.costs]))
-            limit, first = size.limits.get(candidate.name, 0), chances[0]
-            parts.append(
-                f"{candidate.name or 'draft'}: {limit} draft tokens, {plain * rates[limit]:.0f} "
-                f"tokens/s; the first is accepted with probability {first:.2f}"
-            )
-        return "; ".join(parts)
+        plain = 1 / size.costs.plain[0]
+        said = f"plain decoding: {1000 / plain:.1f} ms per round, {plain:.0f} tokens/s"
+        for each in self._paid:
+            chances = self._acceptance[each.name].chances()
+            limit = size.limits.get(each.name, 0)
+            rate = plain * list(values(chances, size.costs.ratios[each.costs]))[limit]
+            said += f"; {each.name or 'draft'}: {limit} draft tokens, {rate:.0f} tokens/s; "
+            said += f"the first is accepted with probability {chances[0]:.2f}"
+        return said

@@ -8,14 +8,13 @@ from dataclasses import dataclass, replace
 from importlib.metadata import version
 
 from .. import system
-from ..core import costs
-from ..core.costs import LONGEST_DRAFT
+from ..core import worth as costs
 from ..core.loop import PREFILL_CHUNK, Group, chunk_size
 from ..core.options import MOST_EXACT, Options
 from ..core.proposer import Proposer
 from ..core.row import Request, Row
 from ..core.statistics import Stopwatch
-from ..core.worth import Candidate, Worth
+from ..core.worth import LONGEST_DRAFT, Candidate, Worth
 from ..errors import OptionError
 from ..models.exact import ExactContext
 from ..proposers import DRAFTERS, find, missing
@@ -127,9 +126,9 @@ def make_proposer(
         setup = Setup(
             followed=place < len(chosen) - 1,
             # Batches often do best without drafts.
-            eager=lambda name=drafter.name: not batch and worth.eager(name),  # type: ignore[misc]
+            eager=lambda name=drafter.name: not batch and worth.limit(name, 1) > 0,  # type: ignore[misc]
         )
-        if worth.learns and (drafter.stops or not drafter.nbytes):
+        if drafter.stops or not drafter.nbytes:
             setup = replace(setup, prices=functools.partial(worth.prices, drafter.name))
         made[drafter.name] = drafter.make(setup)
     if len(made) > 1:

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from ..core.constraint import Alphabet, Constraint
-from ..core.costs import Memory
 from ..core.grammar import Grammar
+from ..core.worth import Memory
 from ..errors import OptionError
 from ..models.base import Base
 from ..models.drafters.medusa import MedusaHeads

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from mlx_specdec.core import costs
-from mlx_specdec.core.costs import Memory
+from mlx_specdec import system
+from mlx_specdec.core import worth as module
 from mlx_specdec.core.worth import (
     CHOICE_INTERVAL,
     LONG_PROMPT,
     TRIAL_INTERVAL,
     Candidate,
+    Memory,
     Prices,
     Rate,
     Worth,
@@ -87,7 +88,7 @@ def test_a_fixed_length_ends_where_the_row_ends_and_learns_nothing() -> None:
     worth = Worth(3, [DRAFT], memory)
     assert [worth.choose(remaining) for remaining in (9, 4, 3, 1)] == [3, 3, 2, 0]
     assert run(worth, 20, line(9.0), lambda number: 0) == [3] * 20
-    assert not worth.learns and worth.prices("draft") is None
+    assert worth.prices("draft") is None
     assert "acceptance draft" in memory.entries and not memory.rounds
 
 
@@ -117,17 +118,17 @@ def test_rounds_that_were_not_timed_teach_no_costs() -> None:
     worth = Worth(None, [DRAFT])
     for _ in range(50):
         learn(worth, worth.choose(1_000), steps=None)
-    assert worth.choose(1_000) == 0 and not worth.size(1).table.ready
+    assert worth.choose(1_000) == 0 and not worth.size(1).costs.known("")
     memory = known((DRAFT, 0.1, 0.8))
     worth = begun(memory)
-    table = worth.size(1).table
-    before = [list(table.entry("draft", 4)), list(table.entry("", 0))]
+    table = worth.size(1).costs
+    before = [[*table.timed["draft"][4]], [*table.plain]]
     learn(worth, 4, 2, steps=None)
     learn(worth, 0, steps=None)
-    assert [table.entry("draft", 4), table.entry("", 0)] == before
+    assert [table.timed["draft"][4], table.plain] == before
     assert memory.entries["acceptance draft"][0][0] > 1000 - 4, "acceptance is learned from them"
     learn(worth, 4, 2, steps=9.0)
-    assert table.entry("draft", 4) != before[0]
+    assert table.timed["draft"][4] != before[0]
 
 
 def test_asking_changes_nothing() -> None:
@@ -207,7 +208,7 @@ def test_drafting_stops_after_a_long_context_and_comes_back() -> None:
 
 def test_a_new_batch_size_begins_with_the_costs_of_the_nearest_one() -> None:
     memory = known((DRAFT, 0.3, 0.8), rows=4)
-    table = Worth(None, [DRAFT], memory).size(8).table
+    table = Worth(None, [DRAFT], memory).size(8).costs
     assert table.ratios["draft"][:3] == pytest.approx([1.0, 1.3, 1.6], rel=0.01)
     table.add("", 0, 3 * STEP)
     table.fit()
@@ -231,7 +232,7 @@ def test_a_proposer_that_is_too_expensive_is_dropped_and_tried_again_much_later(
     assert counts[0] <= 3 and sum(counts[1:]) <= 3
     worth = Worth(None, [DRAFT], known((DRAFT, 9.0, 0.9)))
     for drafted in range(1, 17):
-        worth.size(1).table.entry("draft", drafted)[1] = 2.0 * (drafted == 1)
+        worth.size(1).costs.timed["draft"][drafted][1] = 2.0 * (drafted == 1)
     chosen = run(worth, 3_000, line(0.1), lambda number: 4)
     assert not any(chosen[:100]) and sum(map(bool, chosen[-50:])) > 40
 
@@ -247,7 +248,7 @@ def test_a_first_round_that_stalled_is_corrected_in_the_next_completion() -> Non
 
 def test_a_later_stall_counts_little() -> None:
     worth = begun(known((DRAFT, 0.1, 0.8)))
-    table = worth.size(1).table
+    table = worth.size(1).costs
     learn(worth, 4, 2, steps=1_000.0)
     table.fit()
     assert table.ratios["draft"][4] < 1.4 * 1.25
@@ -255,20 +256,20 @@ def test_a_later_stall_counts_little() -> None:
 
 def test_plain_steps_that_fill_or_empty_the_pipeline_are_not_timed() -> None:
     worth = begun(known((DRAFT, 0.9, 0.5)))
-    before = worth.size(1).table.seconds
+    before = worth.size(1).costs.plain[0]
     learn(worth, 0, steps=2.0)
     learn(worth, 0, steps=0.1, pipelined=False)
-    assert worth.size(1).table.seconds == before
+    assert worth.size(1).costs.plain[0] == before
     learn(worth, 0)
     learn(worth, 0, steps=1.5)
-    assert worth.size(1).table.seconds > before
+    assert worth.size(1).costs.plain[0] > before
 
 
 def test_the_first_round_of_a_kind_in_a_process_is_not_timed() -> None:
     memory = known((DRAFT, 0.1, 0.8))
     memory.rounds.clear()
     worth = begun(memory)
-    entry = worth.size(1).table.entry("draft", 4)
+    entry = worth.size(1).costs.timed["draft"][4]
     before = entry[0]
     learn(worth, 4, 1, steps=2.8)
     assert entry[0] == before
@@ -276,19 +277,18 @@ def test_the_first_round_of_a_kind_in_a_process_is_not_timed() -> None:
     assert entry[0] > before
 
 
-def test_the_prefill_of_a_proposer_is_timed_apart_and_must_be_gained() -> None:
+def test_the_prefill_of_a_proposer_is_not_timed_and_must_be_gained() -> None:
     memory = known((DRAFT, 0.1, 0.8))
     worth = begun(memory, prompt=1_000, remaining=10_000)
-    assert worth.choose(10_000) == 0 and not worth.eager("draft")
+    assert worth.choose(10_000) == 0 and not worth.limit("draft", 1)
     learn(worth, 0, left=10_000)
     drafted = worth.choose(10_000)
-    entry = worth.size(1).table.entry("draft", drafted)
+    entry = worth.size(1).costs.timed["draft"][drafted]
     before = entry[0]
     learn(worth, drafted, 1, 1 + 0.1 * drafted + 50.0)
     assert entry[0] == before
-    assert memory.entries["prefill of draft"][0] == pytest.approx(0.025, rel=0.1)
     choices = []
-    for remaining in (40, 4_000):
+    for remaining in (10, 4_000):
         worth = begun(memory, prompt=1_000, remaining=remaining)
         learn(worth, 0, left=remaining)
         choices.append(worth.choose(remaining))
@@ -301,7 +301,7 @@ def test_after_a_long_prompt_the_first_token_does_not_wait_for_the_draft(
 ) -> None:
     memory = known((DRAFT, 0.1, 0.8), (LOOKUP, 0.1, 0.9))
     worth = begun(memory, LOOKUP, DRAFT, prompt=prompt)
-    assert worth.eager("draft") is eager
+    assert bool(worth.limit("draft", 1)) is eager
     assert worth.limit("ngram", 16) > 0
 
 
@@ -336,7 +336,7 @@ def test_a_token_at_which_a_proposer_stopped_counts_as_rejected(
 def test_plain_decoding_is_timed_again_if_it_was_timed_in_a_slow_moment() -> None:
     worth = Worth(None, [DRAFT], known((DRAFT, 0.5, 0.3)))
     for drafted in range(1, 17):
-        worth.size(1).table.entry("draft", drafted)[0] -= 1.0
+        worth.size(1).costs.timed["draft"][drafted][0] /= math.e
     worth.begin(10, 5, 10_000)
     chosen = run(worth, 20 * TRIAL_INTERVAL, line(0.5), lambda number: number % 3 == 0)
     assert (
@@ -359,28 +359,32 @@ def test_in_a_batch_lookup_rests_while_it_finds_nothing() -> None:
 
 
 def test_plain_steps_that_vary_look_no_faster_than_they_are() -> None:
-    table = Worth(None, [DRAFT], known((DRAFT, 0.1, 0.8))).size(1).table
+    table = Worth(None, [DRAFT], known((DRAFT, 0.1, 0.8))).size(1).costs
     seconds = []
     for number in range(200):
         table.add("", 0, (0.4, 1.6)[number % 2] * STEP)
-        seconds.append(table.seconds)
+        seconds.append(table.plain[0])
     assert sum(seconds[100:]) / 100 > 0.95 * STEP
 
 
 def test_a_length_that_was_timed_in_a_slow_moment_is_judged_by_its_neighbors() -> None:
-    table = Worth(None, [DRAFT], known((DRAFT, 0.3, 0.8))).size(1).table
+    table = Worth(None, [DRAFT], known((DRAFT, 0.3, 0.8))).size(1).costs
     for weight in (1, 8):
-        table.entry("draft", 2)[:] = math.log(STEP) + 1.0, weight
+        table.timed["draft"][2][:] = STEP * math.e, weight
         table.fit()
         assert 1.6 < table.ratios["draft"][2] < math.exp(1.0)
     for drafted in range(1, 17):
-        table.entry("draft", drafted)[1] *= drafted == 1
+        table.timed["draft"][drafted][1] *= drafted == 1
     table.fit()
     assert table.ratios["draft"][8] > table.ratios["draft"][4] > table.ratios["draft"][2]
 
 
+def directory() -> Path:
+    return system.cache_directory("draft-length")
+
+
 def path() -> Path:
-    return costs.directory() / "pair.json"
+    return directory() / "pair.json"
 
 
 def learned(file: Path | None = None) -> Memory:
@@ -390,39 +394,39 @@ def learned(file: Path | None = None) -> Memory:
 
 
 def test_what_was_learned_is_read_again_and_only_for_its_key() -> None:
-    memory = costs.memory(KEY)
+    memory = module.memory(KEY)
     teach(memory, DRAFT, line(0.1))
     memory.save()
-    again = Memory(next(costs.directory().iterdir()))
+    again = Memory(next(directory().iterdir()))
     assert again.entries.keys() == memory.entries.keys() != set()
     assert Worth(None, [DRAFT], again).choose(100) == Worth(None, [DRAFT], memory).choose(100) > 0
-    assert costs.memory({**KEY, "mlx": "2"}).entries == {}
+    assert module.memory({**KEY, "mlx": "2"}).entries == {}
 
 
 def test_files_of_another_layout_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    memory = costs.memory(KEY)
+    memory = module.memory(KEY)
     memory.entries["plain"] = [1.0]
     memory.save()
-    costs._memory.cache_clear()
-    monkeypatch.setattr(costs, "COSTS_FORMAT", costs.COSTS_FORMAT + 1)
-    assert costs.memory(KEY).entries == {}
+    module._memory.cache_clear()
+    monkeypatch.setattr(module, "COSTS_FORMAT", module.COSTS_FORMAT + 1)
+    assert module.memory(KEY).entries == {}
 
 
 def test_a_file_is_written_every_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr(costs.time, "monotonic", lambda: now)
-    memory = costs.memory(KEY)
+    monkeypatch.setattr(module.time, "monotonic", lambda: now)
+    memory = module.memory(KEY)
     for seconds, read in ((0.0, ["one"]), (9.0, ["one"]), (11.0, ["one", "two", "three"])):
         now = 100.0 + seconds
         memory.entries[["one", "two", "three"][len(memory.entries)]] = [1]
         memory.save()
-        [file] = costs.directory().iterdir()
+        [file] = directory().iterdir()
         assert list(Memory(file).entries) == read
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"{}", b"null", b"\x80"])
 def test_a_file_that_cannot_be_read_is_ignored_and_replaced(content: bytes) -> None:
-    costs.directory().mkdir(parents=True)
+    directory().mkdir(parents=True)
     path().write_bytes(content)
     assert Memory(path()).entries == {}
     learned(path()).save()
@@ -430,12 +434,12 @@ def test_a_file_that_cannot_be_read_is_ignored_and_replaced(content: bytes) -> N
 
 
 def test_a_place_that_cannot_be_written_harms_nobody() -> None:
-    costs.directory().parent.mkdir(parents=True)
-    costs.directory().write_text("a file where the directory would be")
+    directory().parent.mkdir(parents=True)
+    directory().write_text("a file where the directory would be")
     learned(path()).save()
     assert Memory(path()).entries == {}
 
 
 def test_without_a_file_nothing_is_written() -> None:
     learned().save()
-    assert not costs.directory().exists()
+    assert not directory().exists()

@@ -6,10 +6,11 @@ from typing import Any, cast
 
 import pytest
 
-from mlx_specdec.core import costs
-from mlx_specdec.core.costs import Memory
+from mlx_specdec import system
+from mlx_specdec.core import worth as costs
 from mlx_specdec.core.noise import SilentNoise
 from mlx_specdec.core.options import Options
+from mlx_specdec.core.worth import Memory
 from mlx_specdec.engine import loading
 from mlx_specdec.engine.generate import generate, stream_generate
 from mlx_specdec.engine.opening import candidate, drafters, make_proposer, pair_key, worth_of
@@ -128,7 +129,7 @@ def test_completions_of_a_loaded_pair_learn_from_one_another_if_nothing_is_saved
     generate(pair, [5, 6, 7], options)
     [name] = [name for name in pair.learned.entries if name.startswith("acceptance")]
     counts = pair.learned.entries[name]
-    assert sum(counts[0]) > 0 and not costs.directory().exists()
+    assert sum(counts[0]) > 0 and not system.cache_directory("draft-length").exists()
     worth_of(pair, drafters(pair, options), options)
     assert pair.learned.entries[name] is counts and not alone.learned.entries
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from mlx_specdec.core import costs
+from mlx_specdec.core import worth as costs
 from mlx_specdec.core.options import Options
 from mlx_specdec.engine.generate import generate_many
 from mlx_specdec.engine.memory import AutoBatchSize

@@ -1,13 +1,18 @@
 """Costs and acceptance rates that earlier rounds have left, and rounds on a fake clock."""
 
-import math
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from mlx_specdec.core.costs import LONGEST_DRAFT, CostTable, Memory
 from mlx_specdec.core.statistics import Timed
-from mlx_specdec.core.worth import TRIAL_INTERVAL, Candidate, Worth
+from mlx_specdec.core.worth import (
+    LONGEST_DRAFT,
+    TRIAL_INTERVAL,
+    Candidate,
+    Costs,
+    Memory,
+    Worth,
+)
 from mlx_specdec.results import Step
 
 STEP = 0.01
@@ -23,11 +28,11 @@ def teach(
     doublings: int = 0,
 ) -> None:
     """Save the cost ratio of each draft length, and the acceptance rate of each position."""
-    table = CostTable(memory, rows, doublings, [candidate.costs])
+    table = Costs(memory, rows, doublings, [candidate.costs])
     table.trials[:] = TRIAL_INTERVAL, 8
-    table.entry("", 0)[:] = math.log(STEP), 8
+    table.plain[:] = STEP, 8
     for drafted in range(1, LONGEST_DRAFT + 1):
-        table.entry(candidate.costs, drafted)[:] = math.log(STEP * cost(drafted)), 8
+        table.timed[candidate.costs][drafted][:] = STEP * cost(drafted), 8
     acceptance = memory.entries[f"acceptance {candidate.text}"] = []
     acceptance += [1000.0] * LONGEST_DRAFT, [1000.0 * accepted] * LONGEST_DRAFT
     for name in ("", candidate.costs):
