@@ -132,7 +132,7 @@ class Row:
     key: tuple[object, ...]
     alike: object
     most_drafted: int
-    prediction: Sequence[int]
+    prediction: list[int]
     settings: Mapping[str, Any]
     cached_tokens: int = 0
     unread: Sequence[int] = ()

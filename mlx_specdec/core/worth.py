@@ -201,22 +201,22 @@ class Acceptance:
 
     def __init__(self, memory: Memory, name: str) -> None:
         default = [[0.0] * LONGEST_DRAFT, [0.0] * LONGEST_DRAFT]
-        self._counts = memory.entries.setdefault(f"acceptance {name}", default)
+        self.counts = memory.entries.setdefault(f"acceptance {name}", default)
 
     def add(self, verified: int, accepted: int) -> None:
         """Count a draft. Tokens after the first rejected one were not verified."""
         for position in range(min(verified, accepted + 1, LONGEST_DRAFT)):
-            self._counts[0][position] += 1
-            self._counts[1][position] += position < accepted
+            self.counts[0][position] += 1
+            self.counts[1][position] += position < accepted
 
     def fade(self) -> None:
         """Take away the weight that the verdicts lose in a round."""
-        self._counts[:] = (np.array(self._counts) * (1 - 1 / REMEMBERED_ROUNDS)).tolist()
+        self.counts[:] = (np.array(self.counts) * (1 - 1 / REMEMBERED_ROUNDS)).tolist()
 
     def chances(self) -> list[float]:
         """Return for n = 1 .. LONGEST_DRAFT the probability that the first n draft tokens are
         accepted."""
-        verified, accepted = np.array(self._counts)
+        verified, accepted = np.array(self.counts)
         rate = (accepted.sum() + PRIOR_WEIGHT * EXPECTED) / (verified.sum() + PRIOR_WEIGHT)
         rates = (accepted + PRIOR_WEIGHT * rate) / (verified + PRIOR_WEIGHT)
         chances: list[float] = np.cumprod(rates).tolist()
@@ -362,6 +362,12 @@ class Worth:
         size = self.size(rows)
         return Prices(size.costs.ratios[self._named(name).costs], size.rate)
 
+    def verified(self, name: str) -> tuple[float, float]:
+        """Return the decayed numbers of verified and of accepted draft tokens of a proposer with
+        weights. Tokens after the first rejected one were not verified."""
+        verified, accepted = map(sum, self._acceptance[name].counts)
+        return verified, accepted
+
     def save(self) -> None:
         """Save the learned costs and acceptance rates for later completions."""
         self._memory.save()
@@ -387,18 +393,10 @@ class Worth:
     ) -> None:
         """Learn from a finished round of these rows, and choose again if that is due. steps: The
         step of each row."""
-        if self._fixed is not None:
+        if not self._candidates:
             return
         candidate, count = self._named(proposal.source), len(rows)
         size = self._newest = self.size(count)
-        size.due -= 1
-        size.costs.trials[0] -= 1
-        size.idle = 0 if proposal.size and candidate.free else size.idle
-        self._time(size, candidate, proposal.size, timed)
-        added = 1 + sum(step.accepted for step in steps) / count
-        for name in self._unread:
-            proposed = proposal.size and name == candidate.name
-            self._unread[name] = 0.0 if proposed else self._unread[name] + added
         for acceptance in self._acceptance.values():
             acceptance.fade()
         for step in steps:
@@ -410,6 +408,16 @@ class Worth:
                 stopped = stopped and step.drafted < size.limits.get(drafter.name, 0)
                 accepted = min(step.accepted, len(step.tokens) - 1)
                 self._acceptance[drafter.name].add(step.drafted + stopped, accepted)
+        if self._fixed is not None:
+            return
+        size.due -= 1
+        size.costs.trials[0] -= 1
+        size.idle = 0 if proposal.size and candidate.free else size.idle
+        self._time(size, candidate, proposal.size, timed)
+        added = 1 + sum(step.accepted for step in steps) / count
+        for name in self._unread:
+            proposed = proposal.size and name == candidate.name
+            self._unread[name] = 0.0 if proposed else self._unread[name] + added
         if size.due <= 0:
             size.costs.fit()
             context = sum(len(row.committed) for row in rows) // count

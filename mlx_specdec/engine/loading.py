@@ -2,7 +2,6 @@
 
 import time
 import weakref
-from collections import defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
@@ -29,7 +28,7 @@ from ..models.number_format import NumberFormat
 from ..text.tokenizer import Tokenizer, load_tokenizer
 from ..text.vocabulary import Translation, common_size, shared_tokens
 from ..types import Progress, ignore_progress
-from .pair import Pair, Trial
+from .pair import Pair
 
 DRAFT_VOCABS = ("same", "intersect")
 
@@ -169,7 +168,7 @@ def with_draft_model(
         drafter_network=None,
         translation=None,
         vocabulary=min(pair.target.vocabulary, pair.tokenizer.size),
-        trials=defaultdict(Trial),
+        judged=set(),
     )
     source = loader.find_draft(draft_model, pair.name, None)
     return loader.with_draft(alone, pair.target.kind, source, draft_q_bits, draft_vocab)

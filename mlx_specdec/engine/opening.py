@@ -2,6 +2,7 @@
 
 import functools
 import sys
+import warnings
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -73,7 +74,7 @@ def worth_of(pair: Pair, chosen: Sequence[Drafter], options: Options) -> Worth:
     pair."""
     candidates = [candidate(drafter, options) for drafter in chosen]
     if options.num_draft != "auto":
-        return Worth(options.num_draft, candidates)
+        return Worth(options.num_draft, candidates, pair.learned)
     if not chosen:
         return Worth(0)
     memory = costs.memory(pair_key(pair)) if options.cost_cache else pair.learned
@@ -136,6 +137,12 @@ def make_proposer(
     return next(iter(made.values()), None)
 
 
+LEAST_VERIFIED, LEAST_ACCEPTED = 16, 0.1
+"""Verified draft tokens after which a drafter is judged, and the least share of them that is
+accepted if it fits its target at all. Useful ones reach several times that."""
+HOTTEST_JUDGED = 1.0
+"""Temperature above which a low acceptance rate is no sign of a wrong drafter. Neither is one under
+a constraint."""
 CANNOT = "cannot take several sequences in one pass"
 """Part of a message about a model that decodes one sequence at a time; the reason follows."""
 
@@ -267,6 +274,24 @@ class Opener:
         long = self.pair.reaching(sys.maxsize)
         same = (long.target, long.draft) == (self.pair.target, self.pair.draft)
         return row.request.tenant if same else f"{row.request.tenant}, short"
+
+    def judge(self, row: Row) -> None:
+        """Warn, once per pair, of a drafter whose draft tokens are hardly ever accepted."""
+        if row.options.constraint is not None or row.options.temperature > HOTTEST_JUDGED:
+            return
+        for one in (one for one in self.named if one.nbytes and one.name not in self.pair.judged):
+            verified, accepted = self.worth.verified(one.name)
+            if verified < LEAST_VERIFIED:
+                continue
+            self.pair.judged.add(one.name)
+            if accepted < LEAST_ACCEPTED * verified:
+                shown = one.identity or f"{one.name} of {self.pair.name}"
+                rate = f"{accepted:.0f} of {verified:.0f} that were verified"
+                warnings.warn(
+                    f"hardly any draft tokens are accepted ({rate}): {shown} {one.causes}",
+                    RuntimeWarning,
+                    stacklevel=6,
+                )
 
     def remember(self, row: Row) -> None:
         """Add a finished sequence to the history in which lookup searches for the tenant."""

@@ -2,8 +2,7 @@
 
 import functools
 import math
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -16,45 +15,12 @@ from ..errors import OptionError
 from ..models.base import Base
 from ..models.drafters.medusa import MedusaHeads
 from ..models.drafters.network import DrafterNetwork
-from ..proposers.drafter import Drafter
 from ..proposers.text_index import BETWEEN, DEPTH, History, TextIndex
 from ..text import prompts as documents
 from ..text.languages import Languages
 from ..text.tokenizer import Tokenizer
 from ..text.vocabulary import Translation, written_texts
 from ..types import Progress, ignore_progress
-
-TRIAL = 64
-"""Number of draft tokens after which a trial may end."""
-LEAST_VERIFIED = 16
-"""Number of verified tokens after which a trial may end. Tokens after the first rejected one do not
-count as verified, so that long proposals weigh no more than short ones."""
-LEAST_ACCEPTED = 0.1
-"""Least accepted share of the verified tokens. Useful proposers reach several times that."""
-
-
-@dataclass
-class Trial:
-    """A test, on the first draft tokens, whether a drafter fits its target at all."""
-
-    drafted: int = 0
-    verified: int = 0
-    accepted: int = 0
-    over: bool = False
-
-    def fails(self, rounds: Iterable[Sequence[int]]) -> bool:
-        """Add rounds to the trial until it is over. Return whether the drafter fails it in one of
-        them. rounds: The numbers of drafted and of accepted tokens."""
-        for drafted, accepted in rounds:
-            if self.over:
-                break
-            self.drafted += drafted
-            self.verified += min(drafted, accepted + 1)
-            self.accepted += accepted
-            self.over = self.drafted >= TRIAL and self.verified >= LEAST_VERIFIED
-            if self.over and self.accepted < LEAST_ACCEPTED * self.verified:
-                return True
-        return False
 
 
 @dataclass(frozen=True)
@@ -80,7 +46,7 @@ class Pair:
         task_prefix: The text that every prompt has to begin with, or "".
         languages: The languages of a target that translates.
         notes: Lines for the user about the way in which the weights are used.
-        trials: How often draft tokens were accepted, by drafter.
+        judged: The drafters of which it is known whether they fit the target at all.
         learned: The acceptance rates and costs from which draft lengths are chosen.
         sampling: The settings of `Options` that generation_config.json recommends, if any.
     """
@@ -104,9 +70,7 @@ class Pair:
     task_prefix: str = ""
     languages: Languages | None = None
     notes: tuple[str, ...] = ()
-    trials: defaultdict[str, Trial] = field(
-        default_factory=lambda: defaultdict(Trial), compare=False, repr=False
-    )
+    judged: set[str] = field(default_factory=set, compare=False, repr=False)
     learned: Memory = field(default_factory=Memory, compare=False, repr=False)
     sampling: Mapping[str, float] = field(default_factory=dict)
 
@@ -118,23 +82,6 @@ class Pair:
         if target is self.target and draft is self.draft:
             return self
         return replace(self, target=target, draft=draft)
-
-    def cautions(
-        self, chosen: Sequence[Drafter], drafts: Sequence[tuple[str, int, int]]
-    ) -> Iterator[str]:
-        """Yield a warning, once per pair, about each drafter whose draft tokens are hardly ever
-        accepted. `drafts` is `Recorder.drafts` of a completion that these drafters drafted."""
-        # Rounds name their drafter only if there are several.
-        alone = chosen[0].name if len(chosen) == 1 else ""
-        for drafter in (drafter for drafter in chosen if drafter.nbytes):
-            rounds = [counts for who, *counts in drafts if (who or alone) == drafter.name]
-            trial = self.trials[drafter.name]
-            if trial.fails(rounds):
-                shown = drafter.identity or f"{drafter.name} of {self.name}"
-                yield (
-                    f"hardly any draft tokens are accepted ({trial.accepted} of {trial.drafted}): "
-                    f"{shown} {drafter.causes}"
-                )
 
     def constraint(
         self,

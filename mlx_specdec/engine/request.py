@@ -38,11 +38,6 @@ class Overrides:
     progress: Progress | None = None
 
 
-HOTTEST_TRIAL = 1.0
-"""Temperature above which a low acceptance rate is no sign of a wrong drafter. Neither is one under
-a constraint."""
-
-
 def proposer_kind(chosen: Sequence[Drafter]) -> str:
     """Return the name of the only drafter, "auto" for several drafters, or "none"."""
     names = [drafter.name for drafter in chosen]
@@ -106,7 +101,7 @@ def open_row(
         key=(*shares, rule_name(options), *thresholds, *models),
         alike=(alike, request.prediction, request.tenant, shares, models),
         most_drafted=most_drafted(options),
-        prediction=tuple(id for id in request.prediction if 0 <= id < pair.vocabulary),
+        prediction=[id for id in request.prediction if 0 <= id < pair.vocabulary],
         settings={
             "model": pair.name,
             "draft_model": (
@@ -131,12 +126,9 @@ def extent(row: Row) -> Extent:
     return Extent(len(row.prompt), now, now + row.remaining)
 
 
-def reported(pair: Pair, row: Row, step: Step, chosen: Sequence[Drafter], now: float) -> Step:
+def reported(pair: Pair, row: Row, step: Step, now: float) -> Step:
     """Return a step of a row as the caller sees it, with the result if it is the last one.
-
-    Args:
-        chosen: The drafters of the row.
-        now: The time on the clock, in seconds."""
+    now: The time on the clock, in seconds."""
     row.tokens += step.tokens
     step = _with_sentinels(pair, row, step)
     row.texts.append(step.text)
@@ -147,9 +139,6 @@ def reported(pair: Pair, row: Row, step: Step, chosen: Sequence[Drafter], now: f
         return step
     if step.finish_reason is None or step.finish_reason in NO_TEXT:
         return replace(step, error=NO_TEXT.get(step.finish_reason, DAMAGED))
-    if row.options.constraint is None and row.options.temperature <= HOTTEST_TRIAL:
-        for caution in pair.cautions(chosen, row.figures.drafts):
-            warnings.warn(caution, RuntimeWarning, stacklevel=6)
     return replace(step, result=_result(pair, row, step.finish_reason, now))
 
 

@@ -391,10 +391,11 @@ class Scheduler:
             error = self.failures.note(row.problem)
             return Step(row.number, finish_reason="failed", error=error)
         opener = self._rows[row]
-        step = reported(opener.pair, row, step, opener.named, self._watch.clock())
+        step = reported(opener.pair, row, step, self._watch.clock())
         if not step.last:
             return step
         if step.result is not None:
+            opener.judge(row)
             self._keep(row, opener)
             opener.remember(row)
         elif step.error == DAMAGED and opener.cache is not None:

@@ -4,8 +4,6 @@ the sequence earlier in it, in earlier sequences or in documents. A grammar leav
 
 import sys
 from abc import abstractmethod
-from bisect import bisect_left
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
@@ -244,39 +242,11 @@ class PredictedText(Continuation):
     def continuation(self, row: Row, limit: int) -> list[int]:
         if not row.prediction:
             return []
+        written = row.committed[len(row.committed) - row.position :]
+        if written == row.prediction[: len(written)]:
+            return row.prediction[len(written) :][:limit]
         if PREDICTION not in row.state:
-            # The source of an encoder-decoder model is no part of the sequence.
-            inside = list(row.committed[: len(row.prompt)]) == list(row.prompt)
-            row.state[PREDICTION] = PredictedPlace(row.prediction, len(row.prompt) if inside else 1)
-        place: PredictedPlace = row.state[PREDICTION]
-        return place.continuation(row.committed, limit)
-
-
-class PredictedPlace:
-    """The place in the predicted text of one row."""
-
-    def __init__(self, predicted: Sequence[int], read: int) -> None:
-        self._predicted, self._read = list(predicted), read
-        self._after: dict[tuple[int, ...], list[int]] = defaultdict(list)
-        for end in range(SHORTEST, len(self._predicted) + 1):
-            self._after[tuple(self._predicted[end - SHORTEST : end])].append(end)
-        self._place: int | None = 0
-        self._furthest = 0
-
-    def continuation(self, committed: Sequence[int], limit: int) -> list[int]:
-        """Return at most `limit` predicted tokens after the committed ones."""
-        for end in range(self._read + 1, len(committed) + 1):
-            self._follow(committed, end)
-        self._read = len(committed)
-        return [] if self._place is None else self._predicted[self._place : self._place + limit]
-
-    def _follow(self, committed: Sequence[int], end: int) -> None:
-        """Find the place in the predicted text after `committed[end - 1]` was written."""
-        place = self._place
-        if place is not None and self._predicted[place : place + 1] == [committed[end - 1]]:
-            self._place = place + 1
-        else:
-            places = self._after.get(tuple(committed[end - SHORTEST : end]), [])
-            further = bisect_left(places, self._furthest)
-            self._place = places[min(further, len(places) - 1)] if places else None
-        self._furthest = max(self._furthest, self._place or 0)
+            row.state[PREDICTION] = TextIndex(sys.maxsize, (SHORTEST,))
+            row.state[PREDICTION].add([*row.prediction, BETWEEN])
+        match: Match = row.state[PREDICTION].find(written[-DEPTH:], limit, SHORTEST)
+        return next(iter(match.following), [])

@@ -42,7 +42,7 @@ def test_a_loaded_target_takes_another_draft(tmp_path: Path) -> None:
     )
     assert two.drafter_network is None and two.draft is not None
     assert (one.draft_name, two.draft_name) == (str(tmp_path / "1"), str(base))
-    assert one.trials is not two.trials
+    assert one.judged is not two.judged
     options = Options(max_tokens=8, num_draft=3, cost_cache=False)
     texts = [generate(pair, "some text", options).tokens for pair in (plain, one, two)]
     assert texts[0] == texts[1] == texts[2]

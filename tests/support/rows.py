@@ -22,7 +22,7 @@ def row_of(
         "seen": (),
         "processed": 0,
         "position": 0,
-        "prediction": (),
+        "prediction": [],
         "request": SimpleNamespace(tenant=""),
     }
     return SimpleNamespace(**fields | more)
