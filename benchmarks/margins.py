@@ -31,7 +31,6 @@ import mlx.core as mx
 from mlx_specdec.core.distribution import Distribution
 from mlx_specdec.core.loop import PREFILL_CHUNK
 from mlx_specdec.core.options import MOST_EXACT, Options
-from mlx_specdec.core.settings import Sampling
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.engine.request import Prompt, beginning, encode, for_model, make_noise
 from mlx_specdec.largest import largest
@@ -160,7 +159,7 @@ def lead(scored: mx.array) -> mx.array:
 
 
 def cut_distance(
-    scored: mx.array, before: mx.array, gumbel: mx.array, settings: Sampling
+    scored: mx.array, before: mx.array, gumbel: mx.array, settings: Options
 ) -> mx.array:
     """Return the least change of each row that excludes the chosen token, or lets another token be
     chosen, (...) float32. It is a lower bound, which is exact unless several tokens near the cut

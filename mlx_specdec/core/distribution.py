@@ -11,7 +11,7 @@ import mlx.core as mx
 from ..largest import largest
 from .constraint import Constraint
 from .noise import Coins
-from .settings import Sampling
+from .options import Options
 from .thought_budget import ThoughtBudget
 
 
@@ -25,7 +25,7 @@ def fit_vocabulary(logits: mx.array, vocabulary: int) -> mx.array:
 
 
 def apply_penalties(
-    logits: mx.array, counts: mx.array, settings: Sampling, in_prefix: mx.array
+    logits: mx.array, counts: mx.array, settings: Options, in_prefix: mx.array
 ) -> mx.array:
     """Penalize tokens by their earlier occurrences.
 
@@ -133,7 +133,7 @@ class Distribution:
             so one call can serve a batch.
     """
 
-    settings: Sampling
+    settings: Options
     vocabulary: int
     prompt: Sequence[int] = ()
     constraint: Constraint | ThoughtBudget | None = None

@@ -3,15 +3,17 @@ MLX, so that a wrong setting is reported at once."""
 
 from __future__ import annotations  # the checks below read types as words
 
+import math
+import operator
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
+from numbers import Real
 from typing import Any, Literal
 
 from ..errors import OptionError
 from ..models.drafters import DRAFTER_KINDS
 from .grammar import Grammar, compiled, schema_text
-from .settings import Sampling, integer, number
 
 PROPOSERS = ("ngram", "draft", *DRAFTER_KINDS, "medusa")
 RULES = ("coupled", "token", "block", "typical")
@@ -19,6 +21,14 @@ MOST_DRAFTED = 64
 MOST_EXACT = 4
 """Most draft tokens of a round with `Options.exact`. Metal's kernels sum in one order in passes
 of 2 to 5 rows, and in another order in larger passes."""
+LARGEST_BIAS = 1e20
+"""Largest magnitude of a bias or penalty. It exceeds any logit, and sums of it fit float32."""
+TEMPERATURE_LIMITS = (1e-30, 1e30)
+"""Least and greatest temperature above 0, both well inside the range of float32."""
+LEAST_TOP_P = 1e-30
+"""Least value of top-p, well above the smallest float32."""
+REPETITION_PENALTIES = (1e-6, 1e6)
+"""Least and greatest repetition penalty."""
 _MTP_NAME = re.compile(r"mtp(?::(.+))?")
 
 
@@ -36,7 +46,7 @@ def proposers() -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class Options(Sampling):
+class Options:
     """Settings of one completion. With the defaults it is the target's own greedy text.
 
     Attributes:
@@ -128,6 +138,17 @@ class Options(Sampling):
     target_lang: str | None = None
     source_lang: str | None = None
     prefill_step_size: int | None = None
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    xtc_special_tokens: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         self._check_types()
@@ -153,7 +174,6 @@ class Options(Sampling):
         assert schema is None or isinstance(schema, str)
         # Compiled once for as long as these options are used.
         object.__setattr__(self, "_constraint", compiled(schema, self.regex, self.grammar))
-        super().__post_init__()
 
     def _check_types(self) -> None:
         check, texts = self._check, [self.stop] if isinstance(self.stop, str | bytes) else self.stop
@@ -169,20 +189,47 @@ class Options(Sampling):
         ids = self.xtc_special_tokens
         check("xtc_special_tokens", isinstance(ids, Iterable | None), "be token ids")
 
+    def _check(self, name: str, holds: bool, what: str) -> None:
+        if not holds:
+            shown = name.replace("_", "-")
+            raise OptionError(f"{shown} must {what}, not {getattr(self, name)!r:.80}")
+
     def _check_ranges(self) -> None:
         count, least, step = self.num_draft, self.ngram_min, self.prefill_step_size
-        names, check = proposers(), self._check
+        coldest, hottest = TEMPERATURE_LIMITS
+        weakest, strongest = REPETITION_PENALTIES
+        warm = self.temperature == 0 or coldest <= self.temperature <= hottest
         drafted = count == "auto" or 0 <= count <= MOST_DRAFTED
-        check("max_tokens", self.max_tokens >= 0, "be 0 or more")
-        check("num_draft", drafted, f"be auto or lie between 0 and {MOST_DRAFTED}")
-        check("proposer", self.proposer in (None, *names), f"be one of {', '.join(names)}")
-        check("ngram_min", least is None or least >= 1, "be 1 or more")
-        check("ngram_choice", self.ngram_choice in ("recent", "frequent"), "be recent or frequent")
-        check("delta", 0 <= self.delta <= 1, "lie in [0, 1]")
-        check("rule", self.rule in (None, *RULES), f"be one of {', '.join(RULES)}")
-        check("posterior_threshold", 0 < self.posterior_threshold < 1, "lie between 0 and 1")
-        check("posterior_alpha", 0 < self.posterior_alpha < 1, "lie between 0 and 1")
-        check("prefill_step_size", step is None or step >= 1, "be 1 or more")
+        penalty = weakest <= self.repetition_penalty <= strongest
+        small, names = f"be at most {LARGEST_BIAS:g} in size", proposers()
+        for name, holds, what in (
+            ("max_tokens", self.max_tokens >= 0, "be 0 or more"),
+            ("num_draft", drafted, f"be auto or lie between 0 and {MOST_DRAFTED}"),
+            ("proposer", self.proposer in (None, *names), f"be one of {', '.join(names)}"),
+            ("ngram_min", least is None or least >= 1, "be 1 or more"),
+            ("ngram_choice", self.ngram_choice in ("recent", "frequent"), "be recent or frequent"),
+            ("delta", 0 <= self.delta <= 1, "lie in [0, 1]"),
+            ("rule", self.rule in (None, *RULES), f"be one of {', '.join(RULES)}"),
+            ("posterior_threshold", 0 < self.posterior_threshold < 1, "lie between 0 and 1"),
+            ("posterior_alpha", 0 < self.posterior_alpha < 1, "lie between 0 and 1"),
+            ("prefill_step_size", step is None or step >= 1, "be 1 or more"),
+            ("temperature", warm, f"be 0 or lie between {coldest:g} and {hottest:g}"),
+            ("top_k", self.top_k >= 0, "be 0 (off) or more"),
+            ("top_p", LEAST_TOP_P <= self.top_p <= 1, f"lie in [{LEAST_TOP_P:g}, 1]"),
+            ("min_p", 0 <= self.min_p <= 1, "lie in [0, 1]"),
+            ("repetition_penalty", penalty, f"lie between {weakest:g} and {strongest:g}"),
+            ("presence_penalty", abs(self.presence_penalty) <= LARGEST_BIAS, small),
+            ("frequency_penalty", abs(self.frequency_penalty) <= LARGEST_BIAS, small),
+            ("xtc_probability", 0 <= self.xtc_probability <= 1, "lie in [0, 1]"),
+            ("xtc_threshold", 0 <= self.xtc_threshold <= 0.5, "lie in [0, 0.5]"),
+        ):
+            self._check(name, holds, what)
+        for token, bias in self.logit_bias.items():
+            if token < 0 or not (abs(bias) <= LARGEST_BIAS or bias == -math.inf):
+                raise OptionError(
+                    f"logit-bias {token}={bias} is not usable: give a token id and a number of at "
+                    f"most {LARGEST_BIAS:g} in size, or -inf"
+                )
 
     def _normalize(self) -> None:
         """Convert numbers of numpy to Python's, one stop string to a tuple; copy the biases."""
@@ -219,6 +266,24 @@ class Options(Sampling):
         return grammar
 
     @property
+    def counts_tokens(self) -> bool:
+        """Whether penalties make a distribution depend on the earlier tokens."""
+        added = self.presence_penalty != 0 or self.frequency_penalty != 0
+        return added or self.repetition_penalty != 1
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """The settings from `temperature` on. Equal kinds map equal logits to equal
+        distributions."""
+        names = list(self.__dataclass_fields__)
+        return tuple(getattr(self, name) for name in names[names.index("temperature") :])
+
+    @property
+    def filters(self) -> bool:
+        """Whether top-k, top-p or min-p may remove tokens; at temperature 0 they have no effect."""
+        return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
+
+    @property
     def lossy(self) -> bool:
         """Whether the text may differ in distribution from the target's own."""
         return self.delta > 0 or self.rule == "typical"
@@ -229,3 +294,21 @@ class Options(Sampling):
         if self.delta > 0:
             return "token" if self.temperature > 0 else "lenient"
         return self.rule or "coupled"
+
+
+def integer(name: str, value: object) -> int:
+    """Convert an integer of Python or numpy to int. Raises OptionError for any other value."""
+    try:
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise OptionError(f"{name} must be a whole number, not {value!r}") from None
+
+
+def number(name: str, value: object) -> float:
+    """Convert a real number of Python or numpy to float. Raises OptionError for other values."""
+    if not isinstance(value, Real):
+        raise OptionError(f"{name} must be a number, not {value!r}")
+    try:
+        return float(value)
+    except OverflowError:
+        raise OptionError(f"{name} is too large for a number with a fraction") from None

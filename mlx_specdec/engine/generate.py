@@ -6,9 +6,8 @@ from typing import Literal
 import mlx.core as mx
 
 from .. import system
-from ..core.options import Options
+from ..core.options import Options, integer
 from ..core.row import Prompt, Request
-from ..core.settings import integer
 from ..errors import DecodingError, OptionError, PromptError
 from ..results import Result, Step
 from ..types import Progress, Proposer

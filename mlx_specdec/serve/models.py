@@ -5,8 +5,13 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Discriminator, Field, StrictInt, Tag, model_validator
 
-from ..core.options import MOST_DRAFTED
-from ..core.settings import LARGEST_BIAS, LEAST_TOP_P, REPETITION_PENALTIES, TEMPERATURE_LIMITS
+from ..core.options import (
+    LARGEST_BIAS,
+    LEAST_TOP_P,
+    MOST_DRAFTED,
+    REPETITION_PENALTIES,
+    TEMPERATURE_LIMITS,
+)
 from ..text.chat import RESERVED
 from .bodies import (
     Boolean,

@@ -8,9 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self, cast
 
-from ..core.options import Options
+from ..core.options import LARGEST_BIAS, LEAST_TOP_P, Options
 from ..core.row import Request
-from ..core.settings import LARGEST_BIAS, LEAST_TOP_P
 from ..engine.chat import chat_format
 from ..engine.memory import MemoryBudget
 from ..engine.pair import Pair

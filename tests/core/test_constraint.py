@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from mlx_specdec.core.constraint import Alphabet, Constraint, Masks
 from mlx_specdec.core.distribution import Distribution
 from mlx_specdec.core.grammar import compiled, with_stack
-from mlx_specdec.core.settings import Sampling
+from mlx_specdec.core.options import Options
 from mlx_specdec.errors import OptionError
 
 from ..support.letters import alphabet, regex
@@ -164,7 +164,7 @@ def test_filters_share_out_what_is_allowed() -> None:
     """The likeliest tokens are forbidden: top-k, top-p and min-p choose among the others."""
     logits = mx.array([[[9.0, 0.0, 1.0, 8.0, 7.0, 6.0, 9.0]]])
     for changes in ({"top_k": 1}, {"top_p": 0.5}, {"min_p": 0.5}):
-        chosen = Sampling(temperature=1.0, **changes)
+        chosen = Options(temperature=1.0, **changes)
         law = Distribution(chosen, len(PIECES), constraint=begun("[ab]+"))
         remaining = law.log_probabilities(logits, [], NO_DRAFT)[0, 0] > -mx.inf
         assert [id for id, yes in enumerate(remaining.tolist()) if yes] == [4]

@@ -19,7 +19,7 @@ from mlx_specdec.core.distribution import (
     keep_top_k_and_p,
     keep_top_p,
 )
-from mlx_specdec.core.settings import Sampling
+from mlx_specdec.core.options import Options
 from mlx_specdec.errors import OptionError
 
 from ..support.nothing import NO_DRAFT
@@ -98,7 +98,7 @@ def test_top_p_keeps_what_a_sum_in_order_keeps(spread: float, width: int, p: flo
 
 
 def test_top_choices_are_excluded_where_the_coins_say_so_in_a_block_as_token_by_token() -> None:
-    settings = Sampling(temperature=1, xtc_probability=0.5, xtc_threshold=0.02, seed=9)
+    settings = Options(temperature=1, xtc_probability=0.5, xtc_threshold=0.02, seed=9)
     prompt, block = [5, 6, 6], [7, 7, 5, 9, 8, 8, 1]
     logits = random_logits(6, rows=8)[None]
     at_once = Distribution(settings, VOCABULARY, prompt).log_probabilities(
@@ -111,7 +111,7 @@ def test_top_choices_are_excluded_where_the_coins_say_so_in_a_block_as_token_by_
         assert mx.array_equal(row[0, 0], at_once[0, index])
         excluded.append(not mx.array_equal(row, logits[:, index : index + 1]))
     assert set(excluded) == {True, False}
-    cold = Sampling(xtc_probability=1, xtc_threshold=0)
+    cold = Options(xtc_probability=1, xtc_threshold=0)
     law = Distribution(cold, VOCABULARY, prompt)
     greedy = law.log_probabilities(logits, prompt + block, NO_DRAFT)
     assert mx.array_equal(greedy, logits), "filters are for drawing"
@@ -129,11 +129,11 @@ def test_top_choices_are_excluded_where_the_coins_say_so_in_a_block_as_token_by_
 def test_penalties_equal_mlx_lms(settings: dict[str, float], make: Any) -> None:
     logits, tokens = random_logits(1), [3, 3, 7, 11]
     expected = make(*settings.values(), len(tokens))(mx.array(tokens), mx.array(logits))
-    found = penalised(logits, tokens, Sampling(**settings))
+    found = penalised(logits, tokens, Options(**settings))
     np.testing.assert_allclose(np.array(found), np.array(expected), atol=1e-6)
 
 
-def penalised(logits: mx.array, tokens: list[int], settings: Sampling) -> mx.array:
+def penalised(logits: mx.array, tokens: list[int], settings: Options) -> mx.array:
     counts = mx.zeros((VOCABULARY,)).at[mx.array(tokens)].add(1.0)
     return apply_penalties(logits, counts, settings, mx.zeros((VOCABULARY,), dtype=mx.bool_))
 
@@ -141,12 +141,12 @@ def penalised(logits: mx.array, tokens: list[int], settings: Sampling) -> mx.arr
 @pytest.mark.parametrize(
     "settings",
     [
-        Sampling(repetition_penalty=1.5),
-        Sampling(temperature=1, presence_penalty=1.0, frequency_penalty=0.5),
-        Sampling(temperature=0.8, repetition_penalty=1.2, top_p=0.9),
+        Options(repetition_penalty=1.5),
+        Options(temperature=1, presence_penalty=1.0, frequency_penalty=0.5),
+        Options(temperature=0.8, repetition_penalty=1.2, top_p=0.9),
     ],
 )
-def test_penalties_inside_a_block_advance_as_token_by_token(settings: Sampling) -> None:
+def test_penalties_inside_a_block_advance_as_token_by_token(settings: Options) -> None:
     prompt, block = [5, 6, 6], [7, 7, 5, 9]
     logits = random_logits(6, rows=5)[None]
     at_once = Distribution(settings, VOCABULARY).log_probabilities(
@@ -163,7 +163,7 @@ def test_logit_bias_can_forbid_and_force_tokens() -> None:
     logits = random_logits(7, rows=1)
     best = int(mx.argmax(logits[0]).item())
     banning, forcing = (
-        Distribution(Sampling(logit_bias=bias), VOCABULARY)
+        Distribution(Options(logit_bias=bias), VOCABULARY)
         for bias in ({best: -float("inf")}, {3: 1000.0})
     )
     forbidden = banning.log_probabilities(logits[None], [], NO_DRAFT)
@@ -200,4 +200,4 @@ def test_top_k_and_top_p_together_keep_what_one_after_the_other_keeps(k: int, p:
 def test_settings_out_of_range_are_refused_by_name(wrong: dict) -> None:
     name = next(iter(wrong)).replace("_", "-")
     with pytest.raises(OptionError, match=name):
-        Sampling(**wrong)
+        Options(**wrong)

@@ -8,7 +8,7 @@ import pytest
 
 from mlx_specdec.core.constraint import Masks
 from mlx_specdec.core.distribution import Distribution, log_probabilities
-from mlx_specdec.core.settings import Sampling
+from mlx_specdec.core.options import Options
 from mlx_specdec.core.thought_budget import ThoughtBudget
 from mlx_specdec.text.thoughts import Thoughts
 
@@ -99,7 +99,7 @@ def test_a_constraint_rests_far_from_the_budget() -> None:
 
 
 def test_rows_share_a_call_until_a_budget_is_near() -> None:
-    settings = Sampling(temperature=1.0)
+    settings = Options(temperature=1.0)
     logits = mx.random.normal((2, 3, SIZE), key=mx.random.key(1))
     drafted, committed = mx.array([[9, 8], [9, 8]]), [[7], [7]]
     for budget, forced in ((3, False), (2, True), (0, True)):

@@ -10,7 +10,6 @@ from benchmarks.margins import Parting, compare, cut_distance, lead, score
 from mlx_specdec.core.distribution import Distribution
 from mlx_specdec.core.noise import CoupledNoise
 from mlx_specdec.core.options import Options
-from mlx_specdec.core.settings import Sampling
 from mlx_specdec.engine.generate import generate
 from mlx_specdec.engine.pair import Pair
 
@@ -151,7 +150,7 @@ FILTERS = [
 ]
 
 
-def margins(before: np.ndarray, gumbel: np.ndarray, settings: Sampling) -> np.ndarray:
+def margins(before: np.ndarray, gumbel: np.ndarray, settings: Options) -> np.ndarray:
     """Of rows (n, vocabulary): what decides between their choice and another one."""
     rows, noise = mx.array(before)[None], mx.array(gumbel)[None]
     scored = Distribution(settings, rows.shape[-1]).apply_filters(rows, [], NO_DRAFT) + noise
@@ -159,7 +158,7 @@ def margins(before: np.ndarray, gumbel: np.ndarray, settings: Sampling) -> np.nd
     return np.minimum(np.array(cut)[0], np.array(lead(scored))[0])
 
 
-def choices(before: np.ndarray, gumbel: np.ndarray, settings: Sampling) -> np.ndarray:
+def choices(before: np.ndarray, gumbel: np.ndarray, settings: Options) -> np.ndarray:
     """The tokens that rows (n, vocabulary) choose."""
     law = Distribution(settings, before.shape[-1])
     filtered = law.apply_filters(mx.array(before), [], NO_DRAFT)
@@ -168,7 +167,7 @@ def choices(before: np.ndarray, gumbel: np.ndarray, settings: Sampling) -> np.nd
 
 @pytest.mark.parametrize("filters", FILTERS, ids=str)
 def test_no_change_below_the_margin_changes_the_choice(filters: dict) -> None:
-    settings = Sampling(temperature=1.0, **filters)
+    settings = Options(temperature=1.0, **filters)
     random = np.random.default_rng(1)
     before = (1.5 * random.normal(size=(400, 12))).astype(np.float32)
     gumbel = random.gumbel(size=before.shape).astype(np.float32)
@@ -194,5 +193,5 @@ def test_no_change_below_the_margin_changes_the_choice(filters: dict) -> None:
 def test_banned_tokens_never_come_in(filters: dict) -> None:
     before = np.array([[1.0, -np.inf, 0.0, -np.inf]], dtype=np.float32)
     gumbel = np.array([[0.0, 50.0, 0.0, 50.0]], dtype=np.float32)
-    settings = Sampling(temperature=1.0, **filters)
+    settings = Options(temperature=1.0, **filters)
     assert margins(before, gumbel, settings)[0] == pytest.approx(1.0)

@@ -17,8 +17,8 @@ from mlx_specdec.core.distribution import (
     keep_top_k,
     keep_top_k_and_p,
 )
+from mlx_specdec.core.options import Options
 from mlx_specdec.core.row import token_logprobs
-from mlx_specdec.core.settings import Sampling
 from mlx_specdec.largest import LEAST_ENTRIES, indices_of_largest, largest
 from mlx_specdec.models.drafters.dflash import Selector
 
@@ -105,7 +105,7 @@ def sorted_sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def test_nothing_that_needs_few_tokens_sorts_the_vocabulary(sorted_sizes: list[int]) -> None:
     logits = mx.random.normal((1, 2, WIDE), key=mx.random.key(0))
-    noise, filters = mx.zeros(logits.shape), Sampling(temperature=1.0, top_k=40, top_p=0.9)
+    noise, filters = mx.zeros(logits.shape), Options(temperature=1.0, top_k=40, top_p=0.9)
     uses: list[Callable[[], object]] = [
         lambda: keep_top_k(logits, 40),
         lambda: keep_top_k_and_p(logits, 40, 0.9),
