@@ -70,21 +70,17 @@ class DraftState:
     """The state of one row in the draft model.
 
     Attributes:
-        prompt: The prompt with which the draft's context is opened.
-        fits: Whether the prompt is shorter than the draft's maximum length. If not, `prompt` is
-            only its first token, and nothing is drafted.
-        cached: Cached state for that context.
+        cached: Cached state of the prompt for a context that is yet to be opened.
         place: The row's context, or None before its first draft."""
 
-    prompt: Sequence[int]
-    fits: bool
     cached: Cached | None = None
     place: Aligned | None = None
 
 
 @dataclass(eq=False)
 class DraftModel(Proposer):
-    """A proposer that decodes ahead with a draft model, one token per pass, without blocking.
+    """A proposer that decodes ahead with a draft model, one token per pass, without blocking. It
+    abstains while a row is longer than the draft's maximum length.
 
     Attributes:
         eager: Returns whether to prefill together with the target. If not, the first draft does.
@@ -95,46 +91,37 @@ class DraftModel(Proposer):
     translation: Translation | None = None
 
     def ready(self, rows: Sequence[Row], limits: Sequence[int]) -> bool:
-        free = self._free_positions(rows)
-        return any(limit and positions for limit, positions in zip(limits, free, strict=True))
+        return self._free_positions(rows) > 0
 
     def propose(self, rows: Sequence[Row], limits: Sequence[int], noise: Noise) -> Proposal:
-        """See Proposer. Abstains for rows that have reached the draft's maximum length."""
-        free = self._free_positions(rows)
-        if not self.ready(rows, limits):
+        count = min(max(limits), self._free_positions(rows))
+        if count <= 0:
             return no_proposal(len(rows))
-        count = min([max(limits), *(positions for positions in free if positions > 0)])
         context = self._context(rows)
-        logits = self._catch_up(context, rows, free)
+        logits = self._catch_up(context, rows)
 
         def following(tokens: mx.array) -> mx.array:
             fed = tokens if self.translation is None else self.translation.feed_array(tokens)
             return self._over_target(context.advance(fed, proposed=1).logits)
 
         drawn = draw(rows, noise, count, self._over_target(logits), following)
-        counts = (
-            min(count, limit) if positions > 0 else 0
-            for limit, positions in zip(limits, free, strict=True)
-        )
-        return replace(drawn, counts=tuple(counts))
+        return replace(drawn, counts=tuple(min(count, limit) for limit in limits))
 
     def observe(self, rows: Sequence[Row], scores: Scores) -> None:
         """Prefill together with the target, and rewind rejected draft tokens."""
-        reads = not rows[0].position
+        prefills = not rows[0].position
         opened = [row for row in rows if self._of(row).place is not None]
-        if reads and not opened and self.eager():
+        if prefills and not opened and self.eager() and self._free_positions(rows) > 0:
             self._context(opened := list(rows)).evaluate()
         if not opened:
             return
         context = align(opened, NAME).context
         lengths = context.lengths
-        if not reads:
+        if not prefills:
             context.rewind(tuple(map(min, lengths, [row.processed for row in opened])))
             return
         chunks = [
-            self._draft_ids(row.seen)
-            if self._of(row).fits and length == row.processed - len(row.seen)
-            else []
+            self._draft_ids(row.seen) if length == row.processed - len(row.seen) else []
             for row, length in zip(opened, lengths, strict=True)
         ]
         if any(chunks):
@@ -142,46 +129,38 @@ class DraftModel(Proposer):
             context.evaluate()
 
     def snapshot(self, row: Row) -> Mapping[str, Reusable]:
-        """See Proposer. Returns no more positions than the target has processed. After the draft's
-        maximum length, the row has padding from drafts for other rows, and nothing is reusable."""
-        state = self._of(row)
-        if state.place is None or not any(self._free_positions([row])):
+        """See Proposer. Returns no more positions than the target has processed."""
+        place = self._of(row).place
+        if place is None:
             return {}
-        reusable = state.place.context.snapshot(state.place.rows.index(row))
+        reusable = place.context.snapshot(place.rows.index(row))
         return {NAME: replace(reusable, length=min(reusable.length, row.processed))}
 
     def restore(self, row: Row, parts: Mapping[str, Cached]) -> None:
         """See Proposer. The first draft prefills prompt tokens that are not cached."""
-        state = self._of(row)
-        state.cached = parts.get(NAME) if state.fits else None
+        self._of(row).cached = parts.get(NAME)
 
     def _of(self, row: Row) -> DraftState:
         """Return the state of a row."""
-        if NAME not in row.state:
-            fits = self._positions_after(len(row.prompt)) > 0
-            row.state[NAME] = DraftState(row.prompt if fits else row.prompt[:1], fits)
-        state: DraftState = row.state[NAME]
+        state: DraftState = row.state.setdefault(NAME, DraftState())
         return state
 
     def _context(self, rows: Sequence[Row]) -> Context:
         """Return the context of these rows; open it for rows that have none yet."""
-        states = [self._of(row) for row in rows]
-        if unopened := [row for row, state in zip(rows, states, strict=True) if not state.place]:
-            new = [self._of(row) for row in unopened]
-            prompts = [self._draft_ids(state.prompt) for state in new]
-            cached = [state.cached for state in new]
+        if unopened := [row for row in rows if self._of(row).place is None]:
+            prompts = [self._draft_ids(row.prompt) for row in unopened]
+            cached = [self._of(row).cached for row in unopened]
             opened = Aligned(self.model.open_batch(prompts, cached), unopened)
-            for state in new:
-                state.place = opened
-                state.cached = None
+            for row in unopened:
+                row.state[NAME] = DraftState(place=opened)
         return align(rows, NAME).context
 
-    def _catch_up(self, context: Context, rows: Sequence[Row], free: list[int]) -> mx.array:
+    def _catch_up(self, context: Context, rows: Sequence[Row]) -> mx.array:
         """Feed the tokens that are not in the draft's KV cache, and return the logits of the next
-        tokens, (batch, 1, vocabulary). Rows without free positions are skipped."""
+        tokens, (batch, 1, vocabulary)."""
         backlog = [
-            self._draft_ids(row.committed[length:]) if positions > 0 else []
-            for row, length, positions in zip(rows, context.lengths, free, strict=True)
+            self._draft_ids(row.committed[length:])
+            for row, length in zip(rows, context.lengths, strict=True)
         ]
         if max(map(len, backlog)) > (CATCH_UP if len(rows) > 1 else MANY):
             # Only the logits of the newest tokens are needed.
@@ -190,21 +169,13 @@ class DraftModel(Proposer):
                 context.evaluate()
             backlog = [tokens[-1:] for tokens in backlog]
         logits = feed(context, backlog).logits
-        if len(set(map(len, backlog))) == 1:
-            return logits if logits.shape[1] == 1 else logits[:, -1:]
-        last = mx.array([max(0, len(tokens) - 1) for tokens in backlog])[:, None, None]
-        return mx.take_along_axis(logits, last, axis=1)
+        last = mx.array([len(tokens) - 1 for tokens in backlog])[:, None, None]
+        return logits if logits.shape[1] == 1 else mx.take_along_axis(logits, last, axis=1)
 
-    def _free_positions(self, rows: Sequence[Row]) -> list[int]:
-        """Return the number of free positions of the draft per row."""
-        return [
-            max(0, self._positions_after(len(row.committed))) if self._of(row).fits else 0
-            for row in rows
-        ]
-
-    def _positions_after(self, committed: int) -> int:
+    def _free_positions(self, rows: Sequence[Row]) -> int:
+        """Return the number of positions that the draft has left after the longest row."""
         longest = self.model.max_length
-        return sys.maxsize if longest is None else longest - committed
+        return sys.maxsize if longest is None else longest - max(len(r.committed) for r in rows)
 
     def _over_target(self, logits: mx.array) -> mx.array:
         return logits if self.translation is None else self.translation.rows(logits)

@@ -148,21 +148,21 @@ def test_rows_that_join_late_draft_as_alone(backlog: int) -> None:
     assert lengths(left[0]) == tuple(len(row.committed) - 1 for row in left)
 
 
-def test_a_row_at_the_longest_sequence_of_the_draft_stops_drafting_beside_others() -> None:
+def test_no_row_drafts_while_one_is_longer_than_the_draft_can_take() -> None:
     proposer = DraftModel(Watched(12))
-    rows = [fresh([5, 9, 12, 7, 33, 21, 8, 4, 3], 0), fresh([6, 2], 1), fresh([7] * 12, 2)]
+    rows = [fresh([5, 9, 12, 7, 33, 21, 8, 4, 3], 0), fresh([6, 2], 1)]
     see(proposer, rows, *(row.prompt[:-1] for row in rows))
-    # The first row has three positions left, and the last one has none.
-    made = drafts_as_alone(proposer, rows, [8, 8, 8], [3, 3, 0])
-    a_round(proposer, rows, made, 1, 0, 0)
-    a_round(proposer, rows, drafts_as_alone(proposer, rows, [8, 8, 8], [1, 1, 0]), 0, 0, 0)
-    # Now the first row has reached the limit, and the second one drafts on as before.
-    for _ in range(3):
-        assert proposer.ready(rows, [2, 2, 2]) and not proposer.ready(rows, [2, 0, 2])
-        made = drafts_as_alone(proposer, rows, [2, 2, 2], [0, 2, 0])
-        a_round(proposer, rows, made, 0, 1, 0)
-    assert proposer.snapshot(rows[0]) == {}, "it has positions of padding"
-    assert proposer.snapshot(rows[1])["draft"].length == rows[1].processed
+    # The first row has three positions left.
+    a_round(proposer, rows, drafts_as_alone(proposer, rows, [8, 8], [3, 3]), 1, 0)
+    a_round(proposer, rows, drafts_as_alone(proposer, rows, [8, 8], [1, 1]), 0, 0)
+    assert not proposer.ready(rows, [2, 2])
+    a_round(proposer, rows, drafts_as_alone(proposer, rows, [2, 2], [0, 0]), 0, 0)
+    assert proposer.snapshot(rows[1])["draft"].length <= rows[1].processed
+    # The first row leaves, and the other one goes on.
+    a_round(proposer, rows[1:], drafts_as_alone(proposer, rows[1:], [2], [2]), 1)
+    too_long = [fresh([7] * 12, 2)]
+    see(proposer, too_long, too_long[0].prompt[:-1])
+    assert not proposer.ready(too_long, [2]) and proposer.snapshot(too_long[0]) == {}
 
 
 # Medusa as a proposer: which hidden state it reads, and what its tokens are drawn from.
