@@ -115,9 +115,28 @@ def _replaceable() -> bool:
 def _load_library(label: str, path: str) -> None:
     library = ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
     _loaded.append((label, library))
-    if label == "mkl" and "MKL_NUM_THREADS" not in os.environ:
-        # MKL's idle threads spin. Leave one core free for the thread that builds the graph.
-        library.MKL_Set_Num_Threads(ctypes.c_int(max(1, len(os.sched_getaffinity(0)) - 1)))
+    # MKL's idle threads spin. Leave one core free for the thread that builds the graph.
+    _use_cores(-1)
+
+
+def _use_cores(more: int) -> None:
+    """Let MKL use as many threads as there are cores, and `more`. Other libraries decide alone, and
+    so does the user with MKL_NUM_THREADS."""
+    for label, library in _loaded:
+        if label == "mkl" and "MKL_NUM_THREADS" not in os.environ:
+            cores = len(os.sched_getaffinity(0))
+            library.MKL_Set_Num_Threads(ctypes.c_int(max(1, cores + more)))
+
+
+@contextlib.contextmanager
+def all_cores() -> Iterator[None]:
+    """Let the BLAS use all cores in a block that submits little and then waits, such as a
+    prefill."""
+    _use_cores(0)
+    try:
+        yield
+    finally:
+        _use_cores(-1)
 
 
 def install(extra: str) -> str:

@@ -101,21 +101,21 @@ class Group:
         return [*self.rows, *(row for other in self._joining for row in other.rows)]
 
     @property
-    def unread(self) -> int:
+    def to_prefill(self) -> int:
         """How many tokens of the longest prompt are not prefilled yet."""
-        return max(len(row.unread) for row in self.rows)
+        return max(len(row.to_prefill) for row in self.rows)
 
     @property
-    def reading(self) -> bool:
+    def prefilling(self) -> bool:
         """Whether the prefill is not over. An encoder runs in the prefill."""
-        return not self.begun or self.unread > 0
+        return not self.begun or self.to_prefill > 0
 
     @property
     def to_cache(self) -> bool:
         """Whether to cache the state now: at the checkpoint, or at the end if there is none."""
         if self.checkpoint:
-            return len(self.rows[0].unread) == self.checkpoint - 1
-        return not self.reading
+            return len(self.rows[0].to_prefill) == self.checkpoint - 1
+        return not self.prefilling
 
     def join(self, other: Group) -> None:
         """Append the rows of another group of the same kind, as soon as no pass is in flight. The
@@ -140,8 +140,8 @@ class Group:
         self._broken = True
         if self._in_flight is None and self.begun:
             self._leave_and_join()
-        if self.reading:
-            self._read()
+        if self.prefilling:
+            self._prefill()
             steps = [Step(row.number) for row in self.rows]
         elif remaining := max([row.remaining for row in self.rows]):
             steps = self._round(remaining)
@@ -151,24 +151,24 @@ class Group:
         self._free_buffers()
         return steps
 
-    def _read(self) -> None:
+    def _prefill(self) -> None:
         """Prefill one chunk and wait for it. An encoder runs with the first chunk."""
         if not self.begun:
             self._report()
             self.begun = True
         rows, size = self.rows, self.chunk
-        if len(rows[0].unread) >= self.checkpoint > 0:
-            size = min(size, len(rows[0].unread) - self.checkpoint + 1)
-        chunks = [row.unread[:size] for row in rows]
+        if len(rows[0].to_prefill) >= self.checkpoint > 0:
+            size = min(size, len(rows[0].to_prefill) - self.checkpoint + 1)
+        chunks = [row.to_prefill[:size] for row in rows]
         scores = Scores(mx.zeros((len(rows), 0, 1)))
-        if any(chunks):
-            scores = feed(
-                self.target, chunks, () if self.proposer is None else self.proposer.hidden
-            )
-        self.target.evaluate()
+        hidden = () if self.proposer is None else self.proposer.hidden
+        with system.all_cores():
+            if any(chunks):
+                scores = feed(self.target, chunks, hidden)
+            self.target.evaluate()
         self.watch.interrupt()
         for place, (row, tokens) in enumerate(zip(rows, chunks, strict=True)):
-            row.seen, row.unread = tokens, row.unread[size:]
+            row.seen, row.to_prefill = tokens, row.to_prefill[size:]
             row.processed += len(tokens)
             if row.request.scores_prompt and tokens:
                 first = row.processed - len(tokens) + 1
@@ -186,7 +186,7 @@ class Group:
         if self.progress is not None:
             longest = max(len(row.prompt) for row in self.rows)
             processed = min(row.processed for row in self.rows)
-            self.progress(processed if self.reading else longest, longest)
+            self.progress(processed if self.prefilling else longest, longest)
 
     def _round(self, remaining: int) -> list[Step]:
         """Propose, submit a target pass, and commit the accepted tokens."""

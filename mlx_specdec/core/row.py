@@ -106,14 +106,14 @@ class Row:
         prediction: Token ids that the completion may turn out to have.
         settings: The fields of the row's `Labels`.
         cached_tokens: How many tokens of the prompt came from the prefix cache.
-        unread: The tokens that are not prefilled yet.
+        to_prefill: The tokens that are not prefilled yet.
         seen: The committed tokens that the newest pass of the target processed.
         processed: How many committed tokens the target has processed.
         state: The state of this row in each proposer, by the proposer's name.
         tokens, texts: The emitted tokens, and the printable texts of all steps.
         prompt_logprobs: The log-probabilities of prompt tokens that no step has reported yet.
         figures: The recorder of the row's statistics.
-        began, read: The times on the clock, in seconds, when the prefill began and ended.
+        began, prefilled: The times on the clock, in seconds, when the prefill began and ended.
         drafting: The seconds that the proposer took in the prefill.
         behind: An earlier row with a common prefix, for whose prefill this row waits.
         problem: The exception that ended this row alone, or None."""
@@ -135,7 +135,7 @@ class Row:
     prediction: list[int]
     settings: Mapping[str, Any]
     cached_tokens: int = 0
-    unread: Sequence[int] = ()
+    to_prefill: Sequence[int] = ()
     seen: Sequence[int] = ()
     processed: int = 0
     state: dict[str, Any] = field(default_factory=dict)
@@ -144,7 +144,7 @@ class Row:
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     figures: Recorder = field(default_factory=Recorder)
     began: float = 0.0
-    read: float = 0.0
+    prefilled: float = 0.0
     drafting: float = 0.0
     behind: Row | None = None
     problem: Exception | None = None

@@ -33,8 +33,8 @@ class Run:
         `result` does."""
         system.clear_at_end()
         while self._last is None:
-            if self._scheduler.reading:
-                self._scheduler.read()
+            if self._scheduler.prefilling:
+                self._scheduler.prefill()
                 yield Step()
             else:
                 [step] = self._scheduler.decode()
@@ -43,8 +43,8 @@ class Run:
     def read_prompt(self) -> None:
         """Prefill the prompt now. Otherwise, the first iteration does it."""
         system.clear_at_end()
-        while self._last is None and self._scheduler.reading:
-            self._scheduler.read()
+        while self._last is None and self._scheduler.prefilling:
+            self._scheduler.prefill()
 
     @property
     def reason(self) -> str:

@@ -135,11 +135,11 @@ class MemoryBudget:
             for row in rows
         )
 
-    def of_reading(self, rows: Sequence[Extent]) -> int:
+    def of_prefill(self, rows: Sequence[Extent]) -> int:
         """Estimate the bytes of working memory for the prefill of a batch's prompts in chunks."""
         longest = max(row.prompt for row in rows)
         step = self._step or chunk_size(len(rows), holds_scores=self._target.holds_scores)
-        return len(rows) * self._target.reading_nbytes(longest, min(step, longest))
+        return len(rows) * self._target.prefill_nbytes(longest, min(step, longest))
 
     def room(self, prompt: int, most: int) -> int:
         """Return how many tokens, at most `most`, fit after a prompt of `prompt` tokens if it is
@@ -167,7 +167,7 @@ class MemoryBudget:
     def _alone(self, prompt: int, generated: int) -> int:
         cached = len(self._target.prefix([0] * prompt))
         rows = [Extent(prompt, cached, cached + generated)]
-        return self.of_caches(rows) + self.of_reading(rows)
+        return self.of_caches(rows) + self.of_prefill(rows)
 
     def check(self, prompt: int, most: int) -> None:
         """Raise PromptError if `most` tokens after a prompt do not fit, even as the only

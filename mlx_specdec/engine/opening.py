@@ -219,7 +219,7 @@ class Opener:
             context = ExactContext(context)
         for row, states, length in zip(rows, cached, context.lengths, strict=True):
             row.began = watch.clock()
-            row.processed, row.unread = length, row.committed[length:-1]
+            row.processed, row.to_prefill = length, row.committed[length:-1]
             if self.proposer is not None and (length or states):
                 self.proposer.restore(row, states)
         length = len(first.prompt)

@@ -155,8 +155,8 @@ def _with_sentinels(pair: Pair, row: Row, step: Step) -> Step:
 
 
 def _result(pair: Pair, row: Row, reason: FinishReason, now: float) -> Result:
-    read = row.read or now  # an interrupt may come before the prompt was read
-    load, prompt, decoding = pair.load_seconds, read - row.began, now - read
+    prefilled = row.prefilled or now  # an interrupt may come before
+    load, prompt, decoding = pair.load_seconds, prefilled - row.began, now - prefilled
     stats = row.figures.summary(
         load=load, prompt=prompt, decoding=decoding, prompt_draft=row.drafting
     )

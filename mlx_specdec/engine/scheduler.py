@@ -20,6 +20,7 @@ from .opening import Opener, drafting
 from .pair import Pair
 from .prompt_cache import PromptCache
 from .request import Overrides, extent, reported
+from .turns import Turns
 
 BROKEN = "this text could not go on, since something failed inside"
 SORTED_BATCHES = 8
@@ -71,6 +72,8 @@ class Scheduler:
         memory_budget: The bytes for all sequences; None takes `memory.default_budget`.
         overrides: The caller's own proposer, timing and progress.
         raises: Whether internal failures are raised.
+        turns: Decides when chunks of prompts are prefilled. None prefills one in each step, which
+            fills batches soonest.
         why_not: Why only one sequence goes through a pass, or "".
         held: Bytes of the budget that work outside of the scheduler needs.
     """
@@ -85,6 +88,7 @@ class Scheduler:
     _: KW_ONLY
     overrides: Overrides = Overrides()  # noqa: RUF009
     raises: bool = False
+    turns: Turns | None = None
     held: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
@@ -102,7 +106,7 @@ class Scheduler:
         self._watch = Stopwatch(timed=self.overrides.timed)
         self._waiting: list[Row] = []
         self._failed: list[Step] = []
-        self._reading: list[Group] = []
+        self._prefilling: list[Group] = []
         self._running: list[Group] = []
         self._shortest_next = False
         # The rows that have not ended, with the openers of their models.
@@ -138,9 +142,9 @@ class Scheduler:
         return len(self._waiting)
 
     @property
-    def reading(self) -> bool:
+    def prefilling(self) -> bool:
         """Whether a prompt is being prefilled."""
-        return bool(self._reading)
+        return bool(self._prefilling)
 
     @property
     def reason(self) -> str:
@@ -160,15 +164,25 @@ class Scheduler:
             self.save_costs()
 
     def step(self) -> list[Step]:
-        """Prefill a chunk, decode a round of every prefilled request, and return their steps."""
-        self.read()
-        return self.decode()
+        """Prefill a chunk if it is time, decode a round of every prefilled request, and return
+        their steps."""
+        if self.turns is None:
+            self.prefill()
+            return self.decode()
+        self._admit()
+        if self._prefilling and self.turns.may_prefill(wait=not self._running):
+            began = self._watch.clock()
+            self._prefill()
+            self.turns.prefilled(self._watch.clock() - began)
+        steps = self.decode()
+        self.turns.decodes(self, bool(self._running))
+        return steps
 
-    def read(self) -> None:
+    def prefill(self) -> None:
         """Admit waiting requests, and prefill a chunk of one group's prompts."""
         self._admit()
-        if self._reading:
-            self._read()
+        if self._prefilling:
+            self._prefill()
 
     def decode(self) -> list[Step]:
         """Take a round of every prefilled group."""
@@ -206,7 +220,7 @@ class Scheduler:
             OptionError: The options do not suit the model.
         """
         row = self._opened(0, request)
-        self._reading.append(self._rows[row].open([row], self._watch))
+        self._prefilling.append(self._rows[row].open([row], self._watch))
 
     def _opened(self, number: int, request: Request) -> Row:
         """Return the row of a new request. Raises PromptError and OptionError."""
@@ -270,7 +284,7 @@ class Scheduler:
         while rows := self._next_rows():
             self._waiting = [row for row in self._waiting if row not in rows]
             try:
-                self._reading.append(self._rows[rows[0]].open(rows, self._watch))
+                self._prefilling.append(self._rows[rows[0]].open(rows, self._watch))
             except Exception as problem:
                 self._fail(rows, problem, a_pass=True)
 
@@ -281,13 +295,13 @@ class Scheduler:
     def _next_rows(self) -> list[Row]:
         """Return the rows to prefill together next: the first waiting row, and rows like it."""
         room = self.batch_size - self._begun
-        read = [row for group in self._reading for row in self._live(group)]
+        read = [row for group in self._prefilling for row in self._live(group)]
         rows: list[Row] = []
         passed = 0
         for row in self._waiting:
             if len(rows) >= room:
                 break
-            if rows and not (row.alike == rows[0].alike and self._read_together([*rows, row])):
+            if rows and not (row.alike == rows[0].alike and self._prefill_together([*rows, row])):
                 passed += self.budget.of_caches([extent(row)])
                 continue
             if self._rows[row].waits(row, [*read, *rows]):
@@ -303,12 +317,12 @@ class Scheduler:
     def _bytes_with(self, rows: Sequence[Row]) -> int:
         """Return the bytes to reserve if these rows are admitted, for the caches of all groups and
         for the activations of the largest chunk of a prefill."""
-        reading = [self._extents(group) for group in self._reading]
-        reading += [list(map(extent, rows))] if rows else []
-        caches = map(self.budget.of_caches, [*reading, *map(self._extents, self._running)])
-        return self.held + sum(caches) + max(map(self.budget.of_reading, reading), default=0)
+        prefills = [self._extents(group) for group in self._prefilling]
+        prefills += [list(map(extent, rows))] if rows else []
+        caches = map(self.budget.of_caches, [*prefills, *map(self._extents, self._running)])
+        return self.held + sum(caches) + max(map(self.budget.of_prefill, prefills), default=0)
 
-    def _read_together(self, rows: Sequence[Row]) -> bool:
+    def _prefill_together(self, rows: Sequence[Row]) -> bool:
         """Return whether padding these prompts to one length costs little. If requests come one by
         one, the prompts must also fit into one chunk."""
         lengths, holds_scores = [len(row.prompt) for row in rows], self.pair.target.holds_scores
@@ -330,28 +344,28 @@ class Scheduler:
             self.add(number, request)
         self._waiting.sort(key=lambda row: (repr(row.alike), len(row.prompt)))
 
-    def _read(self) -> None:
+    def _prefill(self) -> None:
         """Prefill a chunk of one group's prompts. The oldest group and the one with the fewest
         tokens left take turns, so that neither long nor short prompts starve."""
         self._shortest_next = not self._shortest_next
-        group = self._reading[0]
+        group = self._prefilling[0]
         if self._shortest_next:
-            group = min(self._reading, key=lambda group: group.unread)
-        if group.reading:
+            group = min(self._prefilling, key=lambda group: group.to_prefill)
+        if group.prefilling:
             try:
                 group.step()
             except Exception as problem:
                 self._fail(self._live(group), problem, a_pass=True)
         for row in self._live(group):
-            row.read = self._watch.clock()
+            row.prefilled = self._watch.clock()
             try:
                 if group.to_cache:
                     self._rows[row].keep(row, group)
             except Exception as problem:
                 self._fail([row], problem)
-        if group.reading or not self._live(group):
+        if group.prefilling or not self._live(group):
             return
-        self._reading.remove(group)
+        self._prefilling.remove(group)
         hosts = (host for host in self._running if self._belong_together(host, group))
         host = next(hosts, None)
         if host is None:
@@ -405,7 +419,7 @@ class Scheduler:
 
     def _keep(self, row: Row, opener: Opener) -> None:
         """Add a finished row to the prefix cache. A failure does not affect the request."""
-        for group in [*self._running, *self._reading]:
+        for group in [*self._running, *self._prefilling]:
             if row in group.members:
                 try:
                     opener.keep(row, group)
@@ -418,7 +432,7 @@ class Scheduler:
         row.behind = None  # otherwise, every row would keep all earlier rows in memory
         row.fail()
         self._waiting = [waiting for waiting in self._waiting if waiting is not row]
-        for groups in (self._reading, self._running):
+        for groups in (self._prefilling, self._running):
             for group in [group for group in groups if not self._live(group)]:
                 groups.remove(group)
                 # The watch and the states of proposers would keep the group's caches in memory.

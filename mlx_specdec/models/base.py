@@ -69,7 +69,7 @@ class Base(TargetModel, Protocol):
         """Whether prefill holds the attention scores of all rows and keys of a pass in memory, so
         that a pass should have few rows."""
 
-    def reading_nbytes(self, prompt: int, step: int) -> int:
+    def prefill_nbytes(self, prompt: int, step: int) -> int:
         """Estimate the bytes that prefill of `prompt` tokens takes in addition to the caches, with
         `step` tokens per pass. An encoder processes all tokens in one pass."""
 

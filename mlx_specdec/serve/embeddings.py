@@ -104,7 +104,7 @@ def _nbytes(parser: RequestParser, texts: Sequence[Sequence[int]]) -> int:
         return 0
     cached = len(parser.pair.target.prefix(longest))
     rows = [Extent(len(longest), cached, cached)]
-    return budget.of_caches(rows) + budget.of_reading(rows)
+    return budget.of_caches(rows) + budget.of_prefill(rows)
 
 
 ENDPOINTS = (

@@ -31,7 +31,7 @@ def like_8b(per_token: int = 128 * KIB) -> Pair:
         nbytes=4_600_000_000,
         prefix=list,
         cache_nbytes=lambda source, positions: per_token * positions,
-        reading_nbytes=lambda prompt, step: 0,
+        prefill_nbytes=lambda prompt, step: 0,
         holds_scores=False,
     )
     return SimpleNamespace(target=target, draft=None, drafter_network=None, draft_bytes=0)
@@ -60,7 +60,7 @@ def contexts(group: Group) -> set[Any]:
 def held(run: Scheduler) -> int:
     """Return the bytes in the caches of all groups."""
     arrays: list[mx.array] = []
-    for group in [*run._reading, *run._running]:
+    for group in [*run._prefilling, *run._running]:
         for context in contexts(group):
             arrays += [array for cache in context._caches for array in cache.state]
             if encoded := getattr(context, "_given", None):
@@ -83,7 +83,7 @@ def test_caches_never_hold_more_than_is_reserved_nor_that_more_than_the_budget(f
     ]
     prices = MemoryBudget(pair, [SimpleNamespace(name="draft", most=3)])
     longest = [Extent(700, 700 if family == "llama" else 1, 741)]
-    budget = 3 * prices.of_caches(longest) // 2 + prices.of_reading(longest)
+    budget = 3 * prices.of_caches(longest) // 2 + prices.of_prefill(longest)
     run = Scheduler(pair, None, requests[0].options, BatchSize(6), memory_budget=budget)
     number, waited, drafted = 0, False, False
     while number < len(requests) or not run.idle:
@@ -102,7 +102,7 @@ def test_caches_never_hold_more_than_is_reserved_nor_that_more_than_the_budget(f
 
 def test_nobody_passes_the_first_one_that_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     pair = decoder_only("llama")
-    monkeypatch.setattr(type(pair.target), "reading_nbytes", lambda self, prompt, step: 0)
+    monkeypatch.setattr(type(pair.target), "prefill_nbytes", lambda self, prompt, step: 0)
     row = MemoryBudget(pair, ()).of_caches([Extent(5, 5, 25)])
     run = Scheduler(pair, None, options(), BatchSize(8), memory_budget=3 * row)
     # The second one takes as much as three, so that it fits alone; the third would fit at once.

@@ -71,13 +71,13 @@ def test_scores_are_held_with_their_softmax_unless_a_kernel_fuses_them(
 ) -> None:
     target = model(family, **changes)
     assert target.holds_scores is (heads > 0)
-    assert target.reading_nbytes(PROMPT, STEP) == 2 * heads * SCORES
+    assert target.prefill_nbytes(PROMPT, STEP) == 2 * heads * SCORES
 
 
 def test_scores_in_half_precision_take_half(off_cpu: None) -> None:
     unfused = model(head_dim=256)
     unfused.network.set_dtype(mx.bfloat16)
-    assert unfused.reading_nbytes(PROMPT, STEP) == 4 * SCORES
+    assert unfused.prefill_nbytes(PROMPT, STEP) == 4 * SCORES
 
 
 def test_keys_and_values_of_different_sizes_are_not_fused(off_cpu: None) -> None:
@@ -87,7 +87,7 @@ def test_keys_and_values_of_different_sizes_are_not_fused(off_cpu: None) -> None
 @pytest.mark.parametrize("size", [64, 256])
 def test_a_cpu_holds_the_scores_of_every_head_size(size: int) -> None:
     on_cpu = model(head_dim=size)
-    assert on_cpu.holds_scores and on_cpu.reading_nbytes(PROMPT, STEP) == 4 * SCORES
+    assert on_cpu.holds_scores and on_cpu.prefill_nbytes(PROMPT, STEP) == 4 * SCORES
 
 
 def test_a_quantized_cache_bounds_the_scores(off_cpu: None) -> None:
@@ -95,7 +95,7 @@ def test_a_quantized_cache_bounds_the_scores(off_cpu: None) -> None:
         tiny.build("llama", head_dim=256), caches=CacheSettings(bits=8, group_size=32)
     )
     assert not quantized.holds_scores
-    assert quantized.reading_nbytes(PROMPT, LARGE_CHUNK) == SCORES_NBYTES
+    assert quantized.prefill_nbytes(PROMPT, LARGE_CHUNK) == SCORES_NBYTES
 
 
 def test_an_encoder_decoder_reads_its_start_in_one_pass() -> None:
@@ -129,4 +129,4 @@ def test_prompts_are_read_in_passes_of_that_length(
 def test_admission_counts_the_scores_of_one_such_pass(accelerator: None) -> None:
     budget = MemoryBudget(pair_of(model(head_dim=256), None), ())
     extents = [Extent(PROMPT, PROMPT, PROMPT + 10)] * 2
-    assert budget.of_reading(extents) == 2 * 2 * 4 * PREFILL_CHUNK * PROMPT * mx.float32.size
+    assert budget.of_prefill(extents) == 2 * 2 * 4 * PREFILL_CHUNK * PROMPT * mx.float32.size

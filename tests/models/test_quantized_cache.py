@@ -86,7 +86,7 @@ def test_texts_with_drafts_are_those_without(
 def test_the_scores_of_a_prompt_take_a_bounded_part_of_memory() -> None:
     model = quantized("llama", 8)
     assert base.quantized_scaled_dot_product_attention is attend_in_parts
-    assert model.reading_nbytes(8192, 2048) == attention.SCORES_NBYTES
+    assert model.prefill_nbytes(8192, 2048) == attention.SCORES_NBYTES
 
 
 def test_a_quantized_cache_is_said_to_give_up_equal_outputs() -> None:

@@ -223,7 +223,7 @@ class EncoderDecoderModel:
         """See `Base`. False, because the encoder itself divides the rows of a prompt."""
         return False
 
-    def reading_nbytes(self, prompt: int, step: int) -> int:
+    def prefill_nbytes(self, prompt: int, step: int) -> int:
         return self.network.source_nbytes(prompt)
 
     @property

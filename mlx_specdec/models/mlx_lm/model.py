@@ -220,7 +220,7 @@ class DecoderOnlyModel(CapturingNetwork):
         # Over a quantized cache, `attend_in_parts` computes a few rows at a time.
         return not self._quantizes_cache and (on_cpu() or not self._head_sizes <= PROMPT_SIZES)
 
-    def reading_nbytes(self, prompt: int, step: int) -> int:
+    def prefill_nbytes(self, prompt: int, step: int) -> int:
         """Return the bytes of one layer's attention scores, or 0 if they are not held in memory."""
         args: Any = vars(getattr(self.network, "args", self))
         inner = args.get("text_config")

@@ -1,0 +1,43 @@
+"""The share of the device that decoding keeps while prompts are prefilled."""
+
+import threading
+import time
+from collections.abc import Callable
+from weakref import WeakSet
+
+DECODING = 1 / 3
+"""The share of the time that decoding gets while prompts are prefilled."""
+
+
+class Turns:
+    """Decides when the next chunk of a prompt is prefilled. Schedulers that share a device share
+    one object: while any of them decodes, each chunk is followed by a pause.
+
+    Args:
+        clock: Returns seconds."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._decoding: WeakSet[object] = WeakSet()
+        self._due = 0.0
+
+    def decodes(self, scheduler: object, does: bool) -> None:
+        """Record whether a scheduler has rows to decode."""
+        with self._changed:
+            (self._decoding.add if does else self._decoding.discard)(scheduler)
+            self._changed.notify_all()
+
+    def prefilled(self, seconds: float) -> None:
+        """Record a chunk that took so many seconds."""
+        self._due = self._clock() + seconds * DECODING / (1 - DECODING)
+
+    def may_prefill(self, *, wait: bool) -> bool:
+        """Return whether a chunk may be prefilled now. wait: Whether the caller has nothing else to
+        do, so that it waits until this is so."""
+        with self._changed:
+            while self._decoding and (left := self._due - self._clock()) > 0:
+                if not wait:
+                    return False
+                self._changed.wait(left)
+            return True
