@@ -1,15 +1,18 @@
-"""Tokenizers, read from the files of a checkpoint. transformers is imported for
-tokenizers that are neither a tokenizer.json nor a sentencepiece model, and for some chats."""
+"""Tokenizers, read from the files of a checkpoint. transformers converts those that have neither a
+tokenizer.json nor an encoder-decoder's sentencepiece model, and applies some chat templates."""
 
 import contextlib
 import functools
 import hashlib
 import re
+import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
+from .. import system
 from ..checkpoints.disk import check_regular, read_json
 from ..checkpoints.files import has_vocabulary
 from ..errors import CheckpointError, first_line, is_panic
@@ -41,6 +44,12 @@ M2M100, WMT21 = (
     "en ha is ja cs ru zh de",
 )
 """Languages of M2M100 (Fan et al., arXiv 2010.11125) and of WMT21's models, in order of ids."""
+# Byte-level BPE (GPT-2's) writes printable bytes as themselves, the others as U+0100 and on.
+_PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
+_OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
+BYTES = {chr(byte): byte for byte in _PRINTABLE}
+BYTES |= {chr(256 + place): byte for place, byte in enumerate(_OTHERS)}
+"""Bytes by the characters of byte-level BPE."""
 BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 """A token of a single byte."""
 SENTINEL = re.compile(r"<extra_id_(\d{1,6})>", re.ASCII)
@@ -119,7 +128,54 @@ def load_tokenizer(directory: Path, *, kind: Kind) -> Tokenizer:
         )
     # CodeT5's files need not name their class.
     code_t5 = kind == "encoder-decoder" and not kind_named
-    return TransformersTokenizer(directory, "roberta" if code_t5 else None)
+    named_type = config.get("model_type"), kind_named
+    made = _converted(directory, "roberta" if code_t5 else None, named_type)
+    return FileTokenizer(made, read_json(made / "tokenizer_config.json"))
+
+
+def _converted(directory: Path, kind: str | None, named: object) -> Path:
+    """Return a directory with the tokenizer.json and the chat template of a tokenizer that lacks
+    one. transformers converts it once, into the cache directory. Raises CheckpointError.
+
+    Args:
+        kind: See `read_by_transformers`.
+        named: The types that config.json names."""
+    key = repr((digest_of(directory), kind, named, metadata.version("transformers")))
+    digest = hashlib.blake2b(key.encode(), digest_size=16).hexdigest()
+    place = system.cache_directory("tokenizers") / digest
+    if place.is_dir():
+        return place
+    file = directory / "tokenizer.model"
+    if file.is_file() and not _TIKTOKEN.match(file.read_bytes()):
+        # If the file is damaged, transformers complains that tiktoken is missing.
+        read_sentence_piece(file)
+    loaded = read_by_transformers(directory, kind)
+    backend = getattr(loaded, "backend_tokenizer", None) or _of_bytes(loaded)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=place.parent, prefix=".", suffix=".partial") as work:
+        made = Path(work) / place.name
+        loaded.save_pretrained(made)
+        backend.save(str(made / "tokenizer.json"))
+        with contextlib.suppress(OSError):  # another process has just made the same
+            made.rename(place)
+    return place
+
+
+def _of_bytes(loaded: Any) -> Any:
+    """Return the tokenizer of ByT5, whose ids are bytes + 3. transformers has it as code alone."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+
+    added = [token for _, token in sorted(loaded.added_tokens_decoder.items())]
+    ids = {token.content: id for id, token in enumerate(added[:3])}
+    tokenizer = Tokenizer(models.BPE({**ids, **{c: b + 3 for c, b in BYTES.items()}}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    for token in added:
+        strips = {"lstrip": token.lstrip, "rstrip": token.rstrip, "normalized": False}
+        tokenizer.add_tokens([AddedToken(token.content, special=True, **strips)])
+    end = loaded.eos_token, loaded.eos_token_id
+    tokenizer.post_processor = processors.TemplateProcessing(f"$A {end[0]}", special_tokens=[end])
+    return tokenizer
 
 
 @contextlib.contextmanager
@@ -134,41 +190,47 @@ def _no_panic(directory: Path, where: str = " on this text") -> Iterator[None]:
         raise CheckpointError(f"{fails}: download its tokenizer.json again") from None
 
 
-class DirectoryTokenizer(Tokenizer):
-    """A tokenizer of a directory, whose chat template transformers applies. kind: The tokenizer's
-    type in transformers, or None for the type that the files name."""
+def digest_of(directory: Path) -> str:
+    """Return the digest of the tokenizer's files in a directory."""
+    hashed = hashlib.blake2b(digest_size=16)
+    found = {file for pattern in TOKENIZER_FILES for file in directory.glob(pattern)}
+    for file in sorted(filter(Path.is_file, found)):
+        content = hashlib.blake2b(file.read_bytes()).digest()
+        hashed.update(file.name.encode() + b"\0" + content)
+    return hashed.hexdigest()
 
-    def __init__(self, directory: Path, kind: str | None = None) -> None:
-        self._directory, self._type = directory, kind
+
+def read_by_transformers(directory: Path, kind: str | None = None) -> Any:
+    """Return the tokenizer of transformers, with the chat template. kind: The tokenizer's type in
+    transformers, or None for the type that the files name. Raises CheckpointError."""
+    from transformers import AutoTokenizer
+
+    try:
+        loaded = AutoTokenizer.from_pretrained(
+            directory, tokenizer_type=kind, local_files_only=True, trust_remote_code=False
+        )
+    except Exception as problem:  # the type depends on the damaged file
+        raise CheckpointError(
+            f"{directory} has no tokenizer that can be read ({first_line(problem)})"
+        ) from None
+    if loaded.chat_template is None:
+        loaded.chat_template = template_in_json(directory)
+    return loaded
+
+
+class DirectoryTokenizer(Tokenizer):
+    """A tokenizer of a directory, whose chat template transformers applies."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
 
     @property
     def digest(self) -> str:
-        hashed = hashlib.blake2b(digest_size=16)
-        found = {file for pattern in TOKENIZER_FILES for file in self._directory.glob(pattern)}
-        for file in sorted(filter(Path.is_file, found)):
-            content = hashlib.blake2b(file.read_bytes()).digest()
-            hashed.update(file.name.encode() + b"\0" + content)
-        return hashed.hexdigest()
+        return digest_of(self._directory)
 
     @functools.cached_property
     def templated(self) -> Any:
-        """The tokenizer of transformers, with the chat template."""
-        from transformers import AutoTokenizer
-
-        try:
-            loaded = AutoTokenizer.from_pretrained(
-                self._directory,
-                tokenizer_type=self._type,
-                local_files_only=True,
-                trust_remote_code=False,
-            )
-        except Exception as problem:  # the type depends on the damaged file
-            raise CheckpointError(
-                f"{self._directory} has no tokenizer that can be read ({first_line(problem)})"
-            ) from None
-        if loaded.chat_template is None:
-            loaded.chat_template = template_in_json(self._directory)
-        return loaded
+        return read_by_transformers(self._directory)
 
     def pieces(self) -> list[str | None]:
         return self._pieces
@@ -275,32 +337,6 @@ class FileTokenizer(DirectoryTokenizer):
     @functools.cached_property
     def _pieces(self) -> list[str | None]:
         return _by_id(self._tokenizer.get_vocab(with_added_tokens=True), self.size)
-
-
-class TransformersTokenizer(DirectoryTokenizer):
-    """A tokenizer that only transformers can read, such as CodeT5's and ByT5's."""
-
-    def __init__(self, directory: Path, kind: str | None = None) -> None:
-        super().__init__(directory, kind)
-        file = directory / "tokenizer.model"
-        if file.is_file() and not _TIKTOKEN.match(file.read_bytes()):
-            # If the file is damaged, transformers complains that tiktoken is missing.
-            read_sentence_piece(file)
-        eos = self.templated.eos_token_id
-        self.eos_token_ids = () if eos is None else (eos,)
-        self.special_ids = frozenset(self.templated.all_special_ids)
-        self.size = len(self.templated)
-        self.has_chat_template = self.templated.chat_template is not None
-
-    def encode(self, text: str) -> list[int]:
-        with _no_panic(self._directory):
-            return list(self.templated.encode(text))
-
-    def decode(self, ids: Sequence[int]) -> str:
-        with _no_panic(self._directory):
-            return self.templated.decode(
-                list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
-            )
 
 
 def _by_id(vocabulary: Mapping[str, int], size: int) -> list[str | None]:

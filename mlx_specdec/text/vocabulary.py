@@ -5,18 +5,12 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from ..errors import VocabularyError
-from .tokenizer import BYTE, Tokenizer
+from .tokenizer import BYTE, BYTES, Tokenizer
 
 LEAST_SHARED = 0.05
 """Smallest share of the target's tokens that a draft model must have. A model with fewer
 tokens would propose almost nothing."""
 UNKNOWN = "<unk>"
-# Byte-level BPE (GPT-2's) writes printable bytes as themselves, the others as U+0100 and on.
-_PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
-_OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
-BYTES = {chr(byte): byte for byte in _PRINTABLE}
-BYTES |= {chr(256 + place): byte for place, byte in enumerate(_OTHERS)}
-"""Bytes by the characters of byte-level BPE."""
 
 
 def common_size(target: Tokenizer, draft: Tokenizer, target_width: int, draft_width: int) -> int:
@@ -98,8 +92,6 @@ def token_bytes(tokenizer: Tokenizer) -> list[bytes | None]:
         if spaced:
             byte = BYTE.fullmatch(piece)
             return bytes([int(byte[1], 16)]) if byte else piece.replace("\u2581", " ").encode()
-        if len(piece) == 1 and ord(piece) < 256:  # as ByT5's tokens are written
-            return bytes([ord(piece)])
         if all(letter in BYTES for letter in piece):
             return bytes(BYTES[letter] for letter in piece)
         return piece.encode()
