@@ -8,13 +8,16 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 from weakref import WeakSet
 
 from ..errors import CheckpointError, OutputError, PromptError, SourceError
 
 _POINTER, _POINTER_BYTES = b"version https://git-lfs", 1024
 """The beginning of a Git LFS pointer, and a size that no pointer reaches."""
+
+BLOCK_BYTES = 1 << 22
+"""Bytes that are read at a time."""
 
 
 def check_regular(file: Path) -> None:
@@ -62,6 +65,13 @@ def reading(file: Path) -> Iterator[None]:
         yield
     except OSError as problem:
         raise CheckpointError(f"{file} cannot be read: {problem.strerror}") from problem
+
+
+def blocks(stream: BinaryIO, nbytes: int) -> Iterator[bytes]:
+    """Yield the next `nbytes` bytes of a file, or all that there are, in blocks."""
+    while nbytes > 0 and (block := stream.read(min(nbytes, BLOCK_BYTES))):
+        yield block
+        nbytes -= len(block)
 
 
 def read_json(file: Path) -> dict[str, Any]:

@@ -47,7 +47,9 @@ class Quantization:
         arrays = mx.quantize(rows, group_size=self.group_size, bits=self.bits, mode=self.mode)
         return dict(zip(("weight", *self.parts), arrays, strict=True))
 
-    def dequantize(self, weight: mx.array, scales: mx.array, biases: mx.array | None) -> mx.array:
+    def dequantize(
+        self, weight: mx.array, scales: mx.array, biases: mx.array | None = None
+    ) -> mx.array:
         """Return the float32 values. Raises ValueError if the parts do not fit together."""
         if self.mode == "affine" and biases is not None:
             scales, biases = scales.astype(mx.float32), biases.astype(mx.float32)
@@ -66,6 +68,9 @@ MODES = {
 """MLX's formats with mlx-lm's default sizes. Only the affine format has other sizes."""
 MIXED = {"mixed_2_6": (2, 6), "mixed_3_4": (3, 4), "mixed_3_6": (3, 6), "mixed_4_6": (4, 6)}
 """mlx-lm's mixed predicates -> the bits of most matrices, and of the most sensitive ones."""
+
+NO_BITS = "none"
+"""The value of `convert(quantize=...)` that dequantizes a quantized source."""
 
 
 def is_known(how: Quantization) -> bool:
@@ -131,46 +136,26 @@ class WeightFormat:
     any_group: bool = False
 
     @classmethod
-    def checked(
-        cls,
-        *,
-        dtype: str | None,
-        quantize: bool,
-        bits: int | None,
-        group_size: int | None,
-        mode: str,
-        mixed: str | None,
-        dequantize: bool,
-    ) -> Self:
-        """Check the user's options; None means the mode's default. Raises OptionError."""
+    def checked(cls, dtype: str | None, quantize: int | str | None, group_size: int | None) -> Self:
+        """Check the user's options, which `conversion.convert` explains. Raises OptionError."""
         if dtype is not None:
             check_one_of("dtype", dtype, FLOAT_DTYPES)
-        if quantize and dequantize:
-            raise OptionError("choose either --quantize or --dequantize, not both")
-        if not quantize:
-            for flag, is_given in (
-                ("--q-bits", bits is not None),
-                ("--q-group-size", group_size is not None),
-                ("--q-mode", mode != "affine"),
-                ("--quant-predicate", bool(mixed)),
-            ):
-                if is_given:
-                    raise OptionError(f"{flag} says how to quantize: add --quantize")
-            return cls(dtype, dequantize=dequantize)
-        check_one_of("q-mode", mode, MODES)
-        usual = MODES[mode]
-        if mixed:
-            check_one_of("quant-predicate", mixed, MIXED)
-            if mode != "affine" or bits is not None:
-                raise OptionError(f"{mixed} says the bits itself: leave --q-bits and --q-mode out")
-            bits = MIXED[mixed][0]
+        if quantize in (None, NO_BITS):
+            if group_size is not None:
+                raise OptionError("--q-group-size says how to quantize: add --quantize")
+            return cls(dtype, dequantize=quantize is not None)
+        if type(quantize) is not int:
+            check_one_of("quantize", quantize, (*MODES, *MIXED, NO_BITS))
+        mixed = quantize if isinstance(quantize, str) and quantize in MIXED else ""
+        usual = MODES[quantize if isinstance(quantize, str) and not mixed else "affine"]
+        if usual.mode != "affine" and group_size not in (None, usual.group_size):
+            raise OptionError(f"{usual.mode} has one size: leave --q-group-size out")
         size = usual.group_size if group_size is None else group_size
-        how = Quantization(usual.bits if bits is None else bits, size, mode)
-        if mode == "affine":
+        bits = MIXED[mixed][0] if mixed else usual.bits if isinstance(quantize, str) else quantize
+        how = Quantization(bits, size, usual.mode)
+        if how.mode == "affine":
             check_affine(how.bits, how.group_size)
-        elif how != usual:
-            raise OptionError(f"{mode} has one size: leave --q-bits and --q-group-size out")
-        return cls(dtype, how, mixed or "", any_group=group_size is None)
+        return cls(dtype, how, mixed, any_group=group_size is None)
 
     def fits(self, matrices: Mapping[str, Quantization]) -> bool:
         """Return whether a quantized source already has the requested format: the most common bits

@@ -1,107 +1,134 @@
-"""Writing of safetensors shards, their index and config.json in mlx-lm's layout. The header of a
-shard is computed from lazy arrays. Then pieces are read, changed and written one by one."""
+"""Writing of safetensors shards, their index and config.json in mlx-lm's layout, and the check of
+what was written. The header of a shard is computed from lazy arrays. Then pieces are read, changed
+and written one by one."""
 
+import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
+from zlib import crc32
 
 import mlx.core as mx
 import numpy as np
 
-from ..errors import CheckpointError, first_line
+from ..errors import CheckpointError, OutputError, first_line
+from .disk import blocks
+from .formats.safetensors import read_header
 from .quantization import Quantization
 from .shards import INDEX
 from .tensors import NAMES, Tensor, dtype_name
 
-_PART_NAME = "part-{}.safetensors"
+Report = Callable[[int], None]
+"""A function that is called with the bytes of each piece."""
 
 
 @dataclass(frozen=True)
-class TensorChange:
-    """The change of a tensor: a cast, then the quantization of a matrix. None means no change."""
+class Output:
+    """A tensor of the source and what becomes of it: a cast, then the quantization of a matrix.
+    None means no change.
 
+    Attributes:
+        name: The final name.
+        parameters: The number of weights. Scales are none, and packed weights count singly.
+    """
+
+    name: str
+    source: Tensor
+    parameters: int
     dtype: mx.Dtype | None = None
     quantization: Quantization | None = None
+
+    @classmethod
+    def unchanged(cls, name: str, source: Tensor) -> Self:
+        return cls(name, source, source.size)
 
     def cast(self, rows: mx.array) -> mx.array:
         return rows if self.dtype is None else rows.astype(self.dtype)
 
-    def outlines(self, name: str, source: Tensor) -> dict[str, mx.array]:
-        return self.stored(name, self.cast(source.outline))
-
-    def nbytes(self, name: str, source: Tensor) -> int:
-        return sum(array.nbytes for array in self.outlines(name, source).values())
-
-    def stored(self, name: str, cast: mx.array) -> dict[str, mx.array]:
+    def stored(self, cast: mx.array) -> dict[str, mx.array]:
+        """Return the arrays to store for some rows, by name."""
         if self.quantization is None:
-            return {name: cast}
-        path = name.removesuffix(".weight")
-        return {f"{path}.{part}": rows for part, rows in self.quantization.quantize(cast).items()}
+            return {self.name: cast}
+        path, parts = self.name.removesuffix(".weight"), self.quantization.quantize(cast)
+        return {f"{path}.{part}": rows for part, rows in parts.items()}
+
+    @property
+    def outlines(self) -> dict[str, mx.array]:
+        """Lazy arrays of the final dtypes and shapes, by name."""
+        return self.stored(self.cast(self.source.outline))
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in self.outlines.values())
+
+    def distance(self, rows: mx.array, stored: Mapping[str, mx.array]) -> float:
+        """Return the largest absolute difference between rows and what is stored for them."""
+        values, how = [*stored.values()], self.quantization
+        if rows.size == 0 or (how is None and values[0].dtype == rows.dtype):
+            return 0.0
+        held = values[0] if how is None else how.dequantize(*values)
+        difference = mx.abs(held.astype(mx.float32) - rows.astype(mx.float32))
+        return mx.max(difference).item()  # type: ignore[return-value]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Written:
-    """The totals of a written model. parameters: The number of weights; scales do not count."""
+    """What was written.
+
+    Attributes:
+        tensors, parameters, nbytes: The totals of the model.
+        files: Path of a file -> the CRC-32 of each of its tensors, by name.
+        largest: Whether a conversion has quantized the tensor -> the largest absolute difference
+            from the source's values, and the tensor's name.
+    """
 
     tensors: int
     parameters: int
     nbytes: int
-
-
-_Item = tuple[str, Tensor, TensorChange]
+    files: dict[Path, dict[str, int]]
+    largest: dict[bool, tuple[float, str]]
 
 
 def write_weights(
     directory: Path,
-    tensors: Iterable[tuple[str, Tensor]],
-    change: Callable[[str, Tensor], TensorChange],
+    outputs: list[Output],
     *,
     shard_bytes: int,
-    count: Callable[[str, Tensor], int] = lambda name, tensor: tensor.size,
-    progress: Callable[[int], None] = lambda nbytes: None,
+    progress: Report = lambda nbytes: None,
 ) -> Written:
-    """Write model.safetensors, or model-0000i-of-0000n.safetensors, and the index. Raises OSError,
-    and CheckpointError if values are not finite.
+    """Write model.safetensors, or model-0000i-of-0000n.safetensors, and the index. `outputs` are
+    removed from their list as they are written, to free memory. Raises OSError, and CheckpointError
+    if values are not finite.
 
     Args:
-        tensors: Final name and tensor of the source.
-        change: Returns the change of a tensor.
         shard_bytes: The most bytes in one file, unless a single tensor has more.
-        count: Returns the number of weights in a tensor.
-        progress: Called with the source bytes of each piece.
+        progress: Is called with the source bytes of each piece.
     """
-    shards: list[list[str]] = []
-    waiting: list[_Item] = []
-    size = total = parameters = 0
-
-    def write() -> None:
-        shards.append(_write_shard(directory / _PART_NAME.format(len(shards)), waiting, progress))
-
-    for name, tensor in tensors:
-        item = (name, tensor, change(name, tensor))
-        nbytes = item[2].nbytes(name, tensor)
-        if waiting and size + nbytes > shard_bytes:
-            write()
+    shards: list[list[Output]] = [[]]
+    size = total = 0
+    for output in outputs:
+        if shards[-1] and size + output.nbytes > shard_bytes:
+            shards.append([])
             size = 0
-        waiting.append(item)
-        size, total = size + nbytes, total + nbytes
-        parameters += count(name, tensor)
-        del item, tensor
-    if waiting:
-        write()
-    _name_shards(directory, shards, total, parameters)
-    return Written(sum(map(len, shards)), parameters, total)
-
-
-def write_unchanged(
-    file: Path, tensors: Mapping[str, Tensor], progress: Callable[[int], None] = lambda nbytes: None
-) -> None:
-    """Write a single file of tensors without a change; see `write_weights`."""
-    items = [(name, tensor, TensorChange()) for name, tensor in tensors.items()]
-    _write_shard(file, items, progress, layout="pt")
+        shards[-1].append(output)
+        size, total = size + output.nbytes, total + output.nbytes
+    parameters = sum(output.parameters for output in outputs)
+    outputs.clear()
+    written = Written(0, parameters, total, {}, {})
+    places: dict[str, str] = {}
+    for number, shard in enumerate(shards, 1):
+        several = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        file = directory / (several if len(shards) > 1 else "model.safetensors")
+        write_file(file, shard, written, progress)
+        places.update(dict.fromkeys(written.files[file], file.name))
+    written.tensors = len(places)
+    metadata = {"total_size": total, "total_parameters": parameters}
+    index = {"metadata": metadata, "weight_map": dict(sorted(places.items()))}
+    (directory / INDEX).write_text(json.dumps(index, indent=4), encoding="utf-8")
+    return written
 
 
 def write_config(
@@ -117,46 +144,68 @@ def write_config(
     (directory / "config.json").write_text(text, encoding="utf-8")
 
 
-def stored_nbytes(
-    outlines: Mapping[str, mx.array], change: Callable[[str, Tensor], TensorChange]
-) -> int:
-    """Return the bytes of the tensors that `write_weights` would write. outlines: Lazy arrays."""
-    tensors = ((name, Tensor.of(outline)) for name, outline in outlines.items())
-    return sum(change(name, tensor).nbytes(name, tensor) for name, tensor in tensors)
-
-
-def _write_shard(
-    file: Path, items: list[_Item], progress: Callable[[int], None], layout: str = "mlx"
-) -> list[str]:
-    """Write one file, remove its tensors from `items` to free memory, and return their names.
-    layout: The value of "format" in the file's metadata."""
-    offsets, header = _header(items, layout)
+def write_file(
+    file: Path,
+    outputs: list[Output],
+    written: Written,
+    progress: Report = lambda nbytes: None,
+    layout: str = "mlx",
+) -> None:
+    """Write one file, and add it to `written`; see `write_weights`. layout: The value of "format"
+    in the file's metadata."""
+    offsets, header = _header(outputs, layout)
+    sums = written.files[file] = dict.fromkeys(offsets, 0)
     with file.open("xb") as stream:
         stream.write(header)
-        items.reverse()
-        while items:
-            name, source, change = items.pop()
-            for begin, piece in source.pieces():
-                cast = change.cast(piece)
-                _check_values(name, piece, cast)
-                for part, array in change.stored(name, cast).items():
+        outputs.reverse()
+        while outputs:
+            output = outputs.pop()
+            quantized = output.quantization is not None
+            for begin, piece in output.source.pieces():
+                cast = output.cast(piece)
+                _check_values(output.name, piece, cast)
+                stored = output.stored(cast)
+                for part, array in stored.items():
                     row = array.nbytes // max(1, array.shape[0] if array.ndim else 1)
                     stream.seek(len(header) + offsets[part] + begin * row)
-                    flat = mx.contiguous(array).reshape(-1).view(mx.uint8)
-                    stream.write(memoryview(flat))  # type: ignore[arg-type]
+                    flat: Any = mx.contiguous(array).reshape(-1).view(mx.uint8)
+                    stream.write(memoryview(flat))
+                    sums[part] = crc32(memoryview(flat), sums[part])
                     del array, flat
+                here = output.distance(piece, stored), output.name
+                written.largest[quantized] = max(written.largest.get(quantized, here), here)
                 progress(piece.nbytes)
-                del piece, cast
-            del source
+                del piece, cast, stored
+            del output
             mx.clear_cache()
         stream.flush()
         os.fsync(stream.fileno())
-    return list(offsets)
 
 
-def _header(items: list[_Item], layout: str) -> tuple[dict[str, int], bytes]:
+def read_back(
+    file: Path, sums: Mapping[str, int], progress: Report = lambda nbytes: None
+) -> dict[str, Any]:
+    """Read a written file once more and return its "bytes" and "sha256". Raises OutputError if a
+    tensor has another checksum than in `sums`."""
+    infos, digest = read_header(file), hashlib.sha256()
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        digest.update(stream.read(size - sum(info.nbytes for info in infos.values())))
+        for name, info in infos.items():
+            found = 0
+            for block in blocks(stream, info.nbytes):
+                digest.update(block)
+                found = crc32(block, found)
+                progress(len(block))
+            if found != sums[name]:
+                problem = "differs from what was written: the disk may be failing, convert again"
+                raise OutputError(f"read back, {name} {problem}")
+    return {"bytes": size, "sha256": digest.hexdigest()}
+
+
+def _header(outputs: Iterable[Output], layout: str) -> tuple[dict[str, int], bytes]:
     """Return each array's offset, and the header. The widest types come first, for alignment."""
-    arrays = [pair for name, source, how in items for pair in how.outlines(name, source).items()]
+    arrays = [pair for output in outputs for pair in output.outlines.items()]
     arrays.sort(key=lambda pair: -pair[1].dtype.size)
     offsets: dict[str, int] = {}
     entries: dict[str, Any] = {"__metadata__": {"format": layout}}
@@ -188,16 +237,3 @@ def _check_values(name: str, piece: mx.array, cast: mx.array) -> None:
             raise CheckpointError(f"{name} is too large for {dtype_name(cast.dtype)}: use bfloat16")
     except RuntimeError as problem:
         raise CheckpointError(f"{name} cannot be read: {first_line(problem)}") from problem
-
-
-def _name_shards(directory: Path, shards: list[list[str]], total: int, parameters: int) -> None:
-    """Rename the shards to names with their final number, and write the index."""
-    places: dict[str, str] = {}
-    for number, names in enumerate(shards):
-        numbered = f"model-{number + 1:05d}-of-{len(shards):05d}.safetensors"
-        file = numbered if len(shards) > 1 else "model.safetensors"
-        (directory / _PART_NAME.format(number)).rename(directory / file)
-        places.update(dict.fromkeys(names, file))
-    metadata = {"total_size": total, "total_parameters": parameters}
-    index = {"metadata": metadata, "weight_map": dict(sorted(places.items()))}
-    (directory / INDEX).write_text(json.dumps(index, indent=4), encoding="utf-8")

@@ -74,7 +74,7 @@ ELSEWHERE = {
     "rm remove delete uninstall": "mlx-specdec models remove NAME removes a model",
     "show info": "mlx-specdec inspect NAME shows what a model's files hold",
     "create import quantize awq dwq gptq": "mlx-specdec convert makes and quantizes models",
-    "push upload share": "mlx-specdec convert --upload-repo USER/NAME uploads what it makes",
+    "push upload share": "`hf upload USER/NAME DIRECTORY` uploads what mlx-specdec convert makes",
     "server start": "mlx-specdec serve starts the server",
     "stop": "Ctrl-C ends the server, and --idle-unload MINUTES unloads a model",
     "benchmark perplexity evaluate": "mlx-specdec bench measures models",

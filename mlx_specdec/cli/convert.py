@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
+from ..errors import OptionError
 from . import interrupts, render
 from .flags import REQUIRED, Flags, command, flag, group
 from .loading import REVISION
@@ -22,9 +23,6 @@ class Conversion(Flags):
     mlx_path: Path | None = flag(None, "The directory to write to.", show_default="weights/NAME")
     revision: str | None = flag(None, REVISION)
     overwrite: bool = flag(False, "Replace a model that lies at the destination.")
-    upload_repo: str | None = flag(
-        None, "The repository on the Hub to upload to.", metavar="USER/NAME"
-    )
 
 
 @group("Number format")
@@ -45,34 +43,45 @@ class NumberFlags(Flags):
     )
     dequantize: bool = flag(False, "Dequantize a quantized source.", "-d")
 
+    def quantization(self) -> int | str | None:
+        """Return the argument `quantize` of `conversion.convert.convert`. Raises OptionError if
+        flags contradict each other."""
+        mode = None if self.q_mode == "affine" else self.q_mode
+        sizes = {
+            "--q-bits": self.q_bits,
+            "--q-mode": mode,
+            "--quant-predicate": self.quant_predicate,
+        }
+        named = [flag for flag, value in sizes.items() if value is not None]
+        if self.quantize and self.dequantize:
+            raise OptionError("choose either --quantize or --dequantize, not both")
+        if named and not self.quantize:
+            raise OptionError(f"{named[0]} says how to quantize: add --quantize")
+        if len(named) > 1:
+            raise OptionError(f"{named[1]} says the bits itself: leave {named[0]} out")
+        if not self.quantize:
+            return "none" if self.dequantize else None
+        return self.quant_predicate or mode or self.q_bits or self.q_mode
+
 
 @command("mlx-specdec convert --model t5-small --quantize --q-bits 8")
 def convert(conversion: Conversion, numbers: NumberFlags) -> None:
     """Turn a checkpoint into MLX weights, and check them."""
     from ..conversion.convert import convert as run
-    from ..conversion.verify import compare_logits, compare_text
 
-    settings = {**vars(conversion), **vars(numbers)}
-    model, destination = settings.pop("model"), settings.pop("mlx_path")
+    quantize = numbers.quantization()
     interrupts.at_end(
         lambda: (
             "interrupted: nothing was written; the same command goes on with a download, and "
             "begins a conversion anew"
         )
     )
-    with (
-        render.progress("downloading", in_bytes=True) as report_download,
-        render.progress("converting", in_bytes=True) as report,
-    ):
+    with render.progress("converting", in_bytes=True) as report:
         done = run(
-            model,
-            destination,
-            compare_logits=compare_logits,
-            compare_text=compare_text,
-            announce=render.tell,
-            working=render.slowly,
-            progress=report,
-            download_progress=report_download,
-            **settings,
+            **vars(conversion),
+            dtype=numbers.dtype,
+            quantize=quantize,
+            q_group_size=numbers.q_group_size,
+            progress=lambda step, done, total: report(done, total, step),
         )
     render.tell(done.describe())

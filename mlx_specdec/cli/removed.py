@@ -25,6 +25,7 @@ INSTEAD = {
     "--prompt-cache-disk": "--prompt-cache-dir takes a quarter of the free space, at most 32 GiB",
     "--status-file": "mlx-specdec launch exits with the code of rank 0",
     "convert --max-shard-size": "a file has 4 GB, or a quarter of a small machine's memory",
+    "convert --upload-repo": "`hf upload USER/NAME DIRECTORY` uploads the result",
     "convert --verify": "every tensor is compared anyway, and the models' output if that is quick",
     "--divergence": "drafts learn by the forward divergence, KL(target || draft)",
     "--patience": "training ends after two epochs without progress",

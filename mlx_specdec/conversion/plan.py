@@ -3,15 +3,14 @@
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import mlx.core as mx
 
 from ..checkpoints.files import Weights
 from ..checkpoints.quantization import Quantization, WeightFormat, most_common, quantization_entry
 from ..checkpoints.tensors import Tensor
-from ..checkpoints.writer import TensorChange
+from ..checkpoints.writer import Output
 from .report import TensorReport
 
 
@@ -20,13 +19,9 @@ class Plan:
     """The tensors to write for a source, and how each of them is changed.
 
     Attributes:
+        weights: The source's weights.
         config: config.json of the result, with the source's quantization entry.
-        tensors: Returns all (final name, tensor of the source) in order, not read yet. The argument
-            is a directory for temporary files.
-        outlines: Final name -> a lazy array of the source's dtype and shape.
-        format: The source's format, a key of `shards.FORMAT_NAMES`.
-        paths: The source's files of weights.
-        scratch_nbytes: The most bytes of temporary files.
+        tensors: Final name -> tensor of the source, not read yet.
         stored: Path of a matrix that is quantized in the source -> its quantization.
         quantized: Final name of a matrix -> how the conversion quantizes it.
         natural: Final name -> the dtype if the user names none, for tensors whose stored dtype is
@@ -37,13 +32,10 @@ class Plan:
         not_run: Why the result cannot be run to verify it; "" if it can.
     """
 
+    weights: Weights
     config: Mapping[str, Any]
-    tensors: Callable[[Path], Iterator[tuple[str, Tensor]]]
-    outlines: Mapping[str, mx.array]
+    tensors: dict[str, Tensor]
     report: TensorReport
-    format: str
-    paths: tuple[Path, ...]
-    scratch_nbytes: int = 0
     stored: Mapping[str, Quantization] = field(default_factory=dict)
     quantized: Mapping[str, Quantization] = field(default_factory=dict)
     natural: Mapping[str, mx.Dtype] = field(default_factory=dict)
@@ -52,50 +44,28 @@ class Plan:
     extra: Mapping[str, Tensor] = field(default_factory=dict)
     not_run: str = ""
 
-    @classmethod
-    def renamed(
-        cls, weights: Weights, places: Mapping[str, str], config: Mapping[str, Any], **rest: Any
-    ) -> Self:
-        """Return a plan that only renames. places: Final name -> the name in `weights`."""
-
-        def tensors(scratch: Path) -> Iterator[tuple[str, Tensor]]:
-            for name, place in places.items():
-                yield name, weights.tensor(place)
-
-        outlines = {name: weights.tensor(place).outline for name, place in places.items()}
-        settings = {"format": weights.format, "paths": weights.paths, **rest}
-        return cls(config=config, tensors=tensors, outlines=outlines, **settings)
-
-    @property
-    def nbytes(self) -> int:
-        return sum(outline.nbytes for outline in self.outlines.values()) + self.extra_nbytes
-
-    @property
-    def extra_nbytes(self) -> int:
-        return sum(tensor.nbytes for tensor in self.extra.values())
-
     def parameters(self, name: str) -> int:
         """Count the weights in a tensor, which are packed if it is quantized. Scales are none."""
         path, _, part = name.rpartition(".")
-        how, size = self.stored.get(path), self.outlines[name].size
+        how, size = self.stored.get(path), self.tensors[name].size
         if how is not None and part in how.parts:
             return 0
         return size * 32 // how.bits if how is not None and part == "weight" else size
 
     @property
     def total_parameters(self) -> int:
-        return sum(map(self.parameters, self.outlines))
+        return sum(map(self.parameters, self.tensors))
 
-    def changes(self, dtype: str | None) -> Callable[[str, Tensor], TensorChange]:
-        """Return a function that returns a tensor's change. dtype: None keeps the stored one."""
-        wanted = None if dtype is None else getattr(mx, dtype)
+    def outputs(self, dtype: str | None) -> list[Output]:
+        """Return what a conversion writes. dtype: None keeps the stored one."""
 
-        def change(name: str, tensor: Tensor) -> TensorChange:
+        def output(name: str, tensor: Tensor) -> Output:
             casts = mx.issubdtype(tensor.dtype, mx.floating) and not self.keeps_dtype(name)
-            dtype = wanted or self.natural.get(name)
-            return TensorChange(dtype if casts else None, self.quantized.get(name))
+            wanted = self.natural.get(name) if dtype is None else getattr(mx, dtype)
+            how = self.quantized.get(name)
+            return Output(name, tensor, self.parameters(name), wanted if casts else None, how)
 
-        return change
+        return [output(name, tensor) for name, tensor in self.tensors.items()]
 
     def quantization_entry(self, default: Quantization | None) -> Mapping[str, Any] | None:
         """Return the quantization entry of the result's config.json, None to keep the source's."""

@@ -36,7 +36,7 @@ def plan_for(directory: Path, weight_format: WeightFormat | None = None) -> Plan
 
         plan = decoder_only.plan(directory, config, weight_format)
     how = weight_format.quantization
-    if how is not None and plan.stored and plan.format != "gguf":
+    if how is not None and plan.stored and plan.weights.format != "gguf":
         raise OptionError(
             f"{directory} is quantized already: leave --quantize out, or write it with "
             "--dequantize first and quantize the result"
@@ -47,78 +47,54 @@ def plan_for(directory: Path, weight_format: WeightFormat | None = None) -> Plan
     if weight_format.dequantize and not plan.stored:
         raise OptionError("the source is not quantized: leave --dequantize out")
     again = {path for path in plan.stored if f"{path}.weight" in plan.quantized}
-    return _dequantized(plan, {*plan.stored} if weight_format.dequantize else again)
+    paths = {*plan.stored} if weight_format.dequantize else again
+    return _dequantized(plan, paths) if paths else plan
 
 
 def _dequantized(plan: Plan, paths: Set[str]) -> Plan:
     """Return the plan with the matrices at `paths` dequantized. Their default dtype is the dtype of
     the scales, or bfloat16 if scales are powers of two. Raises CheckpointError."""
-    if not paths:
-        return plan
-    packed = {path: how for path, how in plan.stored.items() if path in paths}
-    parts = [name for name in plan.outlines if _part(packed, name)[0]]
-    outlines = {name: outline for name, outline in plan.outlines.items() if name not in parts}
+    tensors: dict[str, Tensor] = {}
     natural: dict[str, mx.Dtype] = {}
-    for path, how in packed.items():
-        weight = f"{path}.weight"
-        outlines[weight] = _outline(path, plan.outlines, how)
-        scales = plan.outlines[f"{path}.scales"].dtype
-        natural[weight] = scales if mx.issubdtype(scales, mx.floating) else mx.bfloat16
+    parts = []
+    for name, tensor in plan.tensors.items():
+        path, _, part = name.rpartition(".")
+        if path not in paths or part not in ALL_PARTS:
+            tensors[name] = tensor
+            continue
+        parts.append(name)
+        if part == "weight":
+            tensors[name] = _whole(path, plan.tensors, plan.stored[path])
+            scales = plan.tensors[f"{path}.scales"].dtype
+            natural[name] = scales if mx.issubdtype(scales, mx.floating) else mx.bfloat16
     report = plan.report
-    if plan.format != "gguf":  # a matrix is a single tensor in GGUF files
+    if plan.weights.format != "gguf":  # a matrix is a single tensor in GGUF files
         joined, computed = (*report.joined, *parts), (*report.computed, *natural)
         report = replace(report, joined=joined, computed=computed)
     return replace(
         plan,
         config={k: v for k, v in plan.config.items() if not k.startswith("quantization")},
-        tensors=lambda scratch: _tensors(plan, packed, scratch),
-        outlines=outlines,
+        tensors=tensors,
         stored={path: how for path, how in plan.stored.items() if path not in paths},
         natural=natural,
         report=report,
     )
 
 
-def _part(matrices: Mapping[str, Quantization], name: str) -> tuple[str, str]:
-    """Split the name of a tensor of a quantized matrix into path and part; else return ("", "")."""
-    path, _, part = name.rpartition(".")
-    return (path, part) if path in matrices and part in ALL_PARTS else ("", "")
-
-
-def _tensors(
-    plan: Plan, packed: Mapping[str, Quantization], scratch: Path
-) -> Iterator[tuple[str, Tensor]]:
-    """Yield every tensor. The parts of a matrix in `packed` are joined into one tensor."""
-    waiting: dict[str, dict[str, Tensor]] = {}
-    for name, tensor in plan.tensors(scratch):
-        path, part = _part(packed, name)
-        if not path:
-            yield name, tensor
-            continue
-        parts = waiting.setdefault(path, {})
-        parts[part] = tensor
-        if len(parts) == 1 + len(packed[path].parts):
-            yield f"{path}.weight", _whole(waiting.pop(path), packed[path])
-
-
-def _whole(parts: Mapping[str, Tensor], how: Quantization) -> Tensor:
-    scales = parts["scales"]
-
-    def rows(begin: int, end: int) -> mx.array:
-        arrays = {part: tensor.rows(begin, end) for part, tensor in parts.items()}
-        return how.dequantize(arrays["weight"], arrays["scales"], arrays.get("biases"))
-
-    return Tensor(mx.float32, (*scales.shape[:-1], scales.shape[-1] * how.group_size), rows)
-
-
-def _outline(path: str, outlines: Mapping[str, mx.array], how: Quantization) -> mx.array:
-    """Return a lazy array of a dequantized matrix's shape. Raises CheckpointError if the parts of
-    the matrix do not fit together."""
-    if all(f"{path}.{part}" in outlines for part in ("weight", *how.parts)):
-        weight, scales = outlines[f"{path}.weight"], outlines[f"{path}.scales"]
+def _whole(path: str, tensors: Mapping[str, Tensor], how: Quantization) -> Tensor:
+    """Return the float32 values of a quantized matrix. Raises CheckpointError if its parts do not
+    fit together."""
+    names = [f"{path}.{part}" for part in ("weight", *how.parts)]
+    parts = [tensors[name] for name in names if name in tensors]
+    if len(parts) == len(names):
+        weight, scales = parts[:2]
         shape = (*scales.shape[:-1], scales.shape[-1] * how.group_size)
         if weight.shape == (*shape[:-1], shape[-1] * how.bits // 32):
-            return mx.zeros(shape, dtype=mx.float32)
+            return Tensor(
+                mx.float32,
+                shape,
+                lambda begin, end: how.dequantize(*(part.rows(begin, end) for part in parts)),
+            )
     raise CheckpointError(f"{path} is not quantized as config.json says")
 
 
@@ -138,10 +114,10 @@ def _drafter(
     weights = Weights(directory)
     unread = sorted(weights.infos.keys() - stored.names.values())
     quantized = _quantized(drafter, weight_format.quantization)
-    return Plan.renamed(
+    return Plan(
         weights,
-        stored.names,
         config,
+        {name: weights.tensor(place) for name, place in stored.names.items()},
         report=report_tensors(
             weights.contents,
             stored.names,
@@ -194,10 +170,10 @@ def _encoder_decoder(
         plain = family.network(config, places)
         chosen = family.quantized(plain, config, weight_format.quantization, weight_format.mixed)
         quantized = unsettled(weight_format, stored, chosen)
-    return Plan.renamed(
+    return Plan(
         weights,
-        places,
-        config=family.written_config(config, places),
+        family.written_config(config, places),
+        {name: weights.tensor(place) for name, place in places.items()},
         report=_report(family, weights, places),
         stored=stored,
         quantized=quantized,

@@ -2,21 +2,22 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 
-from ..checkpoints.disk import reading
+from ..checkpoints.disk import blocks, reading
 from ..checkpoints.tensors import Contents
 from ..checkpoints.writer import Written
 from ..version import __version__
-from .verify import Differences, Verified
+from .verify import Verified
 
 PROVENANCE = "provenance.json"
-Digests = Mapping[str, Mapping[str, Any]]
+FileDigests = Mapping[str, Mapping[str, Any]]
 """Name of a file -> its size as "bytes", and its SHA-256 as "sha256"."""
 
 
@@ -99,13 +100,12 @@ class ConversionReport:
     name: str
     revision: str | None
     format: str
-    source: Digests
-    result: Digests
+    source: FileDigests
+    result: FileDigests
     dtype: str
     written: Written
     tensor_report: TensorReport
     notes: tuple[str, ...]
-    differences: Differences
     verified: Verified
     verdict: str = ""
 
@@ -126,7 +126,7 @@ class ConversionReport:
 
     def write(self, directory: Path) -> None:
         """Write provenance.json. Raises OSError."""
-        differences, text = self.differences, self.verified.text
+        text, largest = self.verified.text, self.written.largest
         named = {"name": self.name, "revision": self.revision, "format": self.format}
         provenance = {
             **maker(),
@@ -137,8 +137,8 @@ class ConversionReport:
                 "parameters": self.parameters,
                 "bytes": self.nbytes,
                 "bits_per_weight": round(self.bits_per_weight, 4),
-                "largest_difference": differences.plain,
-                "largest_difference_of_quantized": differences.quantized,
+                "largest_difference": largest.get(False, (0.0,))[0],
+                "largest_difference_of_quantized": largest.get(True, (None,))[0],
                 "largest_difference_of_log_probabilities": self.verified.logits,
                 "fixed_text": None if text is None else asdict(text),
                 "digest": combined(self.result),
@@ -155,13 +155,13 @@ class ConversionReport:
 
     def describe(self) -> str:
         """Return a few lines of text, with shortened digests."""
-        plain, quantized = self.differences.plain, self.differences.quantized
+        plain, name = self.written.largest.get(False, (0.0, ""))
         size = f"{self.parameters:,} weights, {self.nbytes / 1e6:,.1f} MB"
-        checked = f"read back {self.differences.tensors} tensors: largest difference {plain:.3g}"
-        if plain:
-            checked += f" ({self.differences.plain_name})"
-        if quantized is not None:
-            checked += f", of quantized weights {quantized:.3g} ({self.differences.quantized_name})"
+        count = sum(map(len, self.written.files.values()))
+        checked = f"read back {count} tensors: largest difference {plain:.3g}"
+        checked += f" ({name})" if plain else ""
+        if quantized := self.written.largest.get(True):
+            checked += f", of quantized weights {quantized[0]:.3g} ({quantized[1]})"
         lines = (
             f"wrote {self.path}: {size}, {self.dtype}, {self.bits_per_weight:.2f} bits each",
             f"source {self.name}: {self.format}, digest {combined(self.source)[:16]}",
@@ -180,17 +180,42 @@ def maker() -> dict[str, str]:
     return {"tool": f"mlx-specdec {__version__}", "mlx": mx.__version__}  # type: ignore[attr-defined]
 
 
-def digests_of(files: Iterable[Path]) -> Digests:
+class Digests:
+    """The sizes and SHA-256 of files, which are computed while the files are read for something
+    else. nbytes: The bytes of all files."""
+
+    def __init__(self, paths: Iterable[Path]) -> None:
+        self._sizes = {path: path.stat().st_size for path in paths}
+        self.nbytes = sum(self._sizes.values())
+        self._found: dict[str, Mapping[str, Any]] = {}
+        self._blocks, self._done = self._read(), 0
+
+    def _read(self) -> Iterator[bytes]:
+        for file, nbytes in self._sizes.items():
+            digest = hashlib.sha256()
+            with reading(file), file.open("rb") as stream:
+                for block in blocks(stream, nbytes):
+                    digest.update(block)
+                    yield block
+            self._found[file.name] = {"bytes": nbytes, "sha256": digest.hexdigest()}
+
+    def advance(self, place: float) -> None:
+        """Read on to a place in all bytes. Raises CheckpointError."""
+        while self._done < place and (block := next(self._blocks, b"")):
+            self._done += len(block)
+
+    def finished(self) -> FileDigests:
+        """Read the rest, and return the digests. Raises CheckpointError."""
+        self.advance(math.inf)
+        return self._found
+
+
+def digests_of(paths: Iterable[Path]) -> FileDigests:
     """Return the sizes and digests of files. Raises CheckpointError."""
-    found = {}
-    for file in files:
-        with reading(file), file.open("rb") as stream:
-            digest = hashlib.file_digest(stream, "sha256")
-        found[file.name] = {"bytes": file.stat().st_size, "sha256": digest.hexdigest()}
-    return found
+    return Digests(paths).finished()
 
 
-def combined(files: Digests) -> str:
+def combined(files: FileDigests) -> str:
     """Return one digest of several files: the SHA-256 of sha256sum's output, sorted by name."""
     lines = (f"{files[name]['sha256']}  {name}\n" for name in sorted(files))
     return hashlib.sha256("".join(lines).encode()).hexdigest()

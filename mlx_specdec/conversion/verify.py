@@ -1,114 +1,29 @@
-"""Verification of a converted checkpoint. Every tensor is read back, and both models compute a
-fixed input, one after the other, in float32."""
+"""Comparison of what the source and the result of a conversion compute: both are loaded once, in
+float32, one after the other."""
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple
 
 import mlx.core as mx
 
 from .. import system
-from ..checkpoints.tensors import Tensor, TensorReader
-from ..checkpoints.writer import TensorChange
-from ..errors import CheckpointError, OutputError, PromptError, SpecdecError
+from ..checkpoints.writer import Written
+from ..errors import CheckpointError, PromptError, SpecdecError
 from ..models.base import Base
 from ..models.loading import Loaded, load_model
 from ..text.tokenizer import load_tokenizer
 
-SHARE_OF_MEMORY, SHARE_OF_SHARD, QUICK_BYTES = 0.5, 1.2, 600_000_000
-"""Limits of a model's size in memory when its logits are compared. The first is a share of the
-machine's memory. The second is a multiple of `shard_bytes`, and the third is in bytes. The third
-does not hold for quantized results: running both models takes longer than the conversion."""
+SHARE_OF_MEMORY, QUICK_BYTES = 0.3, 600_000_000
+"""Limits of a model's size in memory when its logits are compared, as a share of the machine's
+memory and in bytes. The second does not hold for quantized results."""
 BYTES_PER_LOADED_WEIGHT = 6
 """Bytes per weight while a model is loaded in float32: 4 for the weight and 2 for its source."""
 SAME_LOGITS = 1e-3
 """Largest difference of log-probabilities if no weight has changed."""
-
-
-@dataclass(frozen=True)
-class Differences:
-    """The largest absolute differences from the source's values, with the tensors' names. Tensors
-    that the conversion has quantized are separate; `quantized` is None without any."""
-
-    tensors: int
-    plain: float
-    plain_name: str
-    quantized: float | None
-    quantized_name: str
-
-
-def compare(
-    written: TensorReader,
-    tensors: Iterable[tuple[str, Tensor]],
-    change: Callable[[str, Tensor], TensorChange],
-    progress: Callable[[int], None] = lambda nbytes: None,
-) -> Differences:
-    """Compare written tensors bit for bit with tensors computed from the source again. Raises
-    OutputError if one differs. tensors: Final name and tensor of the source. change: Returns the
-    change of a tensor. progress: Called with the source bytes of each piece."""
-    largest: dict[bool, tuple[float, str]] = {}
-    count = 0
-    for name, source in tensors:
-        changed = change(name, source)
-        for part, outline in changed.outlines(name, source).items():
-            result = written.tensor(part)
-            if (result.dtype, result.shape) != (outline.dtype, outline.shape):
-                raise _wrong(name, "is of another type or shape than was asked for")
-        quantized = changed.quantization is not None
-        difference = _difference(written, name, source, changed, progress)
-        if difference > largest.get(quantized, (-1.0, ""))[0]:
-            largest[quantized] = difference, name
-        count += 1
-    return Differences(count, *largest.get(False, (0.0, "")), *largest.get(True, (None, "")))
-
-
-def _difference(
-    written: TensorReader,
-    name: str,
-    source: Tensor,
-    change: TensorChange,
-    progress: Callable[[int], None],
-) -> float:
-    largest = 0.0
-    for begin, piece in source.pieces():
-        end = begin + (piece.shape[0] if piece.ndim else 1)
-        again = change.stored(name, change.cast(piece))
-        rows = {part: written.rows(part, begin, end) for part in again}
-        if not all(mx.array_equal(_bits(rows[part]), _bits(again[part])).item() for part in again):
-            raise _wrong(name, "differs from its source")
-        largest = max(largest, _distance(rows, name, piece, change))
-        progress(piece.nbytes)
-        del piece, again, rows
-    mx.clear_cache()
-    return largest
-
-
-def _distance(
-    rows: Mapping[str, mx.array], name: str, source: mx.array, change: TensorChange
-) -> float:
-    values = rows[name]
-    if source.size == 0 or (change.quantization is None and values.dtype == source.dtype):
-        return 0.0
-    if change.quantization is not None:
-        path = name.removesuffix(".weight")
-        values = change.quantization.dequantize(
-            values, rows[f"{path}.scales"], rows.get(f"{path}.biases")
-        )
-    distance = mx.abs(values.astype(mx.float32) - source.astype(mx.float32))
-    return mx.max(distance).item()  # type: ignore[return-value]
-
-
-def _bits(array: mx.array) -> mx.array:
-    kinds = {1: mx.uint8, 2: mx.uint16, 4: mx.uint32, 8: mx.uint64}
-    return array if array.dtype == mx.bool_ else array.view(kinds[array.dtype.size])
-
-
-def _wrong(name: str, problem: str) -> OutputError:
-    return OutputError(f"read back, {name} {problem}: the disk may be failing, convert again")
 
 
 @dataclass(frozen=True)
@@ -157,51 +72,44 @@ class Verified:
         return lines if self.text is None else [*lines, self.text.describe()]
 
 
-def verify(
-    source: Path,
-    result: Path,
-    parameters: int,
-    differences: Differences,
-    *,
-    compare_logits: Callable[[Path, Path], float] | None,
-    compare_text: Callable[[Path, Path], TextChange] | None,
-    shard_bytes: int,
-) -> Verified:
-    """Compare what source and result compute, if that is fast enough.
-
-    The models are compared on a fixed text as well if weights were quantized. Raises
-    CheckpointError if the result computes something else than the source.
-
-    Args:
-        parameters: The number of weights.
-        differences: The result of comparing every tensor.
-        compare_logits: Returns the largest difference of log-probabilities; None to skip.
-        compare_text: Scores the fixed text; None to skip.
-        shard_bytes: The most bytes in a file of the result, which also limits the memory.
-    """
-    quantized = differences.quantized is not None
-    needed, reason = parameters * BYTES_PER_LOADED_WEIGHT, ""
-    if compare_logits is None:
-        return Verified(None, None, "no comparison was asked for")
+def compare(source: Path, result: Path, written: Written) -> Verified:
+    """Compare what source and result compute, if that is fast enough: log-probabilities on a fixed
+    input, and the scores of a fixed text if weights were quantized. Raises CheckpointError if the
+    result computes something else than the source."""
+    quantized = True in written.largest
+    needed = written.parameters * BYTES_PER_LOADED_WEIGHT
     if needed > SHARE_OF_MEMORY * system.memory():
-        reason = "a whole model does not fit in memory"
-    elif needed > SHARE_OF_SHARD * shard_bytes:
-        reason = "a whole model takes more memory than its conversion"
-    elif not quantized and needed > QUICK_BYTES:
-        reason = "it would take longer than the conversion"
-    if reason:
-        return Verified(None, None, reason)
-    difference = compare_logits(source, result)
-    unchanged = differences.plain == 0 and not quantized
+        return Verified(None, None, "a whole model takes too much memory")
+    if not quantized and needed > QUICK_BYTES:
+        return Verified(None, None, "it would take longer than the conversion")
+    first, second = (_answers(place, result, quantized) for place in (source, result))
+    difference = mx.max(mx.abs(first.rows - second.rows)).item()
+    assert isinstance(difference, float)
+    unchanged = not quantized and written.largest.get(False, (0.0,))[0] == 0
     if math.isnan(difference) or (unchanged and difference > SAME_LOGITS):
         differ = f"(log-probabilities differ by {difference:.3g}): please report this checkpoint"
         raise CheckpointError(f"the converted model does not compute what its source does {differ}")
-    if compare_text is None or not quantized:
-        return Verified(difference, None, "")
-    try:
-        return Verified(difference, compare_text(source, result), "")
-    except SpecdecError as problem:  # both models were loaded, so the tokenizer is the problem
-        return Verified(difference, None, str(problem))
+    texts = [answers.text for answers in (first, second)]
+    change = _change(*filter(None, texts)) if all(texts) else None
+    return Verified(difference, change, first.problem or second.problem)
+
+
+class _Scores(NamedTuple):
+    """The log-probability of each token of the fixed text, (tokens,) float32, and the token that
+    the model finds most likely at each position, (tokens,) integer."""
+
+    log_p: mx.array
+    top: mx.array
+
+
+@dataclass(frozen=True)
+class _Answers:
+    """What one model computes: log-probabilities on a fixed input, (tokens, vocabulary) float32,
+    and the scores of the fixed text. problem: Why there are no scores, or ""."""
+
+    rows: mx.array
+    text: _Scores | None = None
+    problem: str = ""
 
 
 LONGEST_SCORED = 256
@@ -214,50 +122,37 @@ PAIRS: list[list[str]] = _TEXTS["pairs"]
 would no longer be comparable with reported ones."""
 PASSAGE = "\n".join(_TEXTS["passage"])
 """The fixed text for decoder-only models."""
-_Answer = TypeVar("_Answer")
 
 
-def compare_logits(source: Path, result: Path) -> float:
-    """Return the largest difference of log-probabilities on a fixed input, or raise
-    CheckpointError."""
-    first, second = (_with_model(directory, _fixed_rows) for directory in (source, result))
-    return float(mx.max(mx.abs(first - second)).item())  # type: ignore[arg-type]
-
-
-def compare_text(source: Path, result: Path) -> TextChange:
-    """Score the fixed text with the result's tokenizer. Raises CheckpointError, PromptError."""
-    score = partial(_score_text, tokenizer=result)
-    (first, first_top), (second, second_top) = (_with_model(d, score) for d in (source, result))
-    changes = mx.abs(second - first)
-    return TextChange(
-        tokens=first.size,
-        source_perplexity=_perplexity(first),
-        result_perplexity=_perplexity(second),
-        mean=mx.mean(changes).item(),  # type: ignore[arg-type]
-        largest=mx.max(changes).item(),  # type: ignore[arg-type]
-        same_first=mx.mean((first_top == second_top).astype(mx.float32)).item(),  # type: ignore[arg-type]
-    )
-
-
-def _with_model(directory: Path, answer: Callable[[Loaded], _Answer]) -> _Answer:
+def _answers(directory: Path, tokenizer: Path, with_text: bool) -> _Answers:
     # Dequantized weights have the same values and are much faster on a CPU.
     loaded = load_model(directory, dtype="float32", expand=True)
+    rows = mx.concatenate(list(_log_probabilities(loaded.model, range(2, 10), range(2, 7))))
+    mx.eval(rows)
     try:
-        return answer(loaded)
+        return _Answers(rows, _score_text(loaded, tokenizer) if with_text else None)
+    except SpecdecError as problem:  # the model was loaded, so the tokenizer is the problem
+        return _Answers(rows, problem=str(problem))
     finally:
         del loaded
         mx.clear_cache()
 
 
-def _fixed_rows(loaded: Loaded) -> mx.array:
-    rows = mx.concatenate(list(_log_probabilities(loaded.model, range(2, 10), range(2, 7))))
-    mx.eval(rows)
-    return rows
+def _change(first: _Scores, second: _Scores) -> TextChange:
+    changes = mx.abs(second.log_p - first.log_p)
+    same: mx.array = first.top == second.top
+    return TextChange(
+        tokens=changes.size,
+        source_perplexity=_perplexity(first.log_p),
+        result_perplexity=_perplexity(second.log_p),
+        mean=mx.mean(changes).item(),  # type: ignore[arg-type]
+        largest=mx.max(changes).item(),  # type: ignore[arg-type]
+        same_first=mx.mean(same.astype(mx.float32)).item(),  # type: ignore[arg-type]
+    )
 
 
-def _score_text(loaded: Loaded, tokenizer: Path) -> tuple[mx.array, mx.array]:
-    """Score the text. Return the log-probability of each token, (tokens,) float32, and the token
-    that the model finds most likely at each position, (tokens,) integer."""
+def _score_text(loaded: Loaded, tokenizer: Path) -> _Scores:
+    """Score the fixed text. Raises CheckpointError, PromptError."""
     encode = load_tokenizer(tokenizer, kind=loaded.kind).encode
     if loaded.kind == "encoder-decoder":
         texts = [(encode(prompt), encode(text)) for prompt, text in PAIRS]
@@ -277,7 +172,7 @@ def _score_text(loaded: Loaded, tokenizer: Path) -> tuple[mx.array, mx.array]:
             top.append(mx.argmax(rows, axis=-1))
             mx.eval(scores[-1], top[-1])
             place += len(rows)
-    return mx.concatenate(scores), mx.concatenate(top)
+    return _Scores(mx.concatenate(scores), mx.concatenate(top))
 
 
 def _log_probabilities(

@@ -11,7 +11,7 @@ from mlx_specdec import SpecdecError, convert
 
 from ..support.checkpoints import listing
 
-SMALL: dict[str, Any] = {"quantize": True, "q_group_size": 32}
+SMALL: dict[str, Any] = {"quantize": 4, "q_group_size": 32}
 """Options that quantize models whose rows have 32 weights."""
 
 

@@ -69,7 +69,7 @@ def test_the_result_is_what_mlx_lm_writes(
     source = tiny.write(name, tmp_path / "source")
     reference = mlx_lm_conversion(source, tmp_path / "theirs", **how)
     capsys.readouterr()
-    result = convert(str(source), tmp_path / "ours", **({**SMALL, "q_bits": 4} if how else {})).path
+    result = convert(str(source), tmp_path / "ours", **(SMALL if how else {})).path
     assert same(tensors(reference), tensors(result))
     assert config_of(result) == config_of(reference)
     index, expected = (
@@ -87,10 +87,10 @@ def test_the_result_is_what_mlx_lm_writes(
 def test_a_llama_is_quantized_as_mlx_lm_does(tmp_path: Path, recipe: str) -> None:
     source = tiny.write("llama", tmp_path / "llama")
     if recipe in FORMATS:
-        mine: dict[str, Any] = {"quantize": True, "q_mode": recipe}
+        mine: dict[str, Any] = {"quantize": recipe}
         how: dict[str, Any] = {"bits": None, "group_size": None, "mode": recipe}
     else:
-        mine, how = {**SMALL, "quant_predicate": recipe}, {"bits": 4, "group_size": 32}
+        mine, how = {**SMALL, "quantize": recipe}, {"bits": 4, "group_size": 32}
     reference = mlx_lm_conversion(
         source, tmp_path / "theirs", "" if recipe in FORMATS else recipe, **how
     )
@@ -152,7 +152,7 @@ def test_a_bad_source_is_one_sentence_and_leaves_nothing(
 
 def test_a_recipe_that_does_not_suit_a_model_is_refused(tmp_path: Path) -> None:
     source = tiny.write("mamba2", tmp_path / "mamba2")
-    assert "does not suit" in refused(OptionError, source, quant_predicate="mixed_3_6", **SMALL)
+    assert "does not suit" in refused(OptionError, source, quantize="mixed_3_6", q_group_size=32)
 
 
 # Heads that differ from a tied embedding
@@ -210,7 +210,7 @@ def test_an_equal_head_is_left_out(tmp_path: Path, sign: float, as_torch: bool) 
 
 def test_of_quantized_matrices_scales_are_compared(tmp_path: Path) -> None:
     apart = write("llama", tmp_path / "source", {"tie_word_embeddings": False}, sign=-1.0)
-    quantized = convert(str(apart), tmp_path / "q", q_bits=8, **SMALL).path
+    quantized = convert(str(apart), tmp_path / "q", quantize=8, q_group_size=32).path
     expected = ours(quantized)
     assert np.array_equal(ours(change_config(quantized, **TIED)), expected)
 
@@ -222,8 +222,8 @@ def test_of_quantized_matrices_scales_are_compared(tmp_path: Path) -> None:
 def test_dequantizing_gives_the_values_that_were_quantized(tmp_path: Path, mode: str) -> None:
     source = tiny.write("llama", tmp_path / "llama")
     size: dict[str, Any] = {"q_group_size": 32} if mode == "affine" else {}
-    small = convert(str(source), tmp_path / "q", quantize=True, q_mode=mode, **size).path
-    out = convert(str(small), tmp_path / "out", dtype="float32", dequantize=True).path
+    small = convert(str(source), tmp_path / "q", quantize=mode, **size).path
+    out = convert(str(small), tmp_path / "out", dtype="float32", quantize="none").path
     config = config_of(out)
     assert "quantization" not in config and "quantization_config" not in config
     assert same(tensors(out), dequantized(tensors(small), config_of(small)))
@@ -246,7 +246,7 @@ def test_what_mlx_lm_quantized_is_counted_and_dequantized_as_mlx_lm_does(
     assert copied["parameters"] == count and 3 < copied["bits_per_weight"] < 12
     shown = command("inspect", source).out
     assert f"{count:,}" in shown and f"in groups of {group_size or 64}" in shown
-    whole = convert(str(source), tmp_path / "whole", dequantize=True).path
+    whole = convert(str(source), tmp_path / "whole", quantize="none").path
     result = provenance(whole)["result"]
     assert result["parameters"] == count and result["bits_per_weight"] > 16
     reference = mlx_lm.utils.dequantize_model(mlx_lm.utils.load_model(source)[0])
@@ -285,7 +285,7 @@ def pair(name: str, root: Path) -> tuple[Path, Path]:
 
 
 @pytest.mark.parametrize("name", sorted(TWINS))
-@pytest.mark.parametrize("how", [{}, {"dtype": "bfloat16"}, {"shard_bytes": 20_000}])
+@pytest.mark.parametrize("how", [{}, {"dtype": "bfloat16"}])
 def test_a_torch_checkpoint_converts_to_the_files_of_its_twin(
     tmp_path: Path, name: str, how: dict[str, Any]
 ) -> None:

@@ -82,7 +82,7 @@ def test_every_block_has_the_values_that_the_library_gguf_gives_it(
     [("llama-q4_0", 4), ("qwen2-q8_0", 8), ("mixtral", 8), ("t5-q4_1", 4)],
 )
 def test_a_conversion_keeps_every_bit(name: str, bits: int, quantize: bool, tmp_path: Path) -> None:
-    how: dict[str, Any] = {"quantize": True, "q_bits": bits} if quantize else {}
+    how: dict[str, Any] = {"quantize": bits} if quantize else {}
     out = convert(str(FIXTURES / f"{name}.gguf"), tmp_path / "out", **how).path
     entry, report = config_of(out)["quantization"], provenance(out)["result"]
     assert report["largest_difference"] == 0

@@ -3,7 +3,7 @@
 import json
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -48,6 +48,11 @@ def converted(tmp_path: Path, name: str = NAME, **options: Any) -> dict[str, byt
     return held_in(tmp_path / "cache" / "models--some--model" / "snapshots" / commit)
 
 
+def downloads(steps: list[tuple[int, int]]) -> Callable[[str, int, int], None]:
+    """Return a callback for progress that keeps the steps of a download."""
+    return lambda step, *done: steps.append(done) if step == "downloading" else None
+
+
 def refused(tmp_path: Path, name: str = NAME, **options: Any) -> str:
     """Return the one sentence that the user reads, after which there is no result."""
     with pytest.raises((SourceError, CheckpointError)) as caught:
@@ -79,15 +84,17 @@ def test_only_the_first_format_is_fetched_and_never_code(
 ) -> None:
     hub.files = {**whole, **dict.fromkeys(NEVER.split(" "), b"no"), "a\n.json": b"no"}
     steps: list[tuple[int, int]] = []
-    found = converted(tmp_path, download_progress=lambda *step: steps.append(step))
+    found = converted(tmp_path, progress=downloads(steps))
     assert found == whole
     total = sum(map(len, whole.values()))
     assert {step[1] for step in steps} == {total} and steps[-1] == (total, total)
     assert len(steps) > 10 and steps == sorted(steps)
     # The second time, nothing but the list is requested, also under the address of a page.
     hub.requests.clear()
+    steps.clear()
     for name in (NAME, f"https://huggingface.co/{NAME}", f"https://hf.co/{NAME}?library=mlx"):
-        assert converted(tmp_path, name, download_progress=lambda *step: 1 / 0) == whole
+        assert converted(tmp_path, name, progress=downloads(steps)) == whole
+    assert not steps
     assert [path for path, *_ in hub.requests] == [f"{LIST}/revision/main?blobs=true"] * 3
 
 
@@ -128,16 +135,16 @@ def test_an_index_that_names_a_missing_file_is_refused_before_weights_are_fetche
 def test_an_interrupted_download_goes_on_at_the_next_start(
     hub: Hub, whole: dict[str, bytes], tmp_path: Path
 ) -> None:
-    def stop(done: int, total: int) -> None:
+    def stop(step: str, done: int, total: int) -> None:
         if total - done < len(whole[WEIGHTS]) - 5000:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        convert(NAME, tmp_path / "out", download_progress=stop)
+        convert(NAME, tmp_path / "out", progress=stop)
     assert not (tmp_path / "out").exists() and WEIGHTS not in arrived(tmp_path)
     hub.requests.clear()
     steps: list[tuple[int, int]] = []
-    found = converted(tmp_path, download_progress=lambda *step: steps.append(step))
+    found = converted(tmp_path, progress=downloads(steps))
     assert found == whole and sent(hub) == {WEIGHTS}
     begin = int(hub.requests[-1][1].removeprefix("bytes=").removesuffix("-"))
     size = len(whole[WEIGHTS])

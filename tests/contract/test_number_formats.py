@@ -56,7 +56,7 @@ def test_a_mixed_t5_has_wider_values_in_some_blocks_and_never_a_narrow_embedding
 ) -> None:
     deep = {"num_layers": 8, "num_decoder_layers": 8}
     source = write_t5(tmp_path / "t5", deep, tokenizer=False)
-    out = convert(str(source), tmp_path / "out", quant_predicate="mixed_3_6", **SMALL).path
+    out = convert(str(source), tmp_path / "out", quantize="mixed_3_6", q_group_size=32).path
     entry = config_of(out)["quantization"]
     assert entry["bits"] == 3 and entry["shared"]["bits"] == 8
     wide = {path for path, how in entry.items() if isinstance(how, dict) and how["bits"] == 6}
@@ -65,30 +65,25 @@ def test_a_mixed_t5_has_wider_values_in_some_blocks_and_never_a_narrow_embedding
     load(letters(out, 64))
 
 
-def test_a_source_that_grows_is_announced_with_both_sizes_before_the_work(tmp_path: Path) -> None:
+def test_the_steps_of_a_conversion_name_both_sizes_before_the_work(tmp_path: Path) -> None:
     source = ROOT / "tests" / "fixtures" / "gguf" / "llama-q5.gguf"
-    sentences: list[str] = []
-    steps: list[int] = []
-    convert(
-        str(source),
-        tmp_path / "out",
-        announce=lambda sentence: sentences.append(f"{sentence} after {len(steps)}"),
-        progress=lambda done, total: steps.append(done),
-    )
-    [sentence] = sentences
+    steps: list[tuple[str, int, int]] = []
+    report = convert(str(source), tmp_path / "out", progress=lambda *step: steps.append(step))
     sizes = [source.stat().st_size, provenance(tmp_path / "out")["result"]["bytes"]]
-    assert all(f"{size / 1000:.1f} kB" in sentence for size in sizes)
-    assert "Q5_0" in sentence and sentence.endswith("after 0")
-    sentences.clear()
-    convert(str(source), tmp_path / "q", announce=sentences.append, **SMALL)
-    assert not sentences
+    shown = " to ".join(f"{size / 1000:.1f} kB" for size in sizes)
+    assert steps[0][:2] == (f"converting {shown}", 0) and steps[-1][1] == steps[-1][2]
+    assert [*dict.fromkeys(step for step, *_ in steps)] == [
+        f"converting {shown}",
+        "comparing what source and result compute",
+    ]
+    assert "Q5_0" in report.describe()
 
 
 # Checkpoints that other programs have quantized: those that are read, and names for the others.
 
 
 FP8 = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}
-WIDE = {"hidden_size": 160, "intermediate_size": 288}
+WIDE = {"hidden_size": 192, "intermediate_size": 320}
 QUERY = "model.layers.0.self_attn.q_proj"
 
 

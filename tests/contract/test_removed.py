@@ -28,6 +28,8 @@ from .support import command
         (("serve", "--prompt-cache-disk", "9GB"), "a quarter of the free space"),
         (("generate", "--status-file", "x"), "launch exits with the code of rank 0"),
         (("convert", "--max-shard-size", "1GB"), "a file has 4 GB"),
+        (("convert", "--upload-repo", "me/x"), "hf upload USER/NAME DIRECTORY"),
+        (("convert", "--upload-repo", "me/x"), "hf upload USER/NAME DIRECTORY"),
         (("convert", "--verify"), "every tensor is compared anyway"),
         (("train-draft", "--divergence", "jsd"), "KL(target || draft)"),
         (("train-draft", "--width", 64), "begin with --layers"),

@@ -149,7 +149,7 @@ def test_converted_and_quantized_models_load_and_speak(name: str, tmp_path: Path
         has_bias=SWITCHES_OF_TYPE[config_of(name)["model_type"]].bias,
     )
     save(wide / "model.safetensors", dict(tree_flatten(network.parameters())))
-    convert(str(wide), tmp_path / "small", quantize=True, q_bits=4, q_group_size=32)
+    convert(str(wide), tmp_path / "small", quantize=4, q_group_size=32)
     entry = json.loads((tmp_path / "small" / "config.json").read_text())["quantization"]
     tables = [path for path in entry if path.endswith(("shared", "embed_tokens"))]
     assert tables and all(entry[path]["bits"] == 8 for path in tables)
