@@ -169,7 +169,9 @@ def _of_bytes(loaded: Any) -> Any:
     ids = {token.content: id for id, token in enumerate(added[:3])}
     tokenizer = Tokenizer(models.BPE({**ids, **{c: b + 3 for c, b in BYTES.items()}}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
+    # Bytes that are no character are left out, as transformers does.
+    broken = decoders.Replace("\ufffd", "")
+    tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), broken])
     for token in added:
         strips = {"lstrip": token.lstrip, "rstrip": token.rstrip, "normalized": False}
         tokenizer.add_tokens([AddedToken(token.content, special=True, **strips)])
