@@ -10,6 +10,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from ..errors import CheckpointError, OutputError, SourceError
+from . import other_programs
 from .disk import check_directory
 from .shards import find, format_of
 
@@ -43,7 +44,8 @@ def resolve(
     cache. An interrupted download is resumed. Raises SourceError.
 
     Args:
-        name: A directory, a .gguf file, the name of a repository on the Hub, or its page's address.
+        name: A directory, a .gguf file, the name of a repository on the Hub, its page's address, or
+            a name of LM Studio or ollama; see `other_programs`.
         revision: A branch, tag or commit of the Hub; None means the address's revision, or main.
         progress, headers_in, whole: See `hub.Repository.fetch`.
     """
@@ -75,12 +77,13 @@ def names_of(name: str) -> tuple[str, ...]:
     """Return the names by which a client may request a model, the shortest first.
 
     They are every trailing part of a local path, and the path as it was typed. A name on the Hub is
-    the only name. Raises SourceError as `resolve` does.
+    the only name. Names of LM Studio and ollama also count without their prefix. Raises SourceError
+    as `resolve` does.
     """
     name, _ = _of_page(name, None)
     local = _local(name)
-    if local is None:
-        return (name,)
+    if local is None or name.startswith(other_programs.PREFIXES):
+        return tuple(dict.fromkeys((name.partition(":")[2] or name, name)))
     parts = Path(os.path.abspath(local)).parts
     ends = [str(Path(*parts[-count:])) for count in range(1, len(parts) + 1)]
     return tuple(dict.fromkeys((*ends, name)))
@@ -109,6 +112,8 @@ def _of_page(name: str, revision: str | None) -> tuple[str, str | None]:
 def _local(name: str) -> Path | None:
     """Return the local path that a name stands for, or None if it may be a name on the Hub. Raises
     SourceError if it can be neither."""
+    if (found := other_programs.find(name)) is not None:
+        return found
     path = os.path.expanduser(name)
     if _SELF.fullmatch(name) and not os.path.lexists(path):
         raise SourceError(

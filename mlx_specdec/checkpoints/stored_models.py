@@ -1,5 +1,5 @@
-"""The models on this machine's disk: those in the Hub's cache, those in weights/, and those that
-scripts/real_models.sh has downloaded."""
+"""The models on this machine's disk: those in the Hub's cache, those of LM Studio and ollama, those
+in weights/, and those that scripts/real_models.sh has downloaded."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from .. import system
 from ..errors import OutputError, SourceError, SpecdecError
+from . import other_programs, shards
 from .disk import read_json
-from .shards import format_of
 from .source import ROOT, SHIPPED
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _PREFIX = "models--"
 """The beginning of a model's directory in the Hub's cache; "--" stands for "/" in the rest."""
+WITHOUT_WEIGHTS = "without weights"
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class StoredModel:
         used: When its files were last read, in seconds since 1970; 0 if that is not known.
         in_hub: Whether it is in the Hub's cache.
         directory: The directory of its files; of several revisions, one with weights; or the file.
-        complete: Whether its weights are there."""
+        problem: Why it cannot be loaded, as far as its place says, or ""."""
 
     name: str
     nbytes: int
@@ -38,7 +39,7 @@ class StoredModel:
     used: float
     in_hub: bool
     directory: Path
-    complete: bool
+    problem: str = ""
 
 
 def hub_cache() -> Path:
@@ -51,7 +52,8 @@ def hub_cache() -> Path:
 def names() -> list[str]:
     """Return the names of all models on the disk, without reading any file."""
     found = [name for name, place in _places() if (place / "snapshots").is_dir()]
-    return found + [*map(str, _files())] + [SHIPPED + directory.name for directory in _local()]
+    found += [name for name, _ in other_programs.stored()] + [*map(str, _files())]
+    return found + [SHIPPED + directory.name for directory in _local()]
 
 
 def typed_names() -> list[str]:
@@ -69,7 +71,10 @@ def _places() -> Iterator[tuple[str, Path]]:
 
 def stored_models() -> list[StoredModel]:
     """Return all models on the disk. Raises SourceError if the Hub's cache cannot be read."""
-    return [*_in_hub(), *map(_of_file, _files()), *map(_in_weights, _local())]
+    others = (_of_other(*named) for named in other_programs.stored())
+    files = (_of_file(str(file), file) for file in _files())
+    shipped = (_of_directory(SHIPPED + place.name, place) for place in _local())
+    return [*_in_hub(), *others, *files, *shipped]
 
 
 def remove(name: str) -> int:
@@ -121,10 +126,11 @@ def _models(cache: "HFCacheInfo | None") -> "list[CachedRepoInfo]":
 def _in_hub() -> Iterator[StoredModel]:
     for one in _models(_scan()):
         places = [Path(revision.snapshot_path) for revision in one.revisions]
-        complete = [place for place in places if format_of(place)]
+        complete = [place for place in places if shards.format_of(place)]
         type, used = next(filter(None, map(_type, places)), ""), one.last_accessed or 0
         place = [*complete, *places, Path(one.repo_path)][0]
-        yield StoredModel(one.repo_id, one.size_on_disk, type, used, True, place, bool(complete))
+        problem = "" if complete else WITHOUT_WEIGHTS
+        yield StoredModel(one.repo_id, one.size_on_disk, type, used, True, place, problem)
 
 
 def _files() -> list[Path]:
@@ -132,9 +138,20 @@ def _files() -> list[Path]:
     return sorted(system.cache_directory("real-models").glob("*.gguf"))
 
 
-def _of_file(file: Path) -> StoredModel:
-    facts = file.stat()
-    return StoredModel(str(file), facts.st_size, "gguf", facts.st_atime, False, file, True)
+def _of_file(name: str, file: Path) -> StoredModel:
+    parts = [part.stat() for part in shards.parts_of(file)]
+    used = max(part.st_atime for part in parts)
+    return StoredModel(name, sum(part.st_size for part in parts), "gguf", used, False, file)
+
+
+def _of_other(name: str, place: Path) -> StoredModel:
+    """Return a model of LM Studio or ollama. place: See `other_programs.stored`."""
+    try:
+        if name.startswith(other_programs.OLLAMA):
+            place = other_programs.blob_of(place)
+        return _of_directory(name, place) if place.is_dir() else _of_file(name, place)
+    except SpecdecError as problem:
+        return StoredModel(name, 0, "", 0, False, place, str(problem))
 
 
 def _local() -> list[Path]:
@@ -142,11 +159,12 @@ def _local() -> list[Path]:
     return [file.parent for file in sorted((ROOT / SHIPPED).glob("*/config.json"))]
 
 
-def _in_weights(directory: Path) -> StoredModel:
+def _of_directory(name: str, directory: Path) -> StoredModel:
     files = [file for file in directory.rglob("*") if file.is_file()]
-    size, used = sum(file.stat().st_size for file in files), max(f.stat().st_atime for f in files)
-    name, complete = SHIPPED + directory.name, bool(format_of(directory))
-    return StoredModel(name, size, _type(directory), used, False, directory, complete)
+    size = sum(file.stat().st_size for file in files)
+    used = max((file.stat().st_atime for file in files), default=0.0)
+    problem = "" if shards.format_of(directory) else WITHOUT_WEIGHTS
+    return StoredModel(name, size, _type(directory), used, False, directory, problem)
 
 
 def _type(directory: Path) -> str:

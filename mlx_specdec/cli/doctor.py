@@ -109,7 +109,7 @@ def _disk() -> Iterator[Finding]:
             advice
             or f"make room: {show_size(free)} are free; mlx-specdec models shows what takes it"
         )
-    if broken := [one.name for one in cached if not one.complete]:
+    if broken := [one.name for one in cached if one.problem]:
         advice = advice or f"{', '.join(broken)} came without weights: load or remove them"
     summary = (
         f"{count} {'model' if count == 1 else 'models'}, {show_size(total)}, {show_size(free)} free"

@@ -48,7 +48,7 @@ NOT_SHIPPED = (
 DRAFTLESS = ("ngram", "medusa", "none")
 """Proposers that use no draft model."""
 Dtype = Literal["auto", "float32", "float16", "bfloat16"]
-MODEL = "directory or a name on the Hugging Face Hub."
+MODEL = "directory, a name on the Hugging Face Hub, lmstudio:PUBLISHER/NAME or ollama:NAME:TAG."
 REVISION = "The branch, tag or commit of the model on the Hub."
 DTYPE = "The number format to compute in."
 
@@ -75,8 +75,8 @@ class ModelFlags(Flags):
 class Sources(Flags):
     model: str | None = flag(
         None,
-        "The target: a directory, a name on the Hub, or auto or auto:code for the pair of the "
-        "table that gains most on this machine.",
+        "The target: a directory, a name on the Hub, lmstudio:PUBLISHER/NAME, ollama:NAME:TAG, or "
+        "auto or auto:code for the pair of the table that gains most on this machine.",
         "--model-name",
         show_default="the shipped translator",
         autocompletion=targets,

@@ -7,6 +7,7 @@ import time
 from contextlib import suppress
 from typing import Literal
 
+from ..checkpoints.other_programs import PREFIXES
 from ..checkpoints.source import SHIPPED
 from ..checkpoints.stored_models import StoredModel, hub_cache, names, remove, stored_models
 from ..errors import CheckpointError, OptionError
@@ -33,8 +34,9 @@ class ModelsFlags(Flags):
 def models(flags: ModelsFlags) -> None:
     """List the models on this disk, or remove one.
 
-    These are the models in the Hub's cache, those that scripts/real_models.sh has downloaded, and
-    those in weights/. The last ones cannot be removed. You are asked first."""
+    These are the models in the Hub's cache, those of LM Studio and ollama, those that
+    scripts/real_models.sh has downloaded, and those in weights/. Only models of the Hub's cache and
+    of the script can be removed. You are asked first."""
     if flags.action == "remove":
         _remove(flags.name)
     elif flags.name is not None:
@@ -46,13 +48,16 @@ def models(flags: ModelsFlags) -> None:
 
 
 def _list() -> None:
+    from ..models.loading import why_not
+
     found = stored_models()
-    table = render.table("model", ">size", "type", "last used", "")
+    table = render.table("model", ">size", "type", "last used", "runs here")
     for one in found:
         used = time.strftime("%Y-%m-%d", time.localtime(one.used)) if one.used else ""
-        note = "" if one.complete else "without weights"
-        name, type = render.escaped(one.name), render.escaped(_type(one))
-        table.add_row(name, show_size(one.nbytes), type, used, note)
+        kind = _drafter(one)
+        problem = one.problem or ("" if kind else why_not(one.directory))
+        cells = [one.name, show_size(one.nbytes), kind or one.type, used, problem or "yes"]
+        table.add_row(*map(render.escaped, cells))
     total = sum(one.nbytes for one in found if one.in_hub)
     if found:
         render.lay_out(sys.stdout, table, wrap=False)
@@ -63,8 +68,8 @@ def _list() -> None:
     )
 
 
-def _type(one: StoredModel) -> str:
-    """Return the kind of a drafter, or the model_type of a whole model."""
+def _drafter(one: StoredModel) -> str:
+    """Return the kind of a drafter, or "" for a whole model."""
     from ..models.drafters import kinds, medusa
 
     with suppress(CheckpointError):  # loading reports what is damaged
@@ -72,7 +77,7 @@ def _type(one: StoredModel) -> str:
             return "Medusa heads"
         if kind := kinds.kind_of(one.directory):
             return f"{kind} drafter"
-    return one.type
+    return ""
 
 
 def _remove(name: str | None) -> None:
@@ -80,6 +85,8 @@ def _remove(name: str | None) -> None:
         raise OptionError("name the model to remove: mlx-specdec models lists all of them")
     if name.startswith(SHIPPED):
         raise OptionError(f"{name} came with the program: remove its directory yourself")
+    if name.startswith(PREFIXES):
+        raise OptionError(f"{name} belongs to another program: remove it there")
     size = next((show_size(one.nbytes) for one in stored_models() if one.name == name), "")
     if size:
         print(f"Remove {name} ({size}) from the disk? [y/N] ", end="", flush=True)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from .. import system
 from ..checkpoints import destination, files, mtp_layers, writer
+from ..checkpoints.other_programs import OLLAMA
 from ..checkpoints.quantization import Q_BITS, WeightFormat
 from ..checkpoints.shards import FORMAT_NAMES
 from ..checkpoints.source import as_directory, resolve
@@ -145,6 +146,7 @@ def _destination(model: str, local: Path, mlx_path: Path | None) -> Path:
         path = Path(mlx_path).expanduser()
         return path if path.name not in ("", "..") else path.resolve()
     name = local.resolve().name if os.path.exists(local) else model.rstrip("/").rpartition("/")[2]
+    name = name.removeprefix(OLLAMA).replace(":", "-")
     if os.path.isfile(local):
         name = Path(name).stem
     if not name.strip():

@@ -79,6 +79,14 @@ def of_config(config: Config) -> Family:
     return decoder_family
 
 
+def check_type(config: Config) -> None:
+    """Raise CheckpointError if there is no family for a configuration."""
+    if not is_encoder_decoder(config):
+        from .mlx_lm.loader import classes
+
+        classes(config)
+
+
 def of_network(network: nn.Module) -> Family:
     return of_config({"model_type": getattr(network, "model_type", None)})
 

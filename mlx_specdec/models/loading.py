@@ -10,7 +10,8 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..checkpoints import files, shards
-from ..errors import OptionError
+from ..checkpoints.formats.gguf import GgufFile
+from ..errors import CheckpointError, OptionError
 from ..system import show_size
 from ..text.tokenizer import Kind
 from . import families, number_format
@@ -82,6 +83,19 @@ def load_model(
     note = "; ".join(filter(None, (note, getattr(model.network, "note", ""))))
     sampling = files.sampling_settings(directory)
     return Loaded(model, eos_token_ids, family.kind, words, task_prefix(config), note, sampling)
+
+
+def why_not(source: Path) -> str:
+    """Return why the model in a directory or a GGUF file cannot be loaded, as far as its headers
+    and its type say, or "" if it can."""
+    try:
+        if source.is_file():
+            GgufFile(source)
+        else:
+            families.check_type(files.read_config(source))
+    except CheckpointError as problem:
+        return str(problem).replace(f"{source} ", "")
+    return ""
 
 
 def _growth(directory: Path, network: nn.Module) -> str:
