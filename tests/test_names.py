@@ -35,7 +35,9 @@ ELSEWHERE = {
         "has_fused_kernel",
         "split_mtp",
     },
-    "an earlier release": {"taps"},
+    "an earlier release": {
+        *("taps", "compare_logits", "compare_text", "download_progress", "upload_repo"),
+    },
     "flags of mlx.distributed_config": {"--auto-setup", "--output-hostfile", "--over"},
     "flags of pip and AIPerf": {"--endpoint-type", "--no-deps", "--streaming", "--wheel-dir"},
 }
