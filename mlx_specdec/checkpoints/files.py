@@ -1,7 +1,7 @@
 """The files of a model's directory: the checked configuration, and tensors of any format."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -153,12 +153,6 @@ def _multiplied(weight: mx.array, factors: mx.array, first: int = 0) -> mx.array
     columns = mx.arange(weight.shape[-1]) // _BLOCK
     spread = mx.take(mx.take(factors.astype(mx.float32), rows, axis=-2), columns, axis=-1)
     return (values * spread).astype(mx.bfloat16)
-
-
-def tensors(directory: Path) -> Iterator[tuple[str, mx.array]]:
-    """Yield every tensor's name and lazy array. Raises CheckpointError before the first."""
-    weights = Weights(directory)
-    yield from ((name, weights.read(name)) for name in weights.infos)
 
 
 def read_config(directory: Path) -> dict[str, Any]:

@@ -153,61 +153,6 @@ def test_blocks_of_8_bit_floats_are_read_and_converted(family: str, tmp_path: Pa
     assert small["bytes"] < provenance(out)["result"]["bytes"] / 2
 
 
-def gptq(directory: Path, *, version: str, bits: int, order: int) -> tuple[Path, Path]:
-    """Write the same model plain and as GPTQ stores it. order: 1 for groups in order, or -1."""
-    plain = tiny.write("llama", directory / "plain", hidden_size=64, intermediate_size=128)
-    weights, packed = tensors(plain), {}
-    random, most, per = np.random.default_rng(2), (1 << bits) - 1, 32 // bits
-    shifts = np.arange(0, 32, bits, dtype=np.uint32)
-    for name, array in weights.items():
-        if not name.endswith("_proj.weight"):
-            packed[name] = weights[name] = array.astype(mx.float16)
-            continue
-        outputs, inputs = array.shape
-        path = name.removesuffix(".weight")
-        numbers = random.integers(0, most + 1, (inputs, outputs)).astype(np.uint32)
-        zeros = random.integers(1, most + 1, (inputs // 32, outputs)).astype(np.uint32)
-        scales = (random.uniform(0.5, 1, zeros.shape) / most / 8).astype(np.float16)
-        groups = np.arange(inputs) // 32
-        values = scales[groups].astype(np.float32) * (numbers.astype(float) - zeros[groups])
-        weights[name] = mx.array(values.T.astype(np.float32))
-        stored = zeros - (version != "gptq_v2")
-        shaped = numbers.reshape(inputs // per, per, outputs) << shifts[:, None]
-        words = shaped.sum(axis=1, dtype=np.uint32)
-        zero_words = (stored.reshape(-1, outputs // per, per) << shifts).sum(-1, dtype=np.uint32)
-        packed[f"{path}.qweight"] = mx.array(words.view(np.int32))
-        packed[f"{path}.qzeros"] = mx.array(zero_words.view(np.int32))
-        packed[f"{path}.scales"] = mx.array(scales)
-        packed[f"{path}.g_idx"] = mx.array(groups[::order].astype(np.int32))
-    source = directory / "gptq"
-    shutil.copytree(plain, source)
-    keep(plain, weights)
-    keep(source, packed)
-    settings = {"bits": bits, "group_size": 32, "checkpoint_format": version}
-    return plain, state(source, {"quant_method": "gptq", "desc_act": False, **settings})
-
-
-@pytest.mark.parametrize(("version", "bits"), [("gptq", 4), ("gptq_v2", 4), ("gptq", 8)])
-def test_gptq_with_groups_in_order_is_read(version: str, bits: int, tmp_path: Path) -> None:
-    plain, source = gptq(tmp_path, version=version, bits=bits, order=1)
-    expected = log_p(source)
-    # MLX keeps zero points times scales in half precision.
-    assert np.allclose(expected, log_p(plain), atol=0.02)
-    out = convert(str(source), tmp_path / "out").path
-    assert np.array_equal(log_p(out), expected)
-    entry = config_of(out)["quantization"]
-    assert (entry["bits"], entry["group_size"]) == (bits, 32)
-
-
-def test_gptq_with_groups_in_another_order_is_refused(tmp_path: Path) -> None:
-    _, source = gptq(tmp_path, version="gptq", bits=4, order=-1)
-    with pytest.raises(CheckpointError, match=r"_proj in an order of its own \(desc_act\)"):
-        load(source)
-    state(source, {"quant_method": "gptq", "bits": 3, "group_size": 128})
-    with pytest.raises(CheckpointError, match="GPTQ with 3 bits in groups of 128 is not"):
-        load(source)
-
-
 def test_weights_that_are_not_quantized_are_read_whatever_is_said(tmp_path: Path) -> None:
     source = tiny.write("llama", tmp_path / "m")
     expected = log_p(source)
@@ -222,6 +167,8 @@ BITSANDBYTES = {f"{QUERY}.weight": mx.zeros((512, 1), mx.uint8)}
 BITSANDBYTES |= {f"{QUERY}.weight.absmax": mx.zeros((16,))}
 PER_ROW = {f"{QUERY}.weight": mx.zeros((32, 32), mx.uint8)}
 PER_ROW |= {f"{QUERY}.weight_scale": mx.zeros((32, 1))}
+GPTQ = {f"{QUERY}.{part}": mx.zeros((4, 32), mx.int32) for part in ("qweight", "g_idx")}
+GPTQ |= {f"{QUERY}.qzeros": mx.zeros((1, 4), mx.int32), f"{QUERY}.scales": mx.zeros((1, 32))}
 T5_QUERY = "encoder.block.0.layer.0.SelfAttention.q.weight"
 
 
@@ -236,6 +183,7 @@ T5_QUERY = "encoder.block.0.layer.0.SelfAttention.q.weight"
             ["by compressed-tensors (float-quantized) in a way that is not supported"],
         ),
         ("llama", {"quant_method": "fp8"}, PER_ROW, ["by fp8 in", "weight_scale is not part"]),
+        ("llama", {"quant_method": "gptq", "bits": 4}, GPTQ, ["by gptq in a way that is not"]),
         (
             "t5",
             {"quant_method": "bitsandbytes"},

@@ -84,9 +84,6 @@ def open_model(
         if not packed:
             # The weights are not quantized, even if config.json says that they are.
             changes["quantization_config"] = None
-        elif foreign.is_gptq(tensors, stated):
-            tensors, how = foreign.gptq_as_mlx(tensors, stated)
-            changes |= dict.fromkeys(("quantization", "quantization_config"), how.as_dict())
         # Some of mlx-lm's models print remarks, which must not get into the standard output.
         with contextlib.redirect_stdout(sys.stderr):
             model, full_config = load_model(
