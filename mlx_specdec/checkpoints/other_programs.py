@@ -15,7 +15,7 @@ from .disk import read_json
 
 LMSTUDIO, OLLAMA = "lmstudio:", "ollama:"
 """Prefixes of the names of these models: lmstudio:PUBLISHER/NAME and ollama:NAME:TAG."""
-PREFIXES = (LMSTUDIO, OLLAMA)
+OTHER_PROGRAMS = (LMSTUDIO, OLLAMA)
 _REGISTRY, _NAMESPACE, _TAG = "registry.ollama.ai", "library", "latest"
 """What ollama adds to a name that leaves it out."""
 _MODEL, _ADAPTER = (f"application/vnd.ollama.image.{part}" for part in ("model", "adapter"))
@@ -26,7 +26,7 @@ _PROJECTOR = "mmproj"
 
 
 def find(name: str) -> Path | None:
-    """Return the directory or the GGUF file for a name that begins with one of PREFIXES, and None
+    """Return the directory or the GGUF file for a name that begins with one of OTHER_PROGRAMS, and None
     for another name. Raises SourceError if there is no such model, or if it cannot be read."""
     if name.startswith(LMSTUDIO):
         return _in_lmstudio(name.removeprefix(LMSTUDIO))

@@ -82,7 +82,7 @@ def names_of(name: str) -> tuple[str, ...]:
     """
     name, _ = _of_page(name, None)
     local = _local(name)
-    if local is None or name.startswith(other_programs.PREFIXES):
+    if local is None or name.startswith(other_programs.OTHER_PROGRAMS):
         return tuple(dict.fromkeys((name.partition(":")[2] or name, name)))
     parts = Path(os.path.abspath(local)).parts
     ends = [str(Path(*parts[-count:])) for count in range(1, len(parts) + 1)]

@@ -26,7 +26,7 @@ Report = Callable[[int], None]
 
 
 @dataclass(frozen=True)
-class Output:
+class ResultTensor:
     """A tensor of the source and what becomes of it: a cast, then the quantization of a matrix.
     None means no change.
 
@@ -94,7 +94,7 @@ class Written:
 
 def write_weights(
     directory: Path,
-    outputs: list[Output],
+    outputs: list[ResultTensor],
     *,
     shard_bytes: int,
     progress: Report = lambda nbytes: None,
@@ -107,7 +107,7 @@ def write_weights(
         shard_bytes: The most bytes in one file, unless a single tensor has more.
         progress: Is called with the source bytes of each piece.
     """
-    shards: list[list[Output]] = [[]]
+    shards: list[list[ResultTensor]] = [[]]
     size = total = 0
     for output in outputs:
         if shards[-1] and size + output.nbytes > shard_bytes:
@@ -146,7 +146,7 @@ def write_config(
 
 def write_file(
     file: Path,
-    outputs: list[Output],
+    outputs: list[ResultTensor],
     written: Written,
     progress: Report = lambda nbytes: None,
     layout: str = "mlx",
@@ -203,7 +203,7 @@ def read_back(
     return {"bytes": size, "sha256": digest.hexdigest()}
 
 
-def _header(outputs: Iterable[Output], layout: str) -> tuple[dict[str, int], bytes]:
+def _header(outputs: Iterable[ResultTensor], layout: str) -> tuple[dict[str, int], bytes]:
     """Return each array's offset, and the header. The widest types come first, for alignment."""
     arrays = [pair for output in outputs for pair in output.outlines.items()]
     arrays.sort(key=lambda pair: -pair[1].dtype.size)

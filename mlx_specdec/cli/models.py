@@ -7,7 +7,7 @@ import time
 from contextlib import suppress
 from typing import Literal
 
-from ..checkpoints.other_programs import PREFIXES
+from ..checkpoints.other_programs import OTHER_PROGRAMS
 from ..checkpoints.source import SHIPPED
 from ..checkpoints.stored_models import StoredModel, hub_cache, names, remove, stored_models
 from ..errors import CheckpointError, OptionError
@@ -85,7 +85,7 @@ def _remove(name: str | None) -> None:
         raise OptionError("name the model to remove: mlx-specdec models lists all of them")
     if name.startswith(SHIPPED):
         raise OptionError(f"{name} came with the program: remove its directory yourself")
-    if name.startswith(PREFIXES):
+    if name.startswith(OTHER_PROGRAMS):
         raise OptionError(f"{name} belongs to another program: remove it there")
     size = next((show_size(one.nbytes) for one in stored_models() if one.name == name), "")
     if size:

@@ -10,7 +10,7 @@ import mlx.core as mx
 from ..checkpoints.files import Weights
 from ..checkpoints.quantization import Quantization, WeightFormat, most_common, quantization_entry
 from ..checkpoints.tensors import Tensor
-from ..checkpoints.writer import Output
+from ..checkpoints.writer import ResultTensor
 from .report import TensorReport
 
 
@@ -56,14 +56,14 @@ class Plan:
     def total_parameters(self) -> int:
         return sum(map(self.parameters, self.tensors))
 
-    def outputs(self, dtype: str | None) -> list[Output]:
+    def outputs(self, dtype: str | None) -> list[ResultTensor]:
         """Return what a conversion writes. dtype: None keeps the stored one."""
 
-        def output(name: str, tensor: Tensor) -> Output:
+        def output(name: str, tensor: Tensor) -> ResultTensor:
             casts = mx.issubdtype(tensor.dtype, mx.floating) and not self.keeps_dtype(name)
             wanted = self.natural.get(name) if dtype is None else getattr(mx, dtype)
             how = self.quantized.get(name)
-            return Output(name, tensor, self.parameters(name), wanted if casts else None, how)
+            return ResultTensor(name, tensor, self.parameters(name), wanted if casts else None, how)
 
         return [output(name, tensor) for name, tensor in self.tensors.items()]
 

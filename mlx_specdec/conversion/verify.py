@@ -17,9 +17,10 @@ from ..models.base import Base
 from ..models.loading import Loaded, load_model
 from ..text.tokenizer import load_tokenizer
 
-SHARE_OF_MEMORY, QUICK_BYTES = 0.3, 600_000_000
-"""Limits of a model's size in memory when its logits are compared, as a share of the machine's
-memory and in bytes. The second does not hold for quantized results."""
+SHARE_OF_SHARD, QUICK_BYTES = 1.2, 600_000_000
+"""Limits of a model's size in memory when its logits are compared, as a multiple of the largest
+file of a result and in bytes. The second does not hold for quantized results: running both models
+takes longer than the conversion."""
 BYTES_PER_LOADED_WEIGHT = 6
 """Bytes per weight while a model is loaded in float32: 4 for the weight and 2 for its source."""
 SAME_LOGITS = 1e-3
@@ -78,7 +79,7 @@ def compare(source: Path, result: Path, written: Written) -> Verified:
     result computes something else than the source."""
     quantized = True in written.largest
     needed = written.parameters * BYTES_PER_LOADED_WEIGHT
-    if needed > SHARE_OF_MEMORY * system.memory():
+    if needed > SHARE_OF_SHARD * system.default_shard_bytes():
         return Verified(None, None, "a whole model takes too much memory")
     if not quantized and needed > QUICK_BYTES:
         return Verified(None, None, "it would take longer than the conversion")

@@ -21,7 +21,7 @@ from ..checkpoints import files
 from ..checkpoints.files import Weights
 from ..checkpoints.source import as_directory, resolve
 from ..checkpoints.tensors import Tensor
-from ..checkpoints.writer import Output, write_config, write_weights
+from ..checkpoints.writer import ResultTensor, write_config, write_weights
 from ..conversion.report import PROVENANCE, combined, digests_of, maker
 from ..engine.pair import Pair
 from ..models import families
@@ -180,7 +180,9 @@ def write_trained(
     facts: Mapping[str, Any],
 ) -> None:
     """Write weights, config.json and provenance.json; see `write`."""
-    outputs = [Output.unchanged(name, Tensor.of(array)) for name, array in sorted(tensors.items())]
+    outputs = [
+        ResultTensor.unchanged(name, Tensor.of(array)) for name, array in sorted(tensors.items())
+    ]
     write_weights(directory, outputs, shard_bytes=default_shard_bytes())
     write_config(directory, config, None)
     digests = digests_of([*sorted(directory.glob("model*")), directory / "config.json"])
