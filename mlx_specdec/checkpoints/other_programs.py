@@ -26,7 +26,7 @@ _PROJECTOR = "mmproj"
 
 
 def find(name: str) -> Path | None:
-    """Return the directory or the GGUF file for a name that begins with one of OTHER_PROGRAMS, and None
+    """Return the directory or the GGUF file for a name with a prefix in OTHER_PROGRAMS, and None
     for another name. Raises SourceError if there is no such model, or if it cannot be read."""
     if name.startswith(LMSTUDIO):
         return _in_lmstudio(name.removeprefix(LMSTUDIO))
