@@ -4,23 +4,16 @@ to which models the blocks on disk belong."""
 import hashlib
 import shutil
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
-
-import mlx.core as mx
 
 from .. import system
 from ..errors import OptionError
-from ..models.base import Base, fingerprint
-from ..types import TARGET, Reusable
-from ..version import __version__
+from ..models.base import fingerprint
+from ..types import TARGET
 from .pair import Pair
 from .prompt_cache import PromptCache
-from .prompt_cache_disk import Directory
+from .prompt_cache_tiers import Directory
 
-LAYOUT = "4"
-"""Version of the cached arrays. It is a part of the digests, so that blocks of other versions are
-not read."""
 MEMORY_SHARE, MOST_IN_MEMORY = 1 / 8, 8 << 30
 """The default limit of a cache in memory: this share of the machine's memory, and at most this many
 bytes."""
@@ -49,7 +42,7 @@ class Store:
         return (default if self.max_bytes is None else self.max_bytes) // self.parts
 
     def open(self, pair: Pair) -> PromptCache | None:
-        """Open the cache of a pair, with all blocks on disk that belong to the pair's models.
+        """Open the cache of a pair, with all parts on disk that belong to the pair's models.
 
         Returns:
             The cache, or None if `max_bytes` is 0.
@@ -59,8 +52,7 @@ class Store:
             return None
         if self.directory is None:
             return PromptCache(self.memory_bytes)
-        computed = _computed(pair.target)
-        if not pair.target.rows_agree or (computed.positions is None and computed.snapshot is None):
+        if not pair.target.rows_agree or pair.target.identity is None:
             raise OptionError(
                 f"nothing of a prompt can be kept for {pair.name}, which several machines share, "
                 "or which gives several tokens at once other scores than one after the other: "
@@ -79,30 +71,14 @@ class Store:
 
 
 def _digests(pair: Pair) -> dict[str, str]:
-    """Return, by name, digests of everything but the tokens that cached arrays depend on."""
-    models = {TARGET: _of_model(pair.target)}
-    if pair.draft is not None:
-        models["draft"] = _of_model(pair.draft)
+    """Return, by name, digests of everything but the tokens that cached arrays depend on. All of
+    them depend on the target, whose hidden states and encoder others may read."""
+    target = f"{fingerprint(pair.target.network)} {pair.target.identity}"
+    models = {TARGET: ""}
+    if (draft := pair.draft) is not None:
+        models["draft"] = f"{fingerprint(draft.network)} {draft.identity}"
     if (drafter := pair.drafter_network) is not None:
         # The drafter's config.json has settings that its weights do not show.
-        settings = f"{' '.join(drafter.hidden)}, {drafter.sizes}"
-        models[drafter.kind] = f"{fingerprint(drafter)} of {settings}"
-    versions = LAYOUT, __version__, version("mlx"), version("mlx-lm")
-    # A drafter's state depends on the target's hidden states, and so on the target.
-    parts = {name: repr((models[TARGET], digest, versions)) for name, digest in models.items()}
-    return {name: hashlib.blake2b(part.encode()).hexdigest() for name, part in parts.items()}
-
-
-def _of_model(model: Base) -> str:
-    """Return a digest of a model's weights and identity, and of the layout of its cache arrays."""
-    positions = _computed(model).positions
-    layout = [f"{array.shape} {array.dtype}" for array in (positions(0, 1) if positions else ())]
-    rest = hashlib.blake2b(repr((model.identity, layout)).encode(), digest_size=16).hexdigest()
-    return fingerprint(model.network) + rest
-
-
-def _computed(model: Base) -> Reusable:
-    """Return the reusable state of a sequence of one token. It is lazy: only shapes are needed."""
-    context = model.open([0])
-    context.advance(mx.zeros((1, 1), dtype=mx.int32))
-    return context.snapshot(0)
+        models[drafter.kind] = f"{fingerprint(drafter)} of {drafter.hidden} {drafter.sizes}"
+    named = {name: repr((target, name, model)).encode() for name, model in models.items()}
+    return {name: hashlib.blake2b(text, digest_size=32).hexdigest() for name, text in named.items()}

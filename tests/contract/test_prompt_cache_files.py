@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -116,50 +115,65 @@ def test_a_flipped_bit_changes_no_completion(
         shutil.rmtree(directory)
 
 
-def with_record(content: bytes, change: Callable[[dict[str, Any]], object]) -> bytes:
-    """Return a file with another record."""
+def with_entry(content: bytes, name: str, value: object) -> bytes:
+    """Return a file with another entry in the metadata of its header."""
     size = header_size(content)
     header = json.loads(content[8:size])
-    record = json.loads(header["__metadata__"]["record"])
-    change(record)
-    header["__metadata__"]["record"] = json.dumps(record)
+    header["__metadata__"][name] = value
     changed = json.dumps(header).encode()
     return len(changed).to_bytes(8, "little") + changed + content[size:]
 
 
-WRONG: dict[str, Any] = {
-    "name": [["target"], {}, None, 1],
-    "model": [[], {"a": 1}, 5],
-    "before": [[], 0, None],
-    "begin": ["0", None, [], 0.5, -1, 1 << 70],
-    "tokens": [5, None, ["a"], [None], [1.5], [1 << 70], [-1], {"a": 1}, "ab"],
-    "lag": ["0", None, [0], 1.5, -1, 1 << 40],
-    "snapshot": ["true", None, [], 5],
-    "state": [5, [], {}],
-    "tenant": [5, None, [], "\ud800"],
-    "unknown": [1],
+CHANGED: dict[str, Any] = {
+    "model": ["", "target", []],
+    "before": ["", "0", 0],
+    "tokens": ["", "a", "1.5", "1, 2", f"{1 << 70}", [5]],
+    "lag": ["", "a", "8", 0],
+    "length": ["", "1", None],
+    "snapshot": ["any", True],
+    "description": ["[]", {}],
+    "digest": ["", None],
 }
-"""Field of a record -> values that it cannot have."""
+"""Entry of a header -> other values."""
 
 
-def test_records_of_other_types_are_ignored(
+def test_foreign_files_are_ignored(
     models: tuple[Path, Path], cached: Cached, tmp_path: Path
 ) -> None:
-    """Each file has the name that fits its changed header."""
+    """Each file has the name that fits its changed content."""
     shutil.copytree(cached.directory, tmp_path / "cache")
     for file in sorted(cached.directory.iterdir()):
-        for field, values in WRONG.items():
+        for entry, values in CHANGED.items():
             for value in values:
-                content = with_record(
-                    file.read_bytes(), lambda record, f=field, v=value: record.update({f: v})
-                )
-                name = hashlib.sha256(content[: header_size(content)]).hexdigest()
+                content = with_entry(file.read_bytes(), entry, value)
+                name = hashlib.blake2b(content, digest_size=32).hexdigest()
                 (tmp_path / "cache" / f"{name}.safetensors").write_bytes(content)
     for _ in range(2):
         assert generate(models, tmp_path / "cache") == cached.plain
     assert {file.name for file in (tmp_path / "cache").iterdir()} >= {
         file.name for file in cached.directory.iterdir()
     }
+
+
+@pytest.mark.parametrize("part", ["header", "data"])
+def test_a_damaged_file_is_named(
+    part: str, models: tuple[Path, Path], cached: Cached, tmp_path: Path
+) -> None:
+    shutil.copytree(cached.directory, tmp_path / "cache")
+    files = [tmp_path / "cache" / name for name in cached.first]
+    for file in files:
+        flip(file, 8 if part == "header" else file.stat().st_size - 1, 1)
+    flags = ("--model", models[0], "--draft-model", models[1], "-m", 1, "--quiet")
+    flags += ("--prompt-cache-dir", tmp_path / "cache")
+    done = subprocess.run(
+        [sys.executable, "-m", "mlx_specdec", "generate", *map(str, flags), PROMPT],
+        capture_output=True,
+        cwd=ROOT,
+        text=True,
+    )
+    lines = [line for line in done.stderr.splitlines() if "damaged" in line]
+    assert lines and done.returncode == 0, done.stderr
+    assert all(any(file.name in line for file in files) for line in lines)
 
 
 def test_directories_and_links_with_the_names_of_blocks_are_ignored(

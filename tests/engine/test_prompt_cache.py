@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 import pytest
 
+from mlx_specdec.engine import prompt_cache
 from mlx_specdec.engine.prompt_cache import PromptCache
 from mlx_specdec.types import TARGET, Cached, Reusable
 
@@ -47,11 +48,15 @@ def length(found: dict[str, Cached]) -> int:
 
 
 def check(cache: PromptCache) -> None:
-    """Bytes are counted exactly and within the bound, and the oldest node has no children."""
-    nodes = list(reversed(cache._order))
-    assert cache.nbytes == sum(node.nbytes for node in nodes) <= cache.max_bytes
-    order = {node: place for place, node in enumerate(nodes)}
-    assert all(order[child] > order[node] for node in nodes for child in node.children.values())
+    """Bytes are counted exactly and within the limit."""
+    values = [part.value for part in cache._memory.parts]
+    assert cache.nbytes == sum(value.nbytes for value in values if value) <= cache.max_bytes
+    assert all(values)
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompt_cache, "BLOCK_TOKENS", 5)
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -91,5 +96,6 @@ def test_trees_of_tenants_share_nothing_but_the_bound() -> None:
         cache.keep([1, 1, 1, 1], [1, 1, 1, 1, 0], {"target": memory([1, 1, 1, 1])}, tenant)
         assert length(cache.find([1, 1, 1, 1, 5], 4, (), tenant)) == 4
         check(cache)
-    assert [node.tenant for node in cache._order] == ["c", "d", "e"]
-    assert len(cache._roots) == 3, "tenants of whom nothing is left take no memory"
+    kept = [length(cache.find([1, 1, 1, 1, 5], 4, (), tenant)) for tenant in "abcde"]
+    assert kept == [0, 0, 4, 4, 4]
+    assert len(cache._memory._after) == 3, "tenants of whom nothing is left take no memory"

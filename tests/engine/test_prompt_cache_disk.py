@@ -9,12 +9,13 @@ import mlx.core as mx
 import pytest
 
 from mlx_specdec.core.options import Options
-from mlx_specdec.engine import prompt_cache, prompt_cache_files
+from mlx_specdec.engine import prompt_cache
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.engine.prompt_cache import PromptCache
-from mlx_specdec.engine.prompt_cache_disk import Directory
 from mlx_specdec.engine.prompt_cache_files import Store
+from mlx_specdec.engine.prompt_cache_tiers import Directory
 from mlx_specdec.errors import OptionError
+from mlx_specdec.models import base
 from mlx_specdec.models.cache_settings import CacheSettings
 from mlx_specdec.models.loading import load_model
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
@@ -33,15 +34,14 @@ def decoder(family: str, seed: int = 0, caches: CacheSettings | None = None, **s
     return pair_of(DecoderOnlyModel(tiny.build(family, seed, **sizes), caches=caches), draft)
 
 
-def opened(directory: Path, pair: Pair, max_bytes: int = ROOM) -> PromptCache:
-    cache = Store(max_bytes, directory).open(pair)
-    assert cache is not None
-    return cache
+def opened(directory: Path) -> PromptCache:
+    models = {name: f"the {name} of this test" for name in ("target", "draft")}
+    return PromptCache(ROOM, Directory(directory, 1 << 30, models))
 
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prompt_cache, "STRETCH", 8)
+    monkeypatch.setattr(prompt_cache, "BLOCK_TOKENS", 8)
 
 
 def damaged(content: bytes, how: str) -> bytes:
@@ -68,44 +68,49 @@ ALL = (*HOW, "empty", "one byte less", "zeros", "longest header", "list")
 )
 def test_what_is_damaged_is_computed_anew(how: str, when: str, tmp_path: Path) -> None:
     pair = decoder("llama")
-    cache = opened(tmp_path, pair)
+    cache = opened(tmp_path)
     plain = run(pair, TEXT, DRAFTING, cache)
     cache.close()
     files = sorted(tmp_path.glob("*.safetensors"))
     assert len(files) > 4
-    again = opened(tmp_path, pair) if when == "after the start" else None
+    again = opened(tmp_path) if when == "after the start" else None
     for file in files:
         file.write_bytes(damaged(file.read_bytes(), how))
-    again = again or opened(tmp_path, pair)
+    again = again or opened(tmp_path)
     result = run(pair, TEXT, DRAFTING, again)
     again.close()
     assert (result.tokens, result.labels.cached_tokens) == (plain.tokens, 0)
-    third = opened(tmp_path, pair)
-    assert run(pair, TEXT, DRAFTING, third).labels.cached_tokens == len(TEXT) - 1
-    third.close()
+    for _ in range(len(TEXT) // 8 + 1):  # each run finds the next damaged block
+        third = opened(tmp_path)
+        result = run(pair, TEXT, DRAFTING, third)
+        third.close()
+    assert (result.tokens, result.labels.cached_tokens) == (plain.tokens, len(TEXT) - 1)
 
 
 def test_behind_a_block_that_is_gone_nothing_is_read(tmp_path: Path) -> None:
     pair = decoder("llama")
-    cache = opened(tmp_path, pair)
+    cache = opened(tmp_path)
     plain = run(pair, TEXT, DRAFTING, cache)
     cache.close()
     for file in sorted(tmp_path.glob("*.safetensors")):
         rest = tmp_path / file.name
         content = rest.read_bytes()
         rest.unlink()
-        again = opened(tmp_path, pair)
+        again = opened(tmp_path)
         result = run(pair, TEXT, DRAFTING, again)
         again.close()
         assert result.tokens == plain.tokens
         rest.write_bytes(content)
 
 
-def test_only_blocks_of_these_models_and_settings_are_read(tmp_path: Path) -> None:
+def test_only_blocks_of_this_version_these_models_and_settings_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     directory, blocks = tiny.write("llama", tmp_path / "model"), tmp_path / "cache"
 
     def hits(pair: Pair) -> int:
-        cache = opened(blocks, pair)
+        cache = Store(ROOM, blocks).open(pair)
+        assert cache is not None
         found = run(pair, TEXT, DRAFTING, cache).labels.cached_tokens
         cache.close()
         return found
@@ -123,18 +128,8 @@ def test_only_blocks_of_these_models_and_settings_are_read(tmp_path: Path) -> No
         {"rms_norm_eps": 0.1},
     ):
         assert [hits(loaded(**changes)), hits(loaded())] == [0, most]
-    assert [hits(decoder("llama", seed=1)), hits(decoder("llama", seed=2))] == [0, 0]
-
-
-def test_another_version_computes_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pair = decoder("llama")
-    cache = opened(tmp_path, pair)
-    run(pair, TEXT, DRAFTING, cache)
-    cache.close()
-    monkeypatch.setattr(prompt_cache_files, "__version__", "9.9")
-    again = opened(tmp_path, pair)
-    assert run(pair, TEXT, DRAFTING, again).labels.cached_tokens == 0
-    again.close()
+    monkeypatch.setattr(base, "__version__", "9.9")
+    assert hits(loaded()) == 0
 
 
 def sizes(directory: Path) -> int:
@@ -146,7 +141,7 @@ def test_within_their_bounds_memory_and_disk_never_mix_texts(seed: int, tmp_path
     """Texts of two tokens, which branch everywhere, with restarts in between."""
     chance = random.Random(seed)
     room, bound = chance.choice([500, 4000, 1 << 20]), chance.choice([9000, 60_000, 1 << 22])
-    models = dict.fromkeys(("target", "draft", "eagle3"), "a digest")
+    models = {name: f"the {name}" for name in ("target", "draft", "eagle3")}
 
     def start() -> PromptCache:
         return PromptCache(room, Directory(tmp_path, bound, models))
@@ -174,31 +169,41 @@ def test_within_their_bounds_memory_and_disk_never_mix_texts(seed: int, tmp_path
     cache.close()
 
 
-def test_the_oldest_goes_first_and_strangers_before_it(tmp_path: Path) -> None:
-    models = {"target": "a digest"}
-    stranger = PromptCache(ROOM, Directory(tmp_path, 9000, {"target": "another"}))
-    keep(stranger, [9, 9], target=memory([9, 9]))
-    stranger.close()
+def test_the_oldest_goes_first_whatever_its_model_and_other_files_stay(tmp_path: Path) -> None:
+    def start(model: str = "a digest") -> tuple[PromptCache, Directory]:
+        directory = Directory(tmp_path, 1 << 20, {"target": model})
+        return PromptCache(ROOM, directory), directory
+
+    cache, _ = start("another")
+    keep(cache, [9, 9], target=memory([9, 9]))
+    cache.close()
     precious = tmp_path / "model.safetensors"
     mx.save_safetensors(str(precious), {"a": mx.zeros(3)})
-    cache = PromptCache(ROOM, Directory(tmp_path, 9000, models))
+    cache, directory = start()
     for text in ([1, 1], [2, 2], [3, 3]):
         keep(cache, text, target=memory(text))
     assert length(cache.find([1, 1, 1], 2)) == 2
+    directory.max_bytes = directory.nbytes
     keep(cache, [4, 4], target=memory([4, 4]))
     cache.close()
     assert precious.exists()
-    again = PromptCache(ROOM, Directory(tmp_path, 9000, models))
-    found = [length(again.find([n, n, n], 2)) for n in (1, 2, 3, 4, 9)]
+    again, _ = start()
+    assert [length(again.find([n, n, n], 2)) for n in (1, 2, 3, 4)] == [2, 0, 2, 2]
     again.close()
-    assert found == [2, 0, 2, 2, 0]
+    other, _ = start("another")
+    assert length(other.find([9, 9, 9], 2)) == 0
+    other.close()
 
 
 @pytest.mark.filterwarnings("ignore:mlx-lm's:RuntimeWarning")
 def test_directories_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for directory, pair in (
-        (tmp_path / "file", decoder("llama")),
+        (
+            tmp_path / "file",
+            pair_of(load_model(tiny.write("llama", tmp_path / "model")).model, None),
+        ),
+        (tmp_path, decoder("llama")),
         (tmp_path, pair_of(model_of("phi3small"), None)),
     ):
         with pytest.raises(OptionError, match="--prompt-cache-dir"):

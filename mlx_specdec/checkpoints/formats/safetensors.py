@@ -61,10 +61,15 @@ def read_header(file: Path) -> dict[str, TensorInfo]:
     return infos
 
 
+def metadata(file: Path) -> dict[str, str]:
+    """Return the entries of a file's header about the file. Raises CheckpointError."""
+    with _opened(file) as opened:
+        return dict(opened.metadata() or {})
+
+
 def of_mlx(file: Path) -> bool:
     """Return whether the metadata name MLX as the file's writer. Raises CheckpointError."""
-    with _opened(file) as opened:
-        return (opened.metadata() or {}).get("format") == "mlx"
+    return metadata(file).get("format") == "mlx"
 
 
 def load(file: Path) -> dict[str, mx.array]:
