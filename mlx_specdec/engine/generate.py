@@ -159,6 +159,7 @@ def stream_many(
     *,
     batch_size: int | Literal["auto"] = "auto",
     memory_budget: int | None = None,
+    cache: PromptCache | None = None,
 ) -> Scheduler:
     """Decode many prompts together, step by step. No completion depends on the other prompts.
 
@@ -171,6 +172,8 @@ def stream_many(
             that brings the most tokens per second.
         memory_budget: The bytes for all sequences together. Sequences that do not fit wait. None
             takes the free memory of the machine except for a reserve.
+        cache: A prefix cache, as in `stream_generate`. If the iterator is closed early, what is
+            computed of the prompts stays there.
 
     Returns:
         The scheduler. Iterate over it for the steps of all prompts, one `Step` per prompt and
@@ -202,7 +205,7 @@ def stream_many(
         prompt if isinstance(prompt, Request) else Request(prompt, options) for prompt in prompts
     )
     size = AutoBatchSize() if batch_size == "auto" else BatchSize(batch_size)
-    return Scheduler(pair, requests, options, size, memory_budget=memory_budget)
+    return Scheduler(pair, requests, options, size, cache, memory_budget=memory_budget)
 
 
 def generate_many(

@@ -147,6 +147,11 @@ class Scheduler:
         return bool(self._prefilling)
 
     @property
+    def rows_in_prefill(self) -> list[Row]:
+        """The requests whose prompts are being prefilled."""
+        return [row for group in self._prefilling for row in self._live(group)]
+
+    @property
     def reason(self) -> str:
         """Why the draft length is what it is, in one line."""
         return self._opener.worth.reason
@@ -161,6 +166,7 @@ class Scheduler:
             while not self.idle:
                 yield from self.step()
         finally:
+            self.keep()
             self.save_costs()
 
     def step(self) -> list[Step]:
@@ -191,6 +197,11 @@ class Scheduler:
             steps += self._round(group)
         failed, self._failed = self._failed, []
         return steps + failed
+
+    def keep(self) -> None:
+        """Add what is computed of the requests that have not ended to the prefix cache."""
+        for row in self._rows:
+            self._keep(row)
 
     def save_costs(self) -> None:
         """Save the costs and acceptance rates of the rounds so far."""
@@ -238,8 +249,10 @@ class Scheduler:
         return self._openers[key]
 
     def cancel(self, number: int) -> None:
-        """End a request without a last step."""
+        """End a request without a last step. What is computed of it stays in the prefix cache, so
+        that the same request goes on there."""
         if (row := self._find(number)) is not None:
+            self._keep(row)
             self._leave(row)
 
     def interrupt(self, number: int) -> Step | None:
@@ -295,8 +308,7 @@ class Scheduler:
     def _next_rows(self) -> list[Row]:
         """Return the rows to prefill together next: the first waiting row, and rows like it."""
         room = self.batch_size - self._begun
-        read = [row for group in self._prefilling for row in self._live(group)]
-        rows: list[Row] = []
+        read, rows = self.rows_in_prefill, list[Row]()
         passed = 0
         for row in self._waiting:
             if len(rows) >= room:
@@ -410,19 +422,19 @@ class Scheduler:
             return step
         if step.result is not None:
             opener.judge(row)
-            self._keep(row, opener)
+            self._keep(row)
             opener.remember(row)
         elif step.error == DAMAGED and opener.cache is not None:
             opener.cache.clear()  # it may hold NaN or infinity of this row
         self._leave(row)
         return step
 
-    def _keep(self, row: Row, opener: Opener) -> None:
-        """Add a finished row to the prefix cache. A failure does not affect the request."""
+    def _keep(self, row: Row) -> None:
+        """Add a row to the prefix cache. A failure does not affect the request."""
         for group in [*self._running, *self._prefilling]:
             if row in group.members:
                 try:
-                    opener.keep(row, group)
+                    self._rows[row].keep(row, group)
                 except Exception as problem:
                     self._note(problem)
 

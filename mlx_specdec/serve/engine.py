@@ -32,6 +32,8 @@ thread, or by the thread that closes the engine."""
 STOPPING = "the server is shutting down"
 FAILED_PASSES = 3
 """Number of failed passes in a row, without a token in between, that make /health report 503."""
+PREFILL_SECONDS = 10.0
+"""Seconds of a prefill after which, and interval at which, the log says how far it is."""
 STEP_SECONDS = 300.0
 """Seconds after which an unfinished step is assumed to hang."""
 EXIT_SECONDS = 20.0
@@ -121,7 +123,7 @@ class Engine:
         self._closed = self._unloads = False
         self.worker: Worker | None = None
         self._ended = threading.Event()
-        self._stepped = 0.0
+        self._stepped = self._logged = 0.0
 
     @property
     def requests(self) -> tuple[int, int]:
@@ -300,13 +302,30 @@ class Engine:
                 self.failures.passes += 1
                 scheduler, steps = self._begin(), self._all_with(self.failures.note(problem))
             self._stepped = time.perf_counter()
+            self._log_prefill(scheduler)
             self._publish(steps)
             # A task waits until running requests leave enough memory, and new requests wait for it.
             if self._tasks and (
                 scheduler.idle or scheduler.reserved_bytes <= scheduler.budget.nbytes
             ):
                 self._tasks.step()
+        scheduler.keep()
         scheduler.save_costs()
+
+    def _log_prefill(self, scheduler: Scheduler) -> None:
+        """Log now and then how far each long prefill is."""
+        now = self._stepped
+        if now - self._logged < PREFILL_SECONDS:
+            return
+        for row in scheduler.rows_in_prefill:
+            if (seconds := now - row.began) >= PREFILL_SECONDS:
+                self._logged = now
+                log.info(
+                    "prefill of a prompt: %d of %d tokens after %.0f s",
+                    row.processed,
+                    len(row.prompt),
+                    seconds,
+                )
 
     def _begin(self) -> Scheduler:
         size, budget = BatchSize(self.batch_size), self._memory_budget
