@@ -42,7 +42,7 @@ class PromptCache:
     def __init__(self, max_bytes: int, disk: Directory | None = None) -> None:
         self._memory, self._disk = InMemory(max_bytes), disk
         self._tiers: list[Tier] = [self._memory, *([] if disk is None else [disk])]
-        # Without a directory, the models of one pair are told apart by the names of their states.
+        # Without a directory, the name of a state is enough to identify a model of the pair.
         self._models = {TARGET: TARGET} if disk is None else dict(disk.models)
 
     @property
@@ -201,8 +201,8 @@ class PromptCache:
     def _snapshot(
         self, name: str, blocks: Sequence[Block], length: int, most: int, used: list[Part]
     ) -> Cached | None:
-        """Return the longest snapshot of a beginning of a prompt of `length` tokens, or None: an
-        exact one of the whole prompt, or another one of at most `most` tokens."""
+        """Return the longest snapshot of a beginning of a prompt of `length` tokens, or None. An
+        exact snapshot has all tokens of the prompt, and another snapshot at most `most` tokens."""
         for block in reversed(blocks):
             parts = self._after(self._models.get(name, name), block, snapshots=True)
             for part in sorted(parts, key=lambda part: -len(part.tokens)):

@@ -157,8 +157,8 @@ class Directory(Tier):
     `mx.clear_cache` in another thread can hold this lock until all of MLX's threads are idle.
 
     Args:
-        path: The directory, which exists. The files of earlier processes are added, also those of
-            other models, which have other digests.
+        path: The directory, which exists. All files of earlier processes are added. Files of other
+            models are never found, because their digests differ.
         max_bytes: Limit of the bytes in all files.
         models: The digest of each model, by the name of its state."""
 

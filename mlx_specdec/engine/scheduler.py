@@ -249,8 +249,8 @@ class Scheduler:
         return self._openers[key]
 
     def cancel(self, number: int) -> None:
-        """End a request without a last step. What is computed of it stays in the prefix cache, so
-        that the same request goes on there."""
+        """End a request without a last step. Its state stays in the prefix cache, so that the same
+        request continues there."""
         if (row := self._find(number)) is not None:
             self._keep(row)
             self._leave(row)
