@@ -12,12 +12,12 @@ from pathlib import Path
 
 from .. import system
 from ..checkpoints.stored_models import hub_cache, stored_models
+from ..engine.known_pairs import USES, best_for, this_machine
 from ..errors import SpecdecError
 from ..system import show_size
 from ..version import __version__
 from . import render
 from .flags import command
-from .known_pairs import USES, best_for, this_machine
 from .pairs import SLOW_ROWS, has_slow_rows
 
 PACKAGES = ("mlx", "mlx-lm", "transformers", "tokenizers", "huggingface-hub")
@@ -127,7 +127,7 @@ def _disk() -> Iterator[Finding]:
 def _choices() -> Iterator[Finding]:
     for use in USES:
         try:
-            pair, bits = best_for(use)
+            pair, bits = best_for(use, this_machine())
         except SpecdecError as problem:
             yield Finding(f"fits for {use}", "nothing of the table", str(problem))
         else:

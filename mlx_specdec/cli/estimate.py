@@ -6,11 +6,11 @@ import sys
 from dataclasses import asdict
 
 from ..core.options import mtp_of
+from ..engine.known_pairs import USES, known_pair
 from ..errors import OptionError
 from ..system import show_size, usable_memory
 from . import render
 from .flags import Flags, Json, command, flag, group
-from .known_pairs import USES, known_pair
 from .loading import Sources, named
 from .pairs import told_gain
 

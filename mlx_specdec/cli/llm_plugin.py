@@ -11,8 +11,8 @@ from pydantic import Field
 
 from ..checkpoints.source import SHIPPED
 from ..checkpoints.stored_models import typed_names
+from ..engine.known_pairs import AUTO, draft_for
 from ..errors import SpecdecError
-from .known_pairs import AUTO, draft_for
 
 PLUGIN_PREFIX = "mlx-specdec/"
 CACHE_BYTES = 2 * 10**9

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from ..checkpoints.source import ROOT
 from ..checkpoints.stored_models import names as stored_names
 from ..core.options import Options, proposers
+from ..engine.known_pairs import AUTO, TOKENS, USES, best_for, draft_for, this_machine
 from ..errors import OptionError
 from ..models.cache_settings import CacheSettings
 from ..models.drafters import DRAFTER_KINDS
@@ -27,7 +28,6 @@ from .flags import (
     flag,
     group,
 )
-from .known_pairs import AUTO, TOKENS, USES, best_for, draft_for, this_machine
 from .pairs import told_gain
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class Sources(Flags):
         if word != AUTO:
             return self
         use, machine = use or USES[0], this_machine()
-        pair, bits = best_for(use, self.q_bits, machine)
+        pair, bits = best_for(use, machine, self.q_bits)
         target, q_bits = pair.target.source(bits)
         draft, draft_q_bits = pair.draft_source(self.draft_q_bits or bits)
         nbytes = pair.target.download(bits)

@@ -5,16 +5,12 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ..errors import OptionError
-from ..system import show_size
-from . import render
-from .flags import Flags, Json, command, flag, group
-from .known_pairs import (
+from ..engine.known_pairs import (
     BITS,
-    HOW_TO_CHOOSE,
     USES,
     KnownPair,
     Machine,
@@ -23,6 +19,10 @@ from .known_pairs import (
     mac,
     this_machine,
 )
+from ..errors import OptionError
+from ..system import show_size
+from . import render
+from .flags import Flags, Json, command, flag, group
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -34,7 +34,7 @@ DISPENSABLE_COLUMNS = ("others", "16 bits", "measured by", "draft", "8 bits", "g
 its name is left out."""
 PAIRS_NOTE = (
     "Sizes are those of target and draft at so many bits and of caches of 8k tokens; those in "
-    "parentheses do not fit, and ~ means roughly. Gains are speeds relative to plain decoding, for "
+    "parentheses do not fit. Gains are speeds relative to plain decoding, for "
     "chat and code, at the most bits that fit. Others have measured them with their own programs; "
     "(1.5) is an estimate from published tokens per round, or from usual ones. A wide terminal "
     "shows the names of drafts, which --draft-model auto takes. This program was tested with the "
@@ -80,16 +80,15 @@ def pairs(which: Which, output: Json) -> None:
     wanted = (which.name or "").lower()
     machine = this_machine() if which.memory is None else mac(which.memory)
     limit = machine.room
-    found = [
-        one for one in known_pairs() if wanted in f"{one.target.name} {one.draft.name}".lower()
-    ]
+    table = known_pairs()
+    found = [one for one in table if wanted in f"{one.target.name} {one.draft.name}".lower()]
     if not found:
-        raise OptionError(f"the table has no pair with {which.name} in it: {HOW_TO_CHOOSE}")
+        raise OptionError(f"no pair with {which.name} in its names: mlx-specdec pairs lists all")
     shown = [one for one in found if wanted or one.nbytes(BITS[0], machine.on_cpu) <= limit]
-    targets: dict[str, list[KnownPair]] = {one.target.name: [] for one in shown}
-    for one in found:
-        if one.target.name in targets:
-            targets[one.target.name].append(one)
+    targets = {
+        name: [one for one in found if one.target.name == name]
+        for name in dict.fromkeys(one.target.name for one in shown)
+    }
     subject = "This machine" if which.memory is None else "Such a machine"
     text = f"{subject} ({machine.name}) has {show_size(limit)} for models and caches."
     if which.memory is None and has_slow_rows():
@@ -98,20 +97,21 @@ def pairs(which: Which, output: Json) -> None:
         text += f" Left out are {hidden} larger targets; mlx-specdec pairs NAME shows them."
     if not output.json:
         rows = [_row(several, machine) for several in targets.values()]
-        table = render.fitted(sys.stdout, COLUMNS, DISPENSABLE_COLUMNS, partial(_table, rows))
+        fitted = render.fitted(sys.stdout, COLUMNS, DISPENSABLE_COLUMNS, partial(_table, rows))
         render.lay_out(sys.stdout, text)
-        render.lay_out(sys.stdout, table, wrap=False)
+        render.lay_out(sys.stdout, fitted, wrap=False)
         render.lay_out(sys.stdout, PAIRS_NOTE)
-    groups = {use: [one for one in shown if use in one.uses] for use in USES}
+    groups = [(use, use, [one for one in shown if use in one.uses]) for use in USES]
+    if which.name:
+        groups = [(which.name, USES[0], shown)]
+        machine = replace(machine, auto_room=machine.room)
     chosen = []
-    for use, some in ({which.name: shown} if which.name else groups).items():
-        room = machine.room if which.name else machine.auto_room
-        purpose = use if use in USES else USES[0]
-        if (choice := best(some, BITS[:2], room, purpose, machine.on_cpu)) is None:
+    for use, purpose, some in groups:
+        if (choice := best(some, purpose, machine)) is None:
             render.tell(f"no pair for {use} fits")
             continue
         one, bits = choice
-        about = {"for": use, "bits": bits, "command": one.line(bits)}
+        about = {"for": use, "bits": bits, "command": command_line(one, bits)}
         chosen.append({**about, **_payload(one, machine)})
         if not output.json:
             lines = "\n".join(_advice(use, purpose, one, bits, machine))
@@ -130,36 +130,26 @@ def _row(several: Sequence[KnownPair], machine: Machine) -> dict[str, str]:
         fits = (n for n in BITS[1::-1] if one.nbytes(n, machine.on_cpu) <= machine.room)
         return next(fits, BITS[0])
 
-    def gain(one: KnownPair) -> float:
-        return one.gain(fitting(one), USES[0]) or 0
-
-    one = max(several, key=gain)
-    bits, about = fitting(one), "~" if one.target.unconfirmed else ""
-    sizes = {n: one.nbytes(n, machine.on_cpu) for n in BITS if n in one.target.bits}
+    one = max(several, key=lambda one: one.gain(fitting(one), USES[0]) or 0)
+    gains = {use: one.gain(fitting(one), use) for use in USES}
+    shown = [  # estimates are in parentheses
+        f"({gain:.1f})" if one.published_gain(fitting(one), use) is None else f"{gain:.2f}"
+        for use, gain in gains.items()
+        if gain is not None
+    ]
+    sizes = {f"{n} bits": one.nbytes(n, machine.on_cpu) for n in BITS if n in one.target.bits}
     return {
         "target": one.target.name,
         **{
-            f"{n} bits": about
-            + (show_size(size) if size <= machine.room else f"({show_size(size)})")
-            for n, size in sizes.items()
+            column: show_size(size) if size <= machine.room else f"({show_size(size)})"
+            for column, size in sizes.items()
         },
         "draft": one.draft.name,
         "kind": one.kind,
-        "gain": _gains(one, bits),
-        "measured by": str(one.source) if one.gains and one.source else "",
+        "gain": " / ".join(dict.fromkeys(shown)),
+        "measured by": _by(one) if one.gains else "",
         "others": ", ".join(pair.kind for pair in several if pair is not one),
     }
-
-
-def _gains(one: KnownPair, bits: int) -> str:
-    """Return the gains for each use; estimates are in parentheses."""
-    shown = []
-    for use in USES:
-        gain = one.gain(bits, use)
-        if gain is not None:
-            figure = f"{gain:.1f}" if one.published_gain(bits, use) is None else f"{gain:.2f}"
-            shown.append(f"({figure})" if one.published_gain(bits, use) is None else figure)
-    return " / ".join(dict.fromkeys(shown))
 
 
 def _table(rows: Sequence[Mapping[str, str]], columns: Sequence[str]) -> Table:
@@ -173,31 +163,39 @@ def _table(rows: Sequence[Mapping[str, str]], columns: Sequence[str]) -> Table:
     return table
 
 
+def _by(one: KnownPair) -> str:
+    """Return the publisher of a pair's figures, and the machine."""
+    return " on ".join(filter(None, map((one.source or {}).get, ("by", "machine"))))
+
+
+def command_line(one: KnownPair, bits: int, command: str = "chat") -> str:
+    """Return the command line that names a pair."""
+    words = ["mlx-specdec", command]
+    sources = {"": one.target.source(bits), "draft-": one.draft_source(bits)}
+    for which, (name, q_bits) in sources.items():
+        words += [f"--{which}model", name, *([f"--{which}q-bits", str(q_bits)] if q_bits else [])]
+    return " ".join(words)
+
+
 def told_gain(one: KnownPair, bits: int, use: str) -> str:
     """Return a sentence on the gain of a pair and on who has measured it."""
     gain = one.gain(bits, use)
     if gain is None:
         return "nobody has published what it gains"
-    if one.published_gain(bits, use) is not None and one.source is not None:
-        source = f"{one.source}, {one.source.date}, {one.source.where}"
+    if one.source is not None and one.published_gain(bits, use) is not None:
+        source = f"{_by(one)}, {one.source['date']}, {one.source['where']}"
         return f"{gain:.2f} times plain decoding for {use}, measured by {source}"
-    basis = f", from figures by {one.source}" if one.source else ""
+    basis = f", from figures by {_by(one)}" if one.source else ""
     return f"about {gain:.1f} times plain decoding for {use}, an estimate{basis}"
 
 
-def _advice(
-    heading: str | None,
-    use: str,
-    one: KnownPair,
-    bits: int,
-    machine: Machine,
-) -> Iterator[str]:
+def _advice(heading: str, use: str, one: KnownPair, bits: int, machine: Machine) -> Iterator[str]:
     size = show_size(one.nbytes(bits, machine.on_cpu))
     yield f"For {heading}: {one.target.name} at {bits} bits, {size}."
-    yield f"  {one.line(bits)}"
+    yield f"  {command_line(one, bits)}"
     yield f"  Gain: {told_gain(one, bits, use)}."
     if one.kind != "mtp":
-        yield f"  What it gains here: {one.line(bits, 'estimate')}"
+        yield f"  What it gains here: {command_line(one, bits, 'estimate')}"
 
 
 def _payload(one: KnownPair, machine: Machine) -> dict[str, Any]:
@@ -213,7 +211,7 @@ def _payload(one: KnownPair, machine: Machine) -> dict[str, Any]:
         "estimated_gains": {
             use: {bits: one.gain(bits, use) for bits in one.target.bits} for use in USES
         },
-        "source": one.source and vars(one.source),
+        "source": one.source,
         "bytes": sizes,
         "fits": [bits for bits, size in sizes.items() if size <= machine.room],
     }

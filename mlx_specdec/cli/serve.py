@@ -14,10 +14,10 @@ from urllib.parse import quote
 
 from .. import system
 from ..core.options import mtp_of
+from ..engine.known_pairs import AUTO
 from ..errors import OptionError
 from ..system import parse_size
 from .flags import Flags, ModelSampling, command, flag, group
-from .known_pairs import AUTO
 from .loading import DRAFTLESS, MemoryFlags, TextFlags, load_drafting, named
 from .presets import Preset, read_presets
 
