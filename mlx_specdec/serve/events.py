@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from ..text.markers import NONE, CallFormat, Markers
 from ..text.stream import overlap
-from ..text.tool_calls import Reading
+from ..text.tool_calls import ParsedCalls
 
 Kind = Literal["content", "reasoning"]
 
@@ -75,7 +75,7 @@ class Section:
         self._text = ""
         self._searched = 0
         # What was read up to the first end marker that may be part of a value, and its end.
-        self._first: tuple[Reading, int] | None = None
+        self._first: tuple[ParsedCalls, int] | None = None
 
     def push(self, text: str, *, over: bool) -> tuple[list[Event], str | None]:
         """Read the next piece of text. over: Whether the completion has ended.
@@ -99,7 +99,7 @@ class Section:
             return self._events(*self._first)
         return self._events(reading, len(self._text))
 
-    def _events(self, reading: Reading, place: int) -> tuple[list[Event], str]:
+    def _events(self, reading: ParsedCalls, place: int) -> tuple[list[Event], str]:
         """Return the events of a section, and the text after it. place: The end of the section."""
         events: list[Event] = []
         for call in reading.calls:

@@ -8,15 +8,15 @@ from typing import Any, Self
 from ..system import open_files_kept
 from .thoughts import Thoughts
 from .tokenizer import DirectoryTokenizer, Tokenizer
-from .tool_calls import Reading
+from .tool_calls import ParsedCalls, parse_calls
 from .tool_formats import (
     CHANNEL,
     HARMONY,
     MESSAGE,
     NOT_READ,
+    OTHER_NAMES,
     START,
     TOOL_FORMATS,
-    VLLM_NAMES,
     CallGrammar,
     ToolFormat,
     format_in,
@@ -59,10 +59,10 @@ class CallFormat:
         without = self.format.grammar_without_inner
         return self.format.grammar if self.inner or without is None else without
 
-    def read(self, text: str, tools: Sequence[Any]) -> Reading:
+    def read(self, text: str, tools: Sequence[Any]) -> ParsedCalls:
         """Read the calls in a section. text: The text after the begin marker, with the end marker
         if there is one."""
-        return self.format.reader.read(text, tools)
+        return parse_calls(self.format, text, tools)
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ def _markers(tokenizer: Tokenizer, templated: Any, parser: str) -> Markers:
     by_vocabulary = tokenizer_utils._infer_tool_parser(templated)
     known = {*parser_names(), *NOT_READ}
     names = (parser, format_in(template), label, by_vocabulary)
-    name = next((VLLM_NAMES.get(name, name) for name in names if name in known), None)
+    name = next((OTHER_NAMES.get(name, name) for name in names if name in known), None)
     calls = None if name is None or name in NOT_READ else _call_format(name, pieces, marker)
     thinks = begin is not None and name not in NOT_READ
     before, after = (marker(begin), marker(end)) if thinks else (None, None)

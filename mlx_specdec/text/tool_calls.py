@@ -1,4 +1,4 @@
-"""Readers of tool calls, which undo what chat templates do to arguments.
+"""Parsers of tool calls, which undo what chat templates do to arguments.
 
 A string is written as the table says. Templates write all other values as JSON, and some older ones
 write them as Python does: True, None, ['a'].
@@ -9,7 +9,7 @@ write them as Python does: True, None, ['a'].
 | phi4_mini_json, deepseek_v3, deepseek_v31, kimi_k2,    |                                         |
 | harmony                                                |                                         |
 | qwen3_coder                                            | as it is, between two line breaks       |
-| seed_oss, glm47, laguna, longcat, minimax_m2,          | as it is                                |
+| seed_oss, glm47, longcat, minimax_m2,                  | as it is                                |
 | muse_spark                                             |                                         |
 | minicpm5                                               | as it is, or as it is in CDATA if it    |
 |                                                        | contains `<`, `&` or a line break       |
@@ -22,198 +22,37 @@ or ends it. Strings without quotes look like other values, so the tool's schema 
 read as JSON if the schema admits a value of this type, and is a string otherwise."""
 
 import re
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
-from .tool_values import (
-    DECODER,
-    Schema,
-    kinds_of,
-    object_of,
-    sendable,
-    string_of,
-    unquoted,
-    value_of,
-)
+from .tool_formats import ToolFormat
+from .tool_values import DECODER, kinds_of, object_of, sendable, string_of, unquoted, value_of
 
 JSON_STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
-SPACE = re.compile(r"\s*")
 QUOTED = rf"""{JSON_STRING.pattern}|'[^'\\]*+(?:\\.[^'\\]*+)*+'"""
 """Matches a string of Python."""
+ParsedCall = Mapping[str, Any]
+"""A call: "name", "arguments" and, if the model gives one, "id"."""
 
 
 @dataclass(frozen=True)
-class Reading:
-    """The result of reading a section of calls.
+class ParsedCalls:
+    """The calls in a section.
 
     Attributes:
-        calls: The calls, each with "name", "arguments" and, if the model gives one, "id".
+        calls: The calls.
         rest: The text after the calls, or the complete text if there are no calls.
         open: Whether the text may end within a value, so that the section goes on.
     """
 
-    calls: Sequence[Mapping[str, Any]] = ()
+    calls: Sequence[ParsedCall] = ()
     rest: str = ""
     open: bool = False
 
 
-class CallReader(Protocol):
-    def read(self, text: str, tools: Sequence[Any]) -> Reading:
-        """Read a section of calls.
-
-        Args:
-            text: The text after the begin marker, up to the end marker or the end of the answer.
-            tools: The tools, in the format of chat templates.
-        """
-
-
 class OpenEndError(ValueError):
     """A text ends within a value."""
-
-
-@dataclass(frozen=True)
-class JsonCalls:
-    """Reads calls whose arguments are JSON.
-
-    Attributes:
-        marks: The markers around and between calls.
-        head: Matches the text before arguments, with the groups "name" and optionally "id", if the
-            name of a call is not part of the JSON.
-    """
-
-    marks: Sequence[str] = ()
-    head: re.Pattern[str] | None = None
-
-    def read(self, text: str, tools: Sequence[Any]) -> Reading:
-        marks = "|".join([*map(re.escape, self.marks), r"[\s,;`\[\]}]"])
-        between = re.compile(f"(?:{marks})*+")
-        calls: list[Mapping[str, Any]] = []
-        after, place = 0, between.match(text).end()  # type: ignore[union-attr]
-        while place < len(text):
-            try:
-                call, after = self._call(text, place)
-            except (ValueError, RecursionError):
-                rest = text[after:]
-                return Reading(calls, rest, '"' in JSON_STRING.sub("", rest))
-            calls.append(call)
-            place = between.match(text, after).end()  # type: ignore[union-attr]
-        return Reading(calls, "" if calls else text)
-
-    def _call(self, text: str, place: int) -> tuple[Mapping[str, Any], int]:
-        """Return the call at a place, and the place after it. Raises ValueError or
-        RecursionError."""
-        head = self.head.match(text, place) if self.head is not None else None
-        if head is not None:
-            value, after = DECODER.raw_decode(text, head.end())
-            return {**head.groupdict(), "arguments": sendable(object_of(value))}, after
-        value, after = DECODER.raw_decode(text, place)
-        called = object_of(value)
-        name, arguments = called.get("name"), called.get("arguments", called.get("parameters"))
-        if isinstance(arguments, str):
-            arguments = DECODER.decode(arguments)
-        if not isinstance(name, str):
-            raise ValueError(f"no call: {value!r:.80}")
-        arguments = sendable(object_of(arguments))
-        return {"name": name, "arguments": arguments, "id": called.get("id")}, after
-
-
-@dataclass(frozen=True)
-class TaggedCalls:
-    """Reads calls whose arguments are values between tags.
-
-    Attributes:
-        begin: The begin marker of a section.
-        end: The end marker of a section.
-        call: A regular expression for the text before the arguments of a call, with the group
-            "name".
-        value: A regular expression for the text before a value, with the group "name".
-        value_end: The tag after a value.
-        call_end: The tag after the arguments, or "" if the end marker is this tag.
-        lines: Whether templates put a line break before and after a value.
-    """
-
-    begin: str
-    end: str
-    call: str
-    value: str
-    value_end: str
-    call_end: str = ""
-    lines: bool = False
-    _call: re.Pattern[str] = field(init=False)
-    _value: re.Pattern[str] = field(init=False)
-    _value_end: re.Pattern[str] = field(init=False)
-    _data_end: re.Pattern[str] = field(init=False)
-    _call_end: re.Pattern[str] = field(init=False)
-
-    def __post_init__(self) -> None:
-        last = rf"{re.escape(self.end)}\Z"
-        if self.call_end:
-            further = self.call.replace("?P<name>", "?:")
-            last = rf"{re.escape(self.call_end)}\s*+(?:(?={further})|(?:{last})?\Z)"
-        value = self.value.replace("?P<name>", "?:")
-        value_end = rf"{re.escape(self.value_end)}\s*+(?={value}|{last})"
-        for name, pattern in (
-            ("_call", self.call),
-            ("_value", rf"{self.value}(?P<data>\s*<!\[CDATA\[)?"),
-            ("_value_end", value_end),
-            ("_data_end", rf"\]\]>\s*{value_end}"),
-            ("_call_end", last),
-        ):
-            object.__setattr__(self, name, re.compile(pattern, re.DOTALL))
-
-    def read(self, text: str, tools: Sequence[Any]) -> Reading:
-        if text.lstrip().startswith(("{", "[")):
-            return JsonCalls((self.end,)).read(text, tools)
-        calls: list[Mapping[str, Any]] = []
-        place = 0
-        try:
-            while place < len(text) or not calls:
-                call, place = self._read_call(text, place, tools)
-                calls.append(call)
-        except ValueError as error:
-            return Reading((), text, isinstance(error, OpenEndError))
-        # The end of a call within a value, such as a page about this format, is not the end.
-        values = [value for call in calls for value in call["arguments"].values()]
-        texts = [value for value in values if isinstance(value, str)]
-        return Reading(calls, "", any(one.count(self.begin) > one.count(self.end) for one in texts))
-
-    def _read_call(
-        self, text: str, place: int, tools: Sequence[Any]
-    ) -> tuple[Mapping[str, Any], int]:
-        """Return the call at a place, and the place after it. Raises ValueError."""
-        head = self._call.match(text, SPACE.match(text, place).end())  # type: ignore[union-attr]
-        if head is None:
-            raise ValueError("no call")
-        name, place = _name(head), head.end()
-        parameters, arguments = _parameters(tools, name), {}
-        properties = parameters.get("properties") or {}
-        while (opened := self._value.match(text, place)) is not None:
-            ends = self._value_end if opened["data"] is None else self._data_end
-            end = ends.search(text, opened.end())
-            if end is None:
-                raise OpenEndError
-            value, place = text[opened.end() : end.start()], end.end()
-            if self.lines:
-                value = value.removeprefix("\n").removesuffix("\n")
-            key = _name(opened)
-            arguments[key] = value_of(value, kinds_of(properties.get(key), parameters))
-        closed = self._call_end.match(text, place)
-        if closed is None:
-            raise ValueError("no end of the call")
-        return {"name": name, "arguments": arguments}, closed.end()
-
-
-def _name(found: re.Match[str]) -> str:
-    """Return the name in a match, without quotes."""
-    return found["name"].strip().strip("\"'")
-
-
-def _parameters(tools: Sequence[Any], name: str) -> Schema:
-    """Return the parameters of a tool, or {} for an unknown tool."""
-    functions = (tool["function"] for tool in tools)
-    return next((one.get("parameters") or {} for one in functions if one["name"] == name), {})
 
 
 @dataclass
@@ -244,100 +83,156 @@ class Cursor:
             raise ValueError(f"unexpected: {self.text[self.at : self.at + 40]!r}")
         return found
 
+    def json(self) -> Any:
+        """Pass a value in JSON and return it. Raises ValueError or RecursionError."""
+        value, self.at = DECODER.raw_decode(self.text, self.at)
+        return value
 
-@dataclass(frozen=True)
-class QuotedCalls(ABC):
-    """Reads calls that look like code, in which strings have quotes. end: The end marker."""
 
-    end: str
+def parse_calls(format: ToolFormat, text: str, tools: Sequence[Any]) -> ParsedCalls:
+    """Parse a section of calls.
 
-    def read(self, text: str, tools: Sequence[Any]) -> Reading:
+    Args:
+        text: The text after the begin marker, up to the end marker or the end of the answer.
+        tools: The tools, in the format of chat templates.
+    """
+    tagged = format.arguments == "tags"
+    if format.arguments == "json" or (tagged and text.lstrip().startswith(("{", "["))):
+        return _json_calls(format, text)
+    cursor, calls = Cursor(text), list[ParsedCall]()
+    try:
+        if tagged:
+            while cursor.at < len(text) or not calls:
+                calls.append(_tagged_call(format, cursor, tools))
+        elif format.arguments == "gemma":
+            while not calls or not _ended(format, cursor):
+                calls.append(_gemma_call(format, cursor))
+        else:
+            cursor.need(r"\s*\[\s*")
+            while not calls or cursor.take(r"\s*\]") is None:
+                calls.append(_python_call(cursor))
+            if not _ended(format, cursor):
+                raise ValueError("text after the calls")
+    except (ValueError, RecursionError) as error:
+        return ParsedCalls((), text, isinstance(error, OpenEndError))
+    # The end of a tagged call within a value, such as a page about this format, is not the end.
+    values = [value for call in calls for value in call["arguments"].values()]
+    texts = [one for one in values if isinstance(one, str) and tagged]
+    inside = any(one.count(format.begin) > one.count(format.end) for one in texts)
+    return ParsedCalls(calls, "", inside)
+
+
+def _ended(format: ToolFormat, cursor: Cursor) -> bool:
+    """Return whether only the end marker is left."""
+    return cursor.take(rf"\s*(?:{re.escape(format.end)})?\Z") is not None
+
+
+def _json_calls(format: ToolFormat, text: str) -> ParsedCalls:
+    marks = "|".join(map(re.escape, filter(None, (format.begin, format.end, *format.inner))))
+    between, calls, cursor = rf"(?:{marks}|[\s,;`\[\]}}])*+", list[ParsedCall](), Cursor(text)
+    cursor.take(between)
+    after = 0
+    while cursor.at < len(text):
         try:
-            return Reading(self.calls(Cursor(text)))
-        except (ValueError, RecursionError) as error:
-            return Reading((), text, isinstance(error, OpenEndError))
-
-    @abstractmethod
-    def calls(self, cursor: Cursor) -> list[Mapping[str, Any]]:
-        """Return the calls of a section. Raises ValueError or RecursionError."""
-
-    def ended(self, cursor: Cursor) -> bool:
-        """Return whether only the end marker is left."""
-        return cursor.take(rf"\s*(?:{re.escape(self.end)})?\Z") is not None
+            calls.append(_json_call(format, cursor))
+        except (ValueError, RecursionError):
+            rest = text[after:]
+            return ParsedCalls(calls, rest, '"' in JSON_STRING.sub("", rest))
+        after = cursor.at
+        cursor.take(between)
+    return ParsedCalls(calls, "" if calls else text)
 
 
-@dataclass(frozen=True)
-class GemmaCalls(QuotedCalls):
-    """Reads calls of Gemma, such as `call:get{city:<escape>Bonn<escape>,days:[1,2]}`. quote: The
-    token around strings."""
-
-    quote: str
-
-    def calls(self, cursor: Cursor) -> list[Mapping[str, Any]]:
-        calls: list[Mapping[str, Any]] = []
-        while not calls or not self.ended(cursor):
-            name = cursor.need(r"[\s,]*call:(?P<name>[\w.-]+)\s*(?=\{)")["name"]
-            calls.append({"name": name, "arguments": self._value(cursor)})
-        return calls
-
-    def _value(self, cursor: Cursor) -> Any:
-        quote = re.escape(self.quote)
-        if cursor.take(quote) is not None:
-            return cursor.until(rf"{quote}(?=\s*[,}}\]])")
-        if cursor.take(r"\{\s*") is not None:
-            value = {}
-            while cursor.take(r"\s*\}") is None:
-                key = cursor.need(rf"(?:{quote})?([^:{{}}]+?)(?:{quote})?\s*:\s*")[1]
-                value[key] = self._value(cursor)
-                cursor.take(r"\s*,\s*")
-            return value
-        if cursor.take(r"\[\s*") is not None:
-            items = []
-            while cursor.take(r"\s*\]") is None:
-                items.append(self._value(cursor))
-                cursor.take(r"\s*,\s*")
-            return items
-        return unquoted(cursor.need(rf"{JSON_STRING.pattern}|[^,{{}}\[\]]+")[0].strip())
+def _json_call(format: ToolFormat, cursor: Cursor) -> ParsedCall:
+    head = cursor.take(format.call) if format.call else None
+    called = object_of(cursor.json())
+    if head is not None:
+        return {**head.groupdict(), "arguments": sendable(called)}
+    name, arguments = called.get("name"), called.get("arguments", called.get("parameters"))
+    if isinstance(arguments, str):
+        arguments = DECODER.decode(arguments)
+    if not isinstance(name, str):
+        raise ValueError(f"no call: {called!r:.80}")
+    return {"name": name, "arguments": sendable(object_of(arguments)), "id": called.get("id")}
 
 
-@dataclass(frozen=True)
-class PythonCalls(QuotedCalls):
-    """Reads a list of calls in Python, such as `[get(city="Bonn", days=[1, 2])]`."""
+def _tagged_call(format: ToolFormat, cursor: Cursor, tools: Sequence[Any]) -> ParsedCall:
+    end = rf"{re.escape(format.end)}\Z"
+    if format.call_end:
+        further = format.call.replace("?P<name>", "?:")
+        end = rf"{re.escape(format.call_end)}\s*+(?:(?={further})|(?:{end})?\Z)"
+    another = format.value.replace("?P<name>", "?:")
+    value_end = rf"{re.escape(format.value_end)}\s*+(?={another}|{end})"
+    name, arguments = _name(cursor.need(rf"\s*{format.call}")), {}
+    functions = (tool["function"] for tool in tools)
+    found = (one.get("parameters") for one in functions if one["name"] == name)
+    parameters = next(found, None) or {}
+    properties = parameters.get("properties") or {}
+    while (opened := cursor.take(rf"{format.value}(?P<data>\s*<!\[CDATA\[)?")) is not None:
+        value = cursor.until(rf"\]\]>\s*{value_end}" if opened["data"] else value_end)
+        if format.lines:
+            value = value.removeprefix("\n").removesuffix("\n")
+        key = _name(opened)
+        arguments[key] = value_of(value, kinds_of(properties.get(key), parameters))
+    cursor.need(end)
+    return {"name": name, "arguments": arguments}
 
-    def calls(self, cursor: Cursor) -> list[Mapping[str, Any]]:
-        calls: list[Mapping[str, Any]] = []
-        cursor.need(r"\s*\[\s*")
-        while not calls or cursor.take(r"\s*\]") is None:
-            name = cursor.need(r"(?P<name>[\w.-]+)\(\s*")["name"]
-            arguments = {}
-            while cursor.take(r"\s*\)") is None:
-                key = cursor.need(r"([^\s=,()]+)\s*=\s*")[1]
-                arguments[key] = self._value(cursor)
-                cursor.take(r"\s*,\s*")
-            calls.append({"name": name, "arguments": arguments})
+
+def _name(found: re.Match[str]) -> str:
+    """Return the name in a match, without quotes."""
+    return found["name"].strip().strip("\"'")
+
+
+def _gemma_call(format: ToolFormat, cursor: Cursor) -> ParsedCall:
+    """Parse a call such as `call:get{city:<escape>Bonn<escape>,days:[1,2]}`."""
+    name = cursor.need(r"[\s,]*call:(?P<name>[\w.-]+)\s*(?=\{)")["name"]
+    return {"name": name, "arguments": _gemma_value(cursor, re.escape(format.inner[0]))}
+
+
+def _gemma_value(cursor: Cursor, quote: str) -> Any:
+    if cursor.take(quote) is not None:
+        return cursor.until(rf"{quote}(?=\s*[,}}\]])")
+    if cursor.take(r"\{\s*") is not None:
+        value = {}
+        while cursor.take(r"\s*\}") is None:
+            key = cursor.need(rf"(?:{quote})?([^:{{}}]+?)(?:{quote})?\s*:\s*")[1]
+            value[key] = _gemma_value(cursor, quote)
             cursor.take(r"\s*,\s*")
-        if not self.ended(cursor):
-            raise ValueError("text after the calls")
-        return calls
+        return value
+    if cursor.take(r"\[\s*") is not None:
+        items = []
+        while cursor.take(r"\s*\]") is None:
+            items.append(_gemma_value(cursor, quote))
+            cursor.take(r"\s*,\s*")
+        return items
+    return unquoted(cursor.need(rf"{JSON_STRING.pattern}|[^,{{}}\[\]]+")[0].strip())
 
-    def _value(self, cursor: Cursor) -> Any:
-        opened = cursor.text[cursor.at : cursor.at + 1]
-        if opened in ("'", '"'):
-            if text := cursor.take(rf"(?:{QUOTED})(?=\s*[,)])"):
-                return string_of(text[0])
-            # Older templates write the text as it is.
-            cursor.need(opened)
-            return cursor.until(rf"{opened}(?=\s*(?:,\s*[^\s=,()]+\s*=|\)\s*[,\]]))")
-        if opened in ("[", "{"):
-            begin, depth = cursor.at, 0
-            while cursor.at == begin or depth:
-                cursor.take(rf"(?:{QUOTED}|[^\[\]{{}}\"'])*+")
-                if cursor.take("[\"']") is not None:
-                    raise OpenEndError
-                token = cursor.need(r"[\[\]{}]")[0]
-                depth += 1 if token in "[{" else -1
-            value = unquoted(cursor.text[begin : cursor.at])
-            if isinstance(value, str):
-                raise ValueError(f"neither JSON nor Python: {value:.80}")
-            return value
+
+def _python_call(cursor: Cursor) -> ParsedCall:
+    """Parse a call in Python, such as `get(city="Bonn", days=[1, 2])`, and the comma after it."""
+    name, arguments = cursor.need(r"(?P<name>[\w.-]+)\(\s*")["name"], {}
+    while cursor.take(r"\s*\)") is None:
+        key = cursor.need(r"([^\s=,()]+)\s*=\s*")[1]
+        arguments[key] = _python_value(cursor)
+        cursor.take(r"\s*,\s*")
+    cursor.take(r"\s*,\s*")
+    return {"name": name, "arguments": arguments}
+
+
+def _python_value(cursor: Cursor) -> Any:
+    if text := cursor.take(rf"(?:{QUOTED})(?=\s*[,)])"):
+        return string_of(text[0])
+    if opened := cursor.take("[\"']"):
+        # Older templates write the text as it is.
+        return cursor.until(rf"{opened[0]}(?=\s*(?:,\s*[^\s=,()]+\s*=|\)\s*[,\]]))")
+    begin, depth = cursor.at, 0
+    if cursor.text[begin : begin + 1] not in ("[", "{"):
         return unquoted(cursor.need(r"[^,()\[\]{}]+")[0].strip())
+    while cursor.at == begin or depth:
+        token = cursor.need(rf"(?:{QUOTED}|[^\[\]{{}}\"'])*+([\[\]{{}}\"']?)")[1]
+        if token in ("'", '"'):
+            raise OpenEndError
+        depth += 1 if token in ("[", "{") else -1
+    if isinstance(value := unquoted(cursor.text[begin : cursor.at]), str):
+        raise ValueError(f"neither JSON nor Python: {value:.80}")
+    return value

@@ -1,19 +1,23 @@
-"""Formats in which models write tool calls: one table for reading and constraining them.
+"""Formats in which models write tool calls, and how demanded calls are constrained.
 
-The names are those of mlx-lm's parsers, or of vLLM's parsers if mlx-lm has none. tool_calls.py says
-how each format writes a string."""
+tool_formats.toml has the table of formats, and tool_calls.py says how each format writes a
+string."""
 
 import re
+import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from pathlib import Path
 
-from .tool_calls import CallReader, GemmaCalls, JsonCalls, PythonCalls, TaggedCalls
-
-Parts = tuple[str, ...]
+Parts = Sequence[str]
 """A sequence of texts, regular expressions and markers. In a text, NAME is replaced by a name.
 A regular expression begins with a slash. BEGIN and END are the markers of a section of calls."""
 BEGIN, END = "BEGIN", "END"
-LINE = r"/\n?/"
+START, CHANNEL, MESSAGE, CALL = "<|start|>", "<|channel|>", "<|message|>", "<|call|>"
+CONSTRAIN = "<|constrain|>"
+MESSAGE_ENDS = ("<|end|>", CALL, "<|return|>")
+HARMONY = (START, CHANNEL, CONSTRAIN, MESSAGE, *MESSAGE_ENDS)
+"""Special tokens of OpenAI's Harmony format, in which gpt-oss writes."""
 
 
 @dataclass(frozen=True)
@@ -42,270 +46,72 @@ class ToolFormat:
     """A format in which models write tool calls.
 
     Attributes:
+        arguments: How arguments are written: "json", "tags", "gemma" or "python".
         begin: The text before a section of calls.
         end: The text after a section of calls, or "" if only the end of the answer ends it.
-        reader: Reads the text between `begin` and `end`.
-        inner: Special tokens within a section.
+        inner: Special tokens within a section. In Gemma's formats, the first one is the quote.
         also: Further texts that begin a section.
         bare: Beginnings of a section without `begin`, at the start of an answer. They contain no
             white space; the model may write it anywhere.
-        sign: Matches the chat templates of models with this format, or None for a format that no
+        sign: Matches the chat templates of models with this format. "" for a format that no
             template distinguishes from another one.
+        call: Matches the text before the arguments of a call, with the groups "name" and optionally
+            "id". "" if the arguments are JSON that contains the name.
+        call_end: The tag after the arguments, or "" if `end` is this tag.
+        value: Matches the text before a value between tags, with the group "name".
+        value_end: The tag after a value.
+        lines: Whether templates put a line break before and after a value.
         grammar: The grammar of demanded calls, or None if arguments are not JSON. Then demanded
             calls are free after `begin`.
         grammar_without_inner: The grammar if the tokenizer lacks the tokens of `inner`.
     """
 
+    arguments: str
     begin: str
-    end: str
-    reader: CallReader
+    end: str = ""
     inner: Sequence[str] = ()
     also: Sequence[str] = ()
     bare: Sequence[str] = ()
-    sign: re.Pattern[str] | None = None
+    sign: str = ""
+    call: str = ""
+    call_end: str = ""
+    value: str = ""
+    value_end: str = ""
+    lines: bool = False
     grammar: CallGrammar | None = None
     grammar_without_inner: CallGrammar | None = None
 
 
-DEEPSEEK = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
-DEEPSEEK_INNER = ("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>")
-_CALL, _SEPARATOR, _CALL_END = DEEPSEEK_INNER
-KIMI_INNER = ("<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>")
-_KIMI_CALL, _KIMI_ARGUMENTS, _KIMI_CALL_END = KIMI_INNER
-START, CHANNEL, MESSAGE, CALL = "<|start|>", "<|channel|>", "<|message|>", "<|call|>"
-CONSTRAIN = "<|constrain|>"
-MESSAGE_ENDS = ("<|end|>", CALL, "<|return|>")
-HARMONY = (START, CHANNEL, CONSTRAIN, MESSAGE, *MESSAGE_ENDS)
-"""Special tokens of OpenAI's Harmony format, in which gpt-oss writes."""
-
-_DEEPSEEK = JsonCalls(
-    (*DEEPSEEK, _CALL, _CALL_END),
-    re.compile(
-        rf"(?:function\s*{_SEPARATOR}\s*)?(?P<name>[^\s<>{{]{{1,256}}+)\s*"
-        rf"(?:```json|{_SEPARATOR})\s*"
-    ),
-)
-_KIMI = JsonCalls(
-    ("<|tool_calls_section_end|>", _KIMI_CALL, _KIMI_CALL_END),
-    re.compile(
-        r"(?P<id>(?:functions\.)?(?P<name>[^\s<>:{}]{1,256}+):\d{1,16}+)\s*"
-        rf"{re.escape(_KIMI_ARGUMENTS)}\s*"
-    ),
-)
-_MISTRAL = JsonCalls(
-    ("[TOOL_CALLS]",),
-    re.compile(r"(?P<name>[\w-]{1,256}+)\s*(?:\[CALL_ID\]\s*(?P<id>[\w-]{1,256}+)\s*)?\[ARGS\]\s*"),
-)
+def _table() -> Mapping[str, ToolFormat]:
+    file = Path(__file__).with_suffix(".toml")
+    table = tomllib.loads(file.read_text(encoding="utf-8"))
+    for entry in table.values():
+        for name in entry.keys() & {"grammar", "grammar_without_inner"}:
+            entry[name] = CallGrammar(**entry[name])
+    return {name: ToolFormat(**entry) for name, entry in table.items()}
 
 
-def _glm_calls(prefix: str) -> TaggedCalls:
-    return TaggedCalls(
-        f"<{prefix}tool_call>",
-        f"</{prefix}tool_call>",
-        r"(?P<name>[^\s<{]+)\s*",
-        rf"<{prefix}arg_key>(?P<name>[^<]*)</{prefix}arg_key>\s*<{prefix}arg_value>",
-        f"</{prefix}arg_value>",
-    )
-
-
-def _qwen_calls(prefix: str, *, lines: bool) -> TaggedCalls:
-    return TaggedCalls(
-        f"<{prefix}tool_call>",
-        f"</{prefix}tool_call>",
-        r"<function=(?P<name>[^\s<>]+)>\s*",
-        r"<parameter=(?P<name>[^\s<>]+)>",
-        "</parameter>",
-        "</function>",
-        lines,
-    )
-
-
-def _invoked_calls(begin: str, end: str, space: str) -> TaggedCalls:
-    return TaggedCalls(
-        begin,
-        end,
-        rf"<{space}invoke\s[^>]*?name=(?P<name>[^>]+)>\s*",
-        rf"<{space}parameter\s[^>]*?name=(?P<name>[^>]+)>",
-        f"</{space}parameter>",
-        f"</{space}invoke>",
-    )
-
-
-_JSON_CALL = '{"name": "NAME", "arguments": '
-_JSON_LIST = CallGrammar((_JSON_CALL,), ("}",), between=(", ",), first=(BEGIN, "["), last=("]",))
-_GLM = ToolFormat("<tool_call>", "</tool_call>", _glm_calls(""), sign=re.compile("<arg_key>"))
-
-
-def _gemma(begin: str, end: str, quote: str, sign: str) -> ToolFormat:
-    return ToolFormat(begin, end, GemmaCalls(end, quote), (quote,), sign=re.compile(sign))
-
-
-TOOL_FORMATS: Mapping[str, ToolFormat] = {
-    "minimax_m2": ToolFormat(
-        "<minimax:tool_call>",
-        "</minimax:tool_call>",
-        _invoked_calls("<minimax:tool_call>", "</minimax:tool_call>", ""),
-        sign=re.compile("<minimax:tool_call>"),
-    ),
-    "gemma4": _gemma(
-        "<|tool_call>",
-        "<tool_call|>",
-        '<|"|>',
-        r"(?s)\A(?=.*<\|tool_call>)(?=.*<tool_call\|>)",
-    ),
-    "function_gemma": _gemma(
-        "<start_function_call>", "<end_function_call>", "<escape>", "<start_function_call>"
-    ),
-    "longcat": ToolFormat(
-        "<longcat_tool_call>",
-        "</longcat_tool_call>",
-        _glm_calls("longcat_"),
-        sign=re.compile("<longcat_tool_call>"),
-    ),
-    "glm47": _GLM,
-    "pythonic": ToolFormat(
-        "<|tool_call_start|>",
-        "<|tool_call_end|>",
-        PythonCalls("<|tool_call_end|>"),
-        sign=re.compile(r"<\|tool_list_start\|>|<\|tool_call_start\|>"),
-    ),
-    "qwen3_coder": ToolFormat(
-        "<tool_call>",
-        "</tool_call>",
-        _qwen_calls("", lines=True),
-        sign=re.compile(r"<tool_call>(?:\\n|\s)*<function="),
-    ),
-    "kimi_k2": ToolFormat(
-        "<|tool_calls_section_begin|>",
-        "<|tool_calls_section_end|>",
-        _KIMI,
-        KIMI_INNER,
-        sign=re.compile(r"<\|tool_calls_section_begin\|>"),
-        grammar=CallGrammar(
-            (f"{_KIMI_CALL}functions.NAME:", "/[0-9]{1,3}/", _KIMI_ARGUMENTS),
-            (_KIMI_CALL_END,),
-            first=(BEGIN,),
-            last=(END,),
-        ),
-    ),
-    "minicpm5": ToolFormat(
-        "<function name=",
-        "</function>",
-        TaggedCalls(
-            "<function name=",
-            "</function>",
-            r"(?P<name>\"[^\"]*\"|'[^']*'|[^\s\"'<>]+)\s*>\s*",
-            r"<param\s+name\s*=\s*(?P<name>\"[^\"]*\"|'[^']*'|[^\s\"'<>]+)\s*>",
-            "</param>",
-        ),
-        sign=re.compile(r'(?s)\A(?=.*<function name=")(?=.*<param name=")'),
-    ),
-    "mistral": ToolFormat(
-        "[TOOL_CALLS]",
-        "",
-        _MISTRAL,
-        ("[ARGS]", "[CALL_ID]"),
-        sign=re.compile(r"\[TOOL_CALLS\]"),
-        grammar=CallGrammar((BEGIN, "NAME[ARGS]")),
-        grammar_without_inner=replace(_JSON_LIST, first=(BEGIN, "/ ?/", "[")),
-    ),
-    "muse_spark": ToolFormat(
-        "<atem:function_calls>",
-        "</atem:function_calls>",
-        _invoked_calls("<atem:function_calls>", "</atem:function_calls>", "atem:"),
-        sign=re.compile("<atem:function_calls>"),
-    ),
-    "json_tools": ToolFormat(
-        "<tool_call>",
-        "</tool_call>",
-        JsonCalls(("</tool_call>",)),
-        sign=re.compile(r"(?s)\A(?=.*<tool_call>)(?=.*tool_call\.name)"),
-        grammar=CallGrammar((BEGIN, f"\n{_JSON_CALL}"), ("}\n", END), between=(LINE,)),
-    ),
-    "deepseek_v3": ToolFormat(
-        *DEEPSEEK,
-        _DEEPSEEK,
-        DEEPSEEK_INNER,
-        sign=re.compile(f"{DEEPSEEK[0]}(?s:.)*```json"),
-        grammar=CallGrammar(
-            (f"{_CALL}function{_SEPARATOR}NAME\n```json\n",),
-            (f"\n```{_CALL_END}",),
-            between=(LINE,),
-            first=(BEGIN,),
-            last=(END,),
-        ),
-    ),
-    "deepseek_v31": ToolFormat(
-        *DEEPSEEK,
-        _DEEPSEEK,
-        DEEPSEEK_INNER,
-        sign=re.compile(DEEPSEEK[0]),
-        grammar=CallGrammar(
-            (f"{_CALL}NAME{_SEPARATOR}",), (_CALL_END,), first=(BEGIN,), last=(END,)
-        ),
-    ),
-    "llama3_json": ToolFormat(
-        "<|python_tag|>",
-        "",
-        JsonCalls(),
-        bare=('{"name":"', '{"type":"function","name":"'),
-        sign=re.compile('"parameters": dictionary of argument name'),
-        # The chat templates of Llama 3 refuse a message with several calls.
-        grammar=CallGrammar(('{"name": "NAME", "parameters": ',), ("}",), single=True),
-    ),
-    "phi4_mini_json": ToolFormat(
-        "<|tool_call|>",
-        "<|/tool_call|>",
-        JsonCalls(("<|/tool_call|>",)),
-        also=("functools[",),
-        sign=re.compile(r"<\|/tool(?:_call)?\|>|functools\["),
-        grammar=replace(_JSON_LIST, last=("]", END)),
-    ),
-    "granite": ToolFormat(
-        "<|tool_call|>",
-        "",
-        JsonCalls(),
-        also=("<tool_call>",),
-        sign=re.compile(r"<\|tool_call\|>"),
-        grammar=_JSON_LIST,
-    ),
-    "seed_oss": ToolFormat(
-        "<seed:tool_call>",
-        "</seed:tool_call>",
-        _qwen_calls("seed:", lines=False),
-        sign=re.compile("<seed:tool_call>"),
-    ),
-    "laguna": replace(_GLM, sign=None),
-    # A call in a Harmony channel is a message of its own, so that no section is read.
-    "harmony": ToolFormat(
-        f"{CHANNEL}commentary to=functions.",
-        CALL,
-        JsonCalls(),
-        (CONSTRAIN, MESSAGE),
-        grammar=CallGrammar((BEGIN, f"NAME {CONSTRAIN}json{MESSAGE}"), single=True),
-    ),
-}
-"""Formats by name. Sources: the models' chat templates, and the parsers of mlx-lm and vLLM. The
-first `sign` that matches decides: unlike V3.1, DeepSeek V3 puts arguments into a code block, and
-unlike Granite, Phi-4 ends a section."""
+TOOL_FORMATS = _table()
+"""Formats by name."""
 NOT_READ = frozenset(("kimi_k3",))
 """Parsers of mlx-lm for models that divide the complete answer into sections."""
-VLLM_NAMES = {
+OTHER_NAMES = {
     "glm45": "glm47",
     "hermes": "json_tools",
+    "laguna": "glm47",
     "llama4_json": "llama3_json",
     "qwen3_xml": "qwen3_coder",
 }
-"""Names of vLLM's parsers, if mlx-lm has another name for the same format."""
+"""Names of further parsers of mlx-lm and vLLM -> the format that they parse."""
 
 
 def format_in(chat_template: str) -> str | None:
     """Return the name of the format that a chat template shows, or None."""
     signs = ((name, entry.sign) for name, entry in TOOL_FORMATS.items())
-    return next((name for name, sign in signs if sign and sign.search(chat_template)), None)
+    return next((name for name, sign in signs if sign and re.search(sign, chat_template)), None)
 
 
 def parser_names() -> list[str]:
-    """Return the names of formats, and vLLM's names. Harmony is left out, because models with
+    """Return the names of formats, and further names. Harmony is left out, because models with
     another format cannot write it."""
-    return sorted({*TOOL_FORMATS, *VLLM_NAMES} - {"harmony"})
+    return sorted({*TOOL_FORMATS, *OTHER_NAMES} - {"harmony"})

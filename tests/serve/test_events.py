@@ -9,7 +9,7 @@ import pytest
 
 from mlx_specdec.serve.events import Call, Event, Reader, Text, joined
 from mlx_specdec.text.markers import CallFormat, Marker, Markers
-from mlx_specdec.text.tool_formats import TOOL_FORMATS
+from mlx_specdec.text.tool_formats import OTHER_NAMES, TOOL_FORMATS
 
 from ..contract.call_texts import TEXTS, Said
 from ..support.tools import GET_TOOLS
@@ -18,7 +18,7 @@ THINKING = Markers(Marker("<think>", (5,)), Marker("</think>", (6,)))
 
 
 def of_parser(name: str) -> CallFormat:
-    found = TOOL_FORMATS[name]
+    found = TOOL_FORMATS[OTHER_NAMES.get(name, name)]
     return CallFormat(name, found, Marker(found.begin, (7,)), Marker(found.end, (8,)))
 
 
