@@ -25,11 +25,11 @@ from .doctor import doctor
 from .estimate import estimate
 from .flags import Command, Version
 from .generate import generate
+from .hints import foreign_command, removed_flag
 from .inspect import inspect
 from .launch import PACKAGE, launch
 from .models import models
 from .pairs import pairs
-from .removed import advice
 from .serve import serve
 from .train import train_draft, train_medusa
 
@@ -53,8 +53,6 @@ COMMANDS = (
     train_draft,
 )
 OTHER = "Other"
-WRONG_COUNT = "'-m': it must be a whole number"
-"""The beginning of the error for `-m NAME`. Users of other programs name the model with -m."""
 FIRST_STEPS = """\
 mlx-specdec writes the target model's own text, faster. First steps:
 
@@ -66,33 +64,6 @@ mlx-specdec writes the target model's own text, faster. First steps:
   mlx-specdec help                          list all commands
 """
 """The text for users who type no arguments in a terminal."""
-ELSEWHERE = {
-    "list ls ps tags manage": "mlx-specdec models lists the models on this disk",
-    "pull download fetch install": "a model of the Hub is downloaded at its first use, such as by "
-    "mlx-specdec chat --model NAME",
-    "run cli": "mlx-specdec chat --model NAME talks to a model",
-    "rm remove delete uninstall": "mlx-specdec models remove NAME removes a model",
-    "show info": "mlx-specdec inspect NAME shows what a model's files hold",
-    "create import quantize awq dwq gptq": "mlx-specdec convert makes and quantizes models",
-    "push upload share": "`hf upload USER/NAME DIRECTORY` uploads what mlx-specdec convert makes",
-    "server start": "mlx-specdec serve starts the server",
-    "stop": "Ctrl-C ends the server, and --idle-unload MINUTES unloads a model",
-    "benchmark perplexity evaluate": "mlx-specdec bench measures models",
-    "calibrate tune": "costs are learned while texts are generated, and mlx-specdec bench measures "
-    "them",
-    "train finetune lora fuse": "mlx-specdec train-draft trains a draft model, and --adapter-path "
-    "loads an adapter",
-    "complete completion translate": "mlx-specdec generate PROMPT does that",
-    "embed embedding embeddings": "mlx-specdec serve answers /v1/embeddings",
-    "version": "mlx-specdec --version prints the version",
-    "login signin": "`hf auth login` does that for the Hub",
-    "status check": "mlx-specdec doctor checks this installation",
-}
-"""Commands of mlx-lm, ollama, llama.cpp and similar programs -> what to do here."""
-FOREIGN = {word: hint for words, hint in ELSEWHERE.items() for word in words.split()}
-CERTAIN = 0.85
-"""The least similarity to a command of another program at which a word is taken for it, as difflib
-counts. For downlaod it is 0.875, and for listen and list it is 0.8."""
 CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
 
 
@@ -147,12 +118,8 @@ class Program(TyperGroup):
         typed = args[0]
         if _is_flag(typed) or typed in self.commands:
             return super().resolve_command(ctx, args)
-        word, hint = typed.lower(), ""
-        if near := get_close_matches(word, self.commands, 1):
-            hint = f"perhaps you mean {near[0]}"
-        bare = word.removeprefix("mlx_lm.").removeprefix("llama-")
-        if near := get_close_matches(bare, FOREIGN, 1, CERTAIN):
-            hint = FOREIGN[near[0]]
+        near = get_close_matches(typed.lower(), self.commands, 1)
+        hint = foreign_command(typed.lower()) or "".join(f"perhaps you mean {one}" for one in near)
         if hint and not ctx.resilient_parsing:
             prompt = shlex.quote(" ".join(takewhile(lambda word: not _is_flag(word), args)))
             raise OptionError(
@@ -203,7 +170,7 @@ def exit_with(program: typer.Typer) -> NoReturn:
     error, 130 after an interrupt, and otherwise the command's own. All ranks exit with the code of
     rank 0."""
     try:
-        _run(program)
+        sys.exit(_run(program))
     except SystemExit as end:
         if (ranks := _ranks()) is not None:
             try:
@@ -220,67 +187,62 @@ def _ranks() -> Ranks | None:
     return None if group is None else group.met()
 
 
-def _run(program: typer.Typer) -> NoReturn:
+def _run(program: typer.Typer) -> int:
+    """Run a program and return the exit code."""
     _fill_streams()
     warnings.showwarning = lambda message, *_: render.tell(f"warning: {message}")
     interrupts.at_end(str)
     try:
         code = program(standalone_mode=False)
-        if code == interrupts.INTERRUPTED:
-            _exit_interrupted()
-        sys.exit(code if isinstance(code, int) else 0)
+        code = code if isinstance(code, int) else 0
     except SpecdecError as problem:
         if isinstance(problem, OutputError):
             _abandon_output()
-        render.error(str(problem))
-        sys.exit(2)
+        return _failed(str(problem))
     except render.ReaderGone:
         _abandon_output()
-        sys.exit(0)
-    except KeyboardInterrupt:
-        _exit_interrupted()
+        return 0
+    except (KeyboardInterrupt, typer.Abort):
+        code = interrupts.INTERRUPTED
     except Exception as problem:
-        if line := device_problem(problem):
-            render.error(line)
-            sys.exit(2)
-        # typer's exceptions for wrong flags are recognized by their attributes.
-        if type(problem).__name__ == "Abort":
-            _exit_interrupted()
-        if option := getattr(problem, "option_name", None):
-            command = problem.ctx.command.name  # type: ignore[attr-defined]
-            if removed := advice(command, option):
-                render.error(removed)
-                sys.exit(2)
-        if describe := getattr(problem, "format_message", None):
-            if similar := getattr(problem, "possibilities", None):
-                # typer sorts suggestions by the alphabet. Show only one.
-                del similar[1:]
-            render.error(f"{_without_pydantic(describe())} (see --help)")
-            sys.exit(2)
+        if line := device_problem(problem) or _about_flags(problem):
+            return _failed(line)
         if (status := getattr(problem, "exit_code", None)) is not None:
-            sys.exit(status)
+            return int(status)
         if (ranks := _ranks()) is not None:
             ranks.explain()
         elif isinstance(problem, OSError):
-            render.error(f"{problem!s:.300}")
-            sys.exit(2)
+            return _failed(f"{problem!s:.300}")
         raise
+    if code == interrupts.INTERRUPTED and (line := interrupts.last_words()):
+        render.tell(line)
+    return code
 
 
-def _without_pydantic(message: str) -> str:
-    """Replace pydantic's words in typer's message about a wrong flag by plain ones."""
-    plain = re.sub(r", unable to parse \w+ as an? \w+", "", message.replace("Value error, ", ""))
+def _failed(line: str) -> int:
+    render.error(line)
+    return 2
+
+
+def _about_flags(problem: Exception) -> str | None:
+    """Return a line about wrong flags, or None for any other problem. typer's exceptions are
+    recognized by their attributes."""
+    if option := getattr(problem, "option_name", None):
+        command = problem.ctx.command.name  # type: ignore[attr-defined]
+        if removed := removed_flag(command, option):
+            return removed
+    if (describe := getattr(problem, "format_message", None)) is None:
+        return None
+    if similar := getattr(problem, "possibilities", None):
+        del similar[1:]  # typer sorts suggestions by the alphabet; show only one
+    plain = re.sub(r", unable to parse \w+ as an? \w+|Value error, ", "", describe())
     plain = plain.replace("Input should be a valid integer", "it must be a whole number")
     plain = plain.replace("Input should be", "it must be").replace("a valid number", "a number")
     if "extra argument" in plain:
         plain += " - a prompt of several words needs quotes"
-    return plain + ("; --model names a model" if WRONG_COUNT in plain else "")
-
-
-def _exit_interrupted() -> NoReturn:
-    if line := interrupts.last_words():
-        render.tell(line)
-    sys.exit(interrupts.INTERRUPTED)
+    # Users of other programs name the model with -m.
+    named = "; --model names a model" if "'-m': it must be a whole number" in plain else ""
+    return f"{plain}{named} (see --help)"
 
 
 def _fill_streams() -> None:
