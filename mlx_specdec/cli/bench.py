@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, TextIO
 
@@ -27,8 +26,6 @@ from .flags import (
 from .loading import Models, load_pair, named, sample
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from ..engine.pair import Pair
     from ..measure.figures import Analysis, Figures
     from ..measure.methods import Length
@@ -42,9 +39,8 @@ ROUNDING = (
     "In half precision a GPU sums one row and several rows in different orders, so outputs can "
     "part where two tokens tie: that is no error, and --exact prevents it (docs/platforms.md)."
 )
-DISPENSABLE_FIGURES = (
-    *("texts/s", "acceptance length", "spread"),
-    *("acceptance rate", "peak memory", "same text"),
+DISPENSABLE_FIGURES = dict.fromkeys(
+    ("texts/s", "acceptance length", "spread", "acceptance rate", "peak memory", "same text"), ""
 )
 """Columns that are left out on a narrow terminal, in this order."""
 
@@ -273,26 +269,11 @@ def show(found: Analysis | Throughput, setting: Setting, stream: TextIO) -> None
     """Write the table to a stream. Raises as render.write does."""
     from ..measure.figures import fastest
 
-    rows = [method.cells() for method in found.methods]
-    best = fastest(found.methods)
-    styles = ["bold" if method is best else None for method in found.methods]
-    laid = render.fitted(stream, list(rows[0]), DISPENSABLE_FIGURES, partial(_table, rows, styles))
+    rows, best = [method.cells() for method in found.methods], fastest(found.methods)
+    bold = next((row for row, one in zip(rows, found.methods, strict=True) if one is best), None)
+    laid = render.fitted(stream, rows, DISPENSABLE_FIGURES, bold)
     caption = f"{found.texts} texts, each up to {found.repeats} times, methods in turns"
     caption += f"; {len(found.skipped)} skipped" if found.skipped else ""
     caption += "; interrupted" if found.interrupted else ""
     notes = (text for text in (caption, found.verdict, *setting.notes) if text)
     render.lay_out(stream, _title(setting), laid, *notes)
-
-
-def _table(
-    rows: Sequence[Mapping[str, str]], styles: Sequence[str | None], columns: Sequence[str]
-) -> Table:
-    """Return a table of these columns. Cells are not cut, and the last word of a heading gets a
-    line of its own."""
-    names = ["\n".join(name.rsplit(" ", 1)) for name in columns]
-    table = render.table(*(f">{name}" if at else name for at, name in enumerate(names)))
-    for numbers in table.columns[1:]:
-        numbers.no_wrap = True
-    for row, style in zip(rows, styles, strict=True):
-        table.add_row(*(row[name] for name in columns), style=style)
-    return table

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..engine.known_pairs import (
@@ -25,11 +24,10 @@ from . import render
 from .flags import Flags, Json, command, flag, group
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    pass
 
-BITS_COLUMNS = tuple(f"{bits} bits" for bits in BITS)
-COLUMNS = ("target", *BITS_COLUMNS, "draft", "kind", "gain", "measured by", "others")
-DISPENSABLE_COLUMNS = ("others", "16 bits", "measured by", "draft", "8 bits", "gain", "4 bits")
+DISPENSABLE_COLUMNS = dict.fromkeys(("others", "16 bits", "measured by"), "")
+DISPENSABLE_COLUMNS |= {"draft": "kind", **dict.fromkeys(("8 bits", "gain", "4 bits"), "")}
 """Columns that are left out on a narrow terminal, in this order. The kind of the draft is shown if
 its name is left out."""
 PAIRS_NOTE = (
@@ -97,7 +95,7 @@ def pairs(which: Which, output: Json) -> None:
         text += f" Left out are {hidden} larger targets; mlx-specdec pairs NAME shows them."
     if not output.json:
         rows = [_row(several, machine) for several in targets.values()]
-        fitted = render.fitted(sys.stdout, COLUMNS, DISPENSABLE_COLUMNS, partial(_table, rows))
+        fitted = render.fitted(sys.stdout, rows, DISPENSABLE_COLUMNS)
         render.lay_out(sys.stdout, text)
         render.lay_out(sys.stdout, fitted, wrap=False)
         render.lay_out(sys.stdout, PAIRS_NOTE)
@@ -137,9 +135,10 @@ def _row(several: Sequence[KnownPair], machine: Machine) -> dict[str, str]:
         for use, gain in gains.items()
         if gain is not None
     ]
-    sizes = {f"{n} bits": one.nbytes(n, machine.on_cpu) for n in BITS if n in one.target.bits}
+    sizes = {f"{n} bits": one.nbytes(n, machine.on_cpu) for n in one.target.bits}
     return {
         "target": one.target.name,
+        **dict.fromkeys((f"{n} bits" for n in BITS), ""),
         **{
             column: show_size(size) if size <= machine.room else f"({show_size(size)})"
             for column, size in sizes.items()
@@ -150,17 +149,6 @@ def _row(several: Sequence[KnownPair], machine: Machine) -> dict[str, str]:
         "measured by": _by(one) if one.gains else "",
         "others": ", ".join(pair.kind for pair in several if pair is not one),
     }
-
-
-def _table(rows: Sequence[Mapping[str, str]], columns: Sequence[str]) -> Table:
-    """Return a table of these columns. Names are not wrapped, so that they can be copied."""
-    columns = [name for name in columns if name != "kind" or "draft" not in columns]
-    table = render.table(*(f">{name}" if name in BITS_COLUMNS else name for name in columns))
-    for column in table.columns:
-        column.no_wrap = True
-    for row in rows:
-        table.add_row(*(row.get(name, "") for name in columns))
-    return table
 
 
 def _by(one: KnownPair) -> str:

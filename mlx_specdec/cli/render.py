@@ -125,23 +125,35 @@ def table(*columns: str, header: bool = True) -> Table:
 
 def fitted(
     stream: TextIO,
-    columns: Sequence[str],
-    dispensable: Sequence[str],
-    make: Callable[[Sequence[str]], Table],
+    rows: Sequence[Mapping[str, str]],
+    dispensable: Mapping[str, str],
+    best: Mapping[str, str] | None = None,
 ) -> Table:
-    """Return a table that fits into the width of a terminal, if enough columns may be left out.
+    """Return a table that fits into the width of a terminal, if enough columns may be left out. The
+    last word of a heading gets a line of its own. Columns of numbers are aligned to the right, and
+    their cells are not cut.
 
     Args:
-        dispensable: Names of the columns that may be left out, in this order.
-        make: Returns a table of the columns with these names."""
-    console, remaining = console_for(stream), list(columns)
+        rows: The cells of each row, by column.
+        dispensable: Names of the columns that may be left out, in this order, each with the name of
+            the column that then takes its place, or "".
+        best: The row that is printed in bold."""
+    console = console_for(stream)
     unlimited = console.options.update(width=NOT_A_TERMINAL)
-    result = make(remaining)
-    for name in dispensable:
-        if name in remaining and console.measure(result, options=unlimited).maximum > console.width:
-            remaining.remove(name)
-            result = make(remaining)
-    return result
+    columns = [name for name in rows[0] if name not in dispensable.values()]
+    left = iter(dispensable.items())
+    while True:
+        number = {name: all(row[name][:1] in "0123456789(" for row in rows) for name in columns}
+        heads = ["\n".join(name.rsplit(" ", 1)) for name in columns]
+        made = table(*(f">{h}" if number[n] else h for n, h in zip(columns, heads, strict=True)))
+        for column, name in zip(made.columns, columns, strict=True):
+            column.no_wrap = number[name]
+        for row in rows:
+            made.add_row(*map(row.__getitem__, columns), style="bold" if row is best else None)
+        name, instead = next(left, ("", ""))
+        if not name or console.measure(made, options=unlimited).maximum <= console.width:
+            return made
+        columns = [*filter(None, (instead if column == name else column for column in columns))]
 
 
 def console_for(stream: TextIO) -> Console:
