@@ -19,7 +19,7 @@ from ..checkpoints.source import temporary_directory
 from ..core.options import Options
 from ..errors import OptionError, PromptError, SpecdecError
 from . import interrupts, render
-from .batch_files import STANDARD_STREAM, Journal, Line, PromptLines, written
+from .batch_files import STANDARD_STREAM, Journal, PromptLines, written
 from .flags import REQUIRED, Constraints, Flags, SpecialTokens, command, flag, group
 from .loading import MemoryFlags, TextFlags, count_or_auto, load_drafting
 
@@ -164,46 +164,6 @@ def _print_errors(journal: Journal, *, every: bool) -> None:
         render.tell(f"{journal.failed} of {journal.done} lines gave no text{where}")
 
 
-@dataclass(frozen=True)
-class LineRequest:
-    """The request of a line.
-
-    Attributes:
-        prompt: The prompt as text or messages.
-        options: The settings, which the line may have changed.
-        id: The line's id, or None if it has none.
-        error: A sentence that says why the line is wrong, or None."""
-
-    line: int
-    prompt: str | Messages
-    options: Options
-    id: str | int | None = None
-    error: str | None = None
-
-    def record(self, **result: Any) -> dict[str, Any]:
-        """Return the object that is written for this line."""
-        named = {} if self.id is None else {"id": self.id}
-        return {"line": self.line, **named, **result}
-
-
-def parse_line(line: Line, options: Options, *, as_json: bool) -> LineRequest:
-    """Return the request of a line. In a line of text, `\\n` means a line break."""
-    request = LineRequest(line.number, "", options)
-    if not as_json:
-        return replace(request, prompt=line.text.replace("\\n", "\n"))
-    from ..checkpoints.disk import json_object
-
-    try:
-        entry = json_object(line.text, "the line")
-        name = entry.get("id")
-        if name is not None and (isinstance(name, bool) or not isinstance(name, int)):
-            name = _text("id", name)
-        request = replace(request, id=name)
-        return replace(request, prompt=_prompt(entry), options=_options(entry, options))
-    except SpecdecError as problem:
-        return replace(request, error=str(problem))
-
-
 def _prompt(entry: Mapping[str, Any]) -> str | Messages:
     if ("prompt" in entry) == ("messages" in entry):
         raise PromptError('the line must have either "prompt" or "messages"')
@@ -255,7 +215,7 @@ class BatchRun:
         seconds: The time since the beginning of the run.
         sums: Statistics of the run.
         labels: The labels of the newest completion.
-        pending: Requests without a result, by their number in the scheduler."""
+        pending: Numbers and ids of lines without a result, by the number of the request."""
 
     lines: PromptLines
     journal: Journal
@@ -264,7 +224,7 @@ class BatchRun:
     seconds: float = 0.0
     sums: Counter[str] = field(default_factory=Counter)
     labels: Labels | None = None
-    pending: dict[int, LineRequest] = field(default_factory=dict)
+    pending: dict[int, dict[str, Any]] = field(default_factory=dict)
 
     def over(self, many: Scheduler) -> Iterator[None]:
         """Decode until every line has a result, in many small steps. Raises as stream_many and
@@ -283,43 +243,58 @@ class BatchRun:
 
     def requests(self) -> Iterator[Request]:
         """Yield the requests of lines, which are read when the scheduler needs them."""
+        number = 0
+        for line, text in self.lines.prompts.items():
+            if line in self.journal:
+                continue
+            named: dict[str, Any] = {"line": line}
+            try:
+                request = self._request(text, named)
+            except SpecdecError as problem:
+                self._fail(named, str(problem))
+                continue
+            self.pending[number] = named
+            number += 1
+            yield request
+
+    def _request(self, text: str, named: dict[str, Any]) -> Request:
+        """Return the request of a line. In a line of text, `\\n` means a line break. Raises
+        SpecdecError. named: The object to which the id of the line is added."""
+        from ..checkpoints.disk import json_object
         from ..core.row import Request
 
-        number = 0
-        for line in self.lines.prompts:
-            if line.number in self.journal:
-                continue
-            request = parse_line(line, self.options, as_json=self.lines.as_json)
-            if request.error is not None:
-                self._fail(request, request.error)
-                continue
-            self.pending[number] = request
-            number += 1
-            yield Request(request.prompt, request.options)
+        if not self.lines.as_json:
+            return Request(text.replace("\\n", "\n"), self.options)
+        entry = json_object(text, "the line")
+        if (id := entry.get("id")) is not None:
+            whole = isinstance(id, int) and not isinstance(id, bool)
+            named["id"] = id if whole else _text("id", id)
+        return Request(_prompt(entry), _options(entry, self.options))
 
-    def _write(self, request: LineRequest, last: Step) -> None:
+    def _write(self, named: Mapping[str, Any], last: Step) -> None:
         if (result := last.result) is None:
-            self._fail(request, last.error or "")
+            self._fail(named, last.error or "")
             return
         # Times and numbers of draft tokens are left out: they differ between runs.
         self.journal.append(
-            request.record(
-                text=result.text,
-                finish_reason=result.finish_reason,
-                prompt_tokens=result.labels.prompt_tokens,
-                generated_tokens=len(result.tokens),
-                seed=result.labels.seed,
-            )
+            {
+                **named,
+                "text": result.text,
+                "finish_reason": result.finish_reason,
+                "prompt_tokens": result.labels.prompt_tokens,
+                "generated_tokens": len(result.tokens),
+                "seed": result.labels.seed,
+            }
         )
         stats, self.labels = result.stats, result.labels
         self.sums.update(
             texts=1, rounds=stats.rounds, drafted=stats.drafted, accepted=stats.accepted
         )
 
-    def _fail(self, request: LineRequest, error: str) -> None:
+    def _fail(self, named: Mapping[str, Any], error: str) -> None:
         if self.strict:
-            raise self._refusal(request.line, error)
-        self.journal.append(request.record(error=error))
+            raise self._refusal(named["line"], error)
+        self.journal.append({**named, "error": error})
 
     def _refusal(self, line: int, error: str) -> PromptError:
         return PromptError(f"line {line} of {self.lines.name}: {error}")

@@ -8,11 +8,10 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from io import FileIO
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, BinaryIO, Self
+from typing import Any, Self
 
 from ..errors import OutputError, PromptError
 from ..version import __version__
@@ -23,18 +22,6 @@ JSON_LINES = (".jsonl", ".ndjson")
 BATCH_FORMAT = "mlx-specdec batch 3"
 
 
-@dataclass(frozen=True)
-class Line:
-    """A line that is not blank.
-
-    Attributes:
-        number: The line's number, counted from 1.
-        text: The line without its line break."""
-
-    number: int
-    text: str
-
-
 class PromptLines:
     """The lines of a file of prompts, or of standard input for "-". They are read at once, so that
     replacing the file during a run changes nothing.
@@ -43,7 +30,7 @@ class PromptLines:
         name: The name of the file, for errors.
         sha256: The digest of the file.
         count: Number of lines.
-        prompts: The lines that are not blank.
+        prompts: The lines that are not blank, without line breaks, by their number from 1.
         as_json: Whether each line holds a JSON object, according to the file's name or to the first
             line that is not blank.
     Raises:
@@ -70,13 +57,13 @@ class PromptLines:
         # splitlines() would also cut at U+2028 and form feeds, which prompts may contain.
         lines = text.removesuffix("\n").split("\n")
         self.count = len(lines)
-        numbered = enumerate((line.removesuffix("\r") for line in lines), start=1)
-        self.prompts = [Line(number, line) for number, line in numbered if line.strip()]
+        numbered = enumerate(lines, start=1)
+        self.prompts = {at: line.removesuffix("\r") for at, line in numbered if line.strip()}
         if not self.prompts:
             raise PromptError(f"{name} has no prompts: write one a line")
         self.as_json = file.suffix.lower() in JSON_LINES
         with suppress(ValueError, RecursionError):
-            self.as_json |= isinstance(json.loads(self.prompts[0].text), dict)
+            self.as_json |= isinstance(json.loads(next(iter(self.prompts.values()))), dict)
 
 
 def written(output: Path) -> tuple[Path, Path, Path]:
@@ -112,7 +99,7 @@ class Journal:
         header = {"format": BATCH_FORMAT, "version": __version__, **header}
         self._header: dict[str, Any] = json.loads(json.dumps(header, default=str))
         self._count = count
-        self._places: dict[int, int] = {}
+        self._lines: set[int] = set()
         self._stream: FileIO | None = None
         self._end = 0
         if not output.parent.is_dir():
@@ -140,7 +127,7 @@ class Journal:
             self._stream.close()
 
     def __contains__(self, line: int) -> bool:
-        return line in self._places
+        return line in self._lines
 
     def begin(self) -> None:
         """Remove an incomplete line that an earlier run has left, or write the header of a new
@@ -154,9 +141,8 @@ class Journal:
 
     def append(self, record: Mapping[str, Any]) -> None:
         """Write the result of line `record["line"]` in one call."""
-        place = self._end
         self._write(record)
-        self._note(record, place)
+        self._note(record)
 
     def finish(self, *, as_text: bool = False) -> None:
         """Write the output and remove the journal. as_text: Write only the completions, one line
@@ -165,10 +151,12 @@ class Journal:
         result = self._sorted
         try:
             with self._writing():
-                with result.open("wb") as file, self.partial.open("rb") as journal:
-                    for line in self._in_order(journal):
+                records = self._records()
+                with result.open("wb") as file:
+                    for number in range(1, self._count + 1):
+                        line, record = records.get(number, (b"", {}))
                         if as_text:
-                            text = json.loads(line or "{}").get("text", "")
+                            text = record.get("text", "")
                             text = text.replace("\r", "\\r").replace("\n", "\\n")
                             line = f"{text}\n".encode()
                         file.write(line)
@@ -179,19 +167,16 @@ class Journal:
 
     def errors(self) -> Iterator[tuple[int, str]]:
         """Yield the line number and the message of each error, in the order of the lines."""
-        if self.failed:
-            with self.partial.open("rb") as journal:
-                for line in self._in_order(journal):
-                    record = json.loads(line or b"{}")
-                    if "error" in record:
-                        yield record["line"], record["error"]
+        for number, (_, record) in self._records().items() if self.failed else ():
+            if "error" in record:
+                yield number, record["error"]
 
-    def _in_order(self, journal: BinaryIO) -> Iterator[bytes]:
-        """Yield the result of each line of the input, or b"" if it has none."""
-        for line in range(1, self._count + 1):
-            if line in self:
-                journal.seek(self._places[line])
-            yield journal.readline() if line in self else b""
+    def _records(self) -> dict[int, tuple[bytes, dict[str, Any]]]:
+        """Return the results as they are written and as objects, by the number of the line, in the
+        order of the input."""
+        _, *lines = self.partial.read_bytes().splitlines(keepends=True)
+        parsed = ((line, json.loads(line)) for line in lines)
+        return dict(sorted((record["line"], (line, record)) for line, record in parsed))
 
     def _open(self) -> FileIO:
         with self._writing():
@@ -231,7 +216,7 @@ class Journal:
             # An interrupted run may have written only a part of the last line.
             for line in takewhile(lambda line: line.endswith(b"\n"), lines):
                 try:
-                    self._note(json.loads(line), self._end)
+                    self._note(json.loads(line))
                 except (ValueError, TypeError, KeyError, IndexError):
                     raise OutputError(
                         f"{self.partial} is damaged behind {self.done} results: delete it"
@@ -252,11 +237,11 @@ class Journal:
                 return f"with --{name.replace('_', '-')} {before}, not {now}"
         return ""
 
-    def _note(self, record: Mapping[str, Any], place: int) -> None:
+    def _note(self, record: Mapping[str, Any]) -> None:
         line = record["line"]
         if line in self or not 1 <= line <= self._count:
             raise IndexError(line)
-        self._places[line] = place
+        self._lines.add(line)
         self.done += 1
         self.failed += "error" in record
 
@@ -267,7 +252,6 @@ class Journal:
         with self._writing():
             if self._stream.write(line) != len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        self._end += len(line)
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
