@@ -43,33 +43,31 @@ COMMON = frozenset(setting.name for setting in fields(Options)) - {*PER_LINE}
 class Files(Flags):
     input: Path = flag(
         REQUIRED,
-        "The file of prompts, or - for standard input: one a line; or JSON lines, where its name "
-        "ends in .jsonl or its first line is an object, each with prompt or messages, and maybe "
-        "id, max_tokens, seed, temperature, top_p, stop.",
+        "The file of prompts, or - for standard input. Each line is a prompt. If the name ends in "
+        ".jsonl or the first line is a JSON object, each line is an object. It has prompt or "
+        "messages, and optionally id, max_tokens, seed, temperature, top_p and stop.",
         argument=True,
         metavar="INPUT",
     )
     output: Path = flag(
         REQUIRED,
-        "The file to write: JSON lines in the order of the input; - is standard output, from which "
-        "no later run goes on.",
+        "The file to write, as JSON lines in the order of the input; - is standard output. Only a "
+        "run with a file can be resumed.",
         "-o",
         metavar="FILE",
     )
     batch_size: str = flag(
         "auto",
-        "The number of texts that are decoded at once; auto takes what brings most tokens a "
-        "second.",
+        "The number of sequences that are decoded together. With auto, it is the number with the "
+        "most tokens per second.",
         metavar="N|auto",
     )
-    text: bool = flag(
-        False, "Write the texts alone, a line for each line of the input, with \\n for line breaks."
-    )
+    text: bool = flag(False, "Write only the completions, one a line, with \\n for line breaks.")
     strict: bool = flag(
-        False, "Stop at the first line that cannot become a text, instead of going on."
+        False, "Stop at the first line without a completion, instead of writing its error."
     )
     overwrite: bool = flag(
-        False, "Replace an output, and what a run with other settings left unfinished."
+        False, "Replace an existing output, and the results of an unfinished run."
     )
     quiet: bool = flag(False, "Print no statistics, no progress and no notes.")
 
@@ -84,10 +82,10 @@ class Made(SpecialTokens, Constraints, MemoryFlags, TextFlags):
     "mlx-specdec batch a.txt -o b.txt --model weights/py-llama --batch-size 8",
 )
 def batch(files: Files, flags: Made) -> None:
-    """Generate a text for each line of a file, many at once.
+    """Generate a completion for each line of a file, many at once.
 
-    A text is what its prompt becomes alone. The same command goes on where an interrupted one was.
-    """
+    Completions are the same as if each prompt were decoded alone. To resume an interrupted run,
+    type the same command again."""
     inputs = (files.input, flags.json_schema, flags.grammar, *(flags.lookup_file or ()))
     if files.output == STANDARD_STREAM:
         check_not_read("standard output", [1], inputs)

@@ -55,7 +55,7 @@ class Measuring(Flags):
     )
     proposer: list[str] | None = flag(
         None,
-        "A drafter to measure, as generate names them; the flag may be repeated.",
+        "A proposer to measure, as in generate; the flag may be repeated.",
         metavar="NAME",
         autocompletion=proposers,
     )
@@ -68,12 +68,12 @@ class Measuring(Flags):
     )
     batch_size: str | None = flag(
         None,
-        "Measure the throughput over the whole file, so many texts at a time: numbers separated "
+        "Measure the throughput over the complete file at these batch sizes, which are separated "
         "by commas.",
         metavar="N,...",
     )
     limit: int | None = flag(None, "The number of prompts to use, from the first one on.", min=1)
-    repeats: int = flag(3, "The number of times that each text is generated.", min=1)
+    repeats: int = flag(3, "The number of times that each completion is generated.", min=1)
     plot: Path | None = flag(
         None,
         "A .png or .svg file to draw the speeds by draft length into, with matplotlib.",
@@ -120,7 +120,7 @@ class Compared(Models):
 
     draft_model: list[str] | None = flag(  # type: ignore[assignment]
         None,
-        "A draft as generate takes it; the flag may be repeated, to compare several.",
+        "A draft model, as in generate; the flag may be repeated to compare several.",
         "--draft-model-name",
     )
 
@@ -138,8 +138,8 @@ class Compared(Models):
 def bench(measuring: Measuring, models: Compared, text: BenchFlags, output: Json) -> None:
     """Measure what speculation gains on this machine.
 
-    Without arguments, the shipped translator is measured on its sample prompts. Ctrl-C keeps what
-    was measured so far."""
+    Without arguments, the shipped translator is measured on its sample prompts. Ctrl-C shows the
+    results so far."""
     options = Options(**text.for_options())
     sizes, lengths = measuring.sizes(), measuring.lengths()
     drafts = list(dict.fromkeys(models.draft_model or []))

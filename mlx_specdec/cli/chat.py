@@ -45,8 +45,8 @@ Ctrl-C stops an answer, and not the chat."""
 
 @group("Output")
 class OutputFlags(Flags):
-    show_drafts: bool = flag(False, "Mark the accepted draft tokens in the text.")
-    quiet: bool = flag(False, "Say nothing but the answers.")
+    show_drafts: bool = flag(False, "Mark the accepted draft tokens in the answers.")
+    quiet: bool = flag(False, "Print the answers only.")
 
 
 @group()
@@ -58,8 +58,8 @@ class Answers(SpecialTokens, Defaults, TextFlags):
 def chat(flags: Answers, shown: OutputFlags) -> None:
     """Hold a conversation in the terminal.
 
-    Without --model it is with the shipped translator, which answers English sentences in French.
-    /help lists what can be said beside messages."""
+    The default model is the shipped translator, which answers English sentences in French. /help
+    lists the commands of the chat."""
     pair, options = load_drafting(flags, flags.options(), quiet=shown.quiet, history=True)
     if flags.seed is None:
         options = replace(options, seed=secrets.randbits(32))

@@ -11,8 +11,8 @@ from .loading import REVISION
 
 @group("Conversion")
 class Conversion(Flags):
-    """Flags for the source and the result. Their names are also parameters of
-    `conversion.convert.convert`."""
+    """Flags for the source and the result. `conversion.convert.convert` has parameters
+    of the same names."""
 
     model: str = flag(
         REQUIRED,

@@ -45,7 +45,7 @@ def flag(default: Any, help: str, *aliases: str, argument: bool = False, **more:
 
 @dataclass(frozen=True)
 class Flags:
-    """A group of flags, made by the decorator `group`. Its fields are made by `flag`.
+    """A group of flags. The decorator `group` makes the class, and `flag` makes the fields.
 
     Attributes:
         panel: The heading of the flags in --help."""
@@ -162,10 +162,10 @@ def by_model(otherwise: str) -> str:
 @group("Prompt")
 class ChatTemplate(Flags):
     no_chat_template: bool = flag(
-        False, "Use no chat template; take the prompt as it is.", "--ignore-chat-template"
+        False, "Do not apply the chat template to the prompt.", "--ignore-chat-template"
     )
     system_prompt: str | None = flag(
-        None, "The system's message, which the chat template puts before the prompt."
+        None, "The system message, which the chat template puts before the prompt."
     )
     chat_template_config: str | None = flag(
         None,
@@ -173,14 +173,14 @@ class ChatTemplate(Flags):
         metavar="JSON",
     )
     target_lang: str | None = flag(
-        None, "The language to translate into, by the model's code for it.", metavar="CODE"
+        None, "The target language, as a code that the model knows.", metavar="CODE"
     )
     source_lang: str | None = flag(
-        None, "The language of the prompt, where a translation model needs it.", metavar="CODE"
+        None, "The language of the prompt, if a translation model needs it.", metavar="CODE"
     )
     prefill_step_size: int | None = flag(
         None,
-        "The number of tokens of the prompt in one pass.",
+        "The number of prompt tokens that are prefilled in one pass.",
         show_default="512; 2048 on a GPU with memory for it",
     )
 
@@ -204,14 +204,14 @@ class ChatTemplate(Flags):
 class SpecialTokens(Flags):
     show_special_tokens: bool = flag(
         False,
-        "Print special tokens too, except for those that end or pad a text. The sentinels of a T5 "
-        "that fills in gaps, such as extra_id_0, are printed anyway.",
+        "Print special tokens too, except for tokens that end or pad a completion. The sentinels "
+        "of a T5 that fills in gaps, such as extra_id_0, are printed anyway.",
     )
 
 
 @group("Drafting")
 class CostCache(Flags):
-    no_cache: bool = flag(False, "Neither use nor keep the costs of rounds on this machine.")
+    no_cache: bool = flag(False, "Neither use nor save measured costs of rounds.")
 
     def for_options(self) -> dict[str, Any]:
         return {**super().for_options(), "cost_cache": not self.no_cache}
@@ -221,27 +221,27 @@ class CostCache(Flags):
 class RuleFlags(Flags):
     rule: Literal["coupled", "token", "block", "typical"] | None = flag(
         None,
-        "The rule by which draft tokens are accepted: coupled writes the same text as plain "
-        "decoding, token and block keep its distribution, typical is lossy.",
+        "The rule by which draft tokens are accepted. With coupled, completions are the same as in "
+        "plain decoding. Token and block keep the distribution. Typical is lossy.",
         show_default="coupled",
     )
     exact: bool = flag(
         False,
-        "Keep the output equal to plain decoding to the last bit where a GPU rounds one row and "
-        "several rows differently: at least two rows a pass, at most 4 draft tokens, one prompt at "
-        "a time, no prompt cache.",
+        "Keep the output equal to plain decoding, to the last bit, although a GPU rounds one row "
+        "and several rows differently. Each pass then has at least two rows, and a round has at "
+        "most 4 draft tokens. Prompts are decoded one at a time, without the prompt cache.",
     )
 
 
 @group("Verification")
 class Lenience(Flags):
-    delta: float = flag(0.0, "The lenience from 0 to 1; the text is lossy above 0.")
+    delta: float = flag(0.0, "The lenience from 0 to 1. Completions are lossy above 0.")
 
 
 @group("Sampling")
 class SamplingFlags(Flags):
     max_tokens: int = flag(100, MAX_TOKENS, "-m")
-    seed: int = flag(0, "The seed that decides the text above temperature 0.")
+    seed: int = flag(0, "The seed, which decides the completion above temperature 0.")
     temperature: float = flag(0.0, TEMPERATURE, "--temp")
     top_p: float = flag(1.0, TOP_P)
     top_k: int = flag(0, TOP_K)
@@ -264,7 +264,7 @@ class ModelSampling(SamplingFlags):
     min_p: float | None = flag(None, MIN_P, show_default=by_model("0"))  # type: ignore[assignment]
     repetition_penalty: float | None = flag(
         None,
-        "The factor against tokens of the prompt and the output; 1 is off.",
+        "The penalty factor for tokens of the prompt and the completion; 1 is off.",
         show_default=by_model("1"),
     )
 
@@ -296,13 +296,13 @@ class Json(Flags):
 class Constraints(Flags):
     json_schema: str | None = flag(
         None,
-        "The JSON schema that the text has to fit: a file, or the schema itself in braces.",
+        "The JSON schema of the completion: a file, or the schema itself in braces.",
         metavar="FILE|JSON",
     )
-    regex: str | None = flag(None, "The regular expression that the whole text has to match.")
+    regex: str | None = flag(None, "The regular expression of the completion.")
     grammar: Path | None = flag(
         None,
-        "A file with the grammar that the text has to follow, in llguidance's variant of Lark.",
+        "A file with the grammar of the completion, in llguidance's variant of Lark.",
         metavar="FILE",
     )
 
@@ -315,8 +315,8 @@ class Constraints(Flags):
 
 
 def _contents(name: str, file: Path | None, instead: str = "") -> str | None:
-    """Return the text in the file that a flag names, or None. Raises OptionError. instead: What the
-    flag takes beside a file, for the error if there is no such file."""
+    """Return the text in the file that a flag names, or None. Raises OptionError. instead: The
+    end of the error if there is no such file."""
     if file is None:
         return None
     try:
@@ -333,16 +333,16 @@ def _contents(name: str, file: Path | None, instead: str = "") -> str | None:
 @group("Sampling")
 class Penalties(Flags):
     xtc_probability: float = flag(
-        0.0, "The share of positions whose top choices are excluded; 0 excludes none."
+        0.0, "The share of positions at which XTC excludes the top choices; 0 turns XTC off."
     )
     xtc_threshold: float = flag(
-        0.1, "The probability above which all tokens but the least likely one are top choices."
+        0.1, "The probability above which XTC excludes tokens, except for the least likely of them."
     )
     presence_penalty: float = flag(
-        0.0, "The amount subtracted from the logits of tokens in the output."
+        0.0, "The amount to subtract from the logits of tokens that the completion has."
     )
     frequency_penalty: float = flag(
-        0.0, "The amount subtracted for each time that a token occurs in the output."
+        0.0, "The amount to subtract for each time that the completion has a token."
     )
     logit_bias: list[str] | None = flag(
         None,
@@ -350,10 +350,10 @@ class Penalties(Flags):
         metavar="ID=VALUE",
     )
     stop: list[str] | None = flag(
-        None, "A string before which the text ends; the flag may be repeated."
+        None, "A string before which the completion ends; the flag may be repeated."
     )
     extra_eos_token: list[str] | None = flag(
-        None, "A token, or its id, that ends the text as well; the flag may be repeated."
+        None, "A token, or its id, that also ends the completion; the flag may be repeated."
     )
 
     def for_options(self) -> dict[str, Any]:

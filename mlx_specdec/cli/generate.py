@@ -36,7 +36,7 @@ TURNS = 3
 class PromptFlags(Flags):
     prompt_words: str | None = flag(
         None,
-        "The prompt. Without one, a pipe on standard input is read; - reads it always.",
+        "The prompt; - reads standard input. Without a prompt, a pipe on standard input is read.",
         argument=True,
         metavar="PROMPT",
     )
@@ -45,9 +45,8 @@ class PromptFlags(Flags):
 
     prompt_cache_dir: Path | None = flag(
         None,
-        "A directory that keeps what was computed of prompts. The prompt is given whole, and what "
-        "the directory has of its beginning is not read again; --max-tokens 0 keeps that of the "
-        "prompt alone.",
+        "The directory of a prefix cache on disk. If an earlier prompt began in the same way, its "
+        "beginning is not prefilled again. With --max-tokens 0, the prompt is only prefilled.",
         metavar="DIR",
     )
 
@@ -59,9 +58,9 @@ class GenerateFlags(SpecialTokens, Constraints, TextFlags):
 
 @group()
 class Output(Json):
-    show_drafts: bool = flag(False, "Mark the accepted draft tokens in the text.")
-    verbose: bool = flag(False, "Say which draft lengths were chosen, and why.")
-    quiet: bool = flag(False, "Print the text only, without statistics, progress and notes.")
+    show_drafts: bool = flag(False, "Mark the accepted draft tokens in the completion.")
+    verbose: bool = flag(False, "Print the chosen draft length, and the reason.")
+    quiet: bool = flag(False, "Print the completion only, without statistics, progress and notes.")
 
 
 @command(
@@ -69,7 +68,7 @@ class Output(Json):
     'mlx-specdec generate "def f(x):" --model weights/py-llama --proposer ngram',
 )
 def generate(prompt: PromptFlags, flags: GenerateFlags, output: Output) -> None:
-    """Generate text.
+    """Generate a completion of a prompt.
 
     Without arguments, the shipped translator translates a sample sentence, and says how much faster
     than plain decoding it was."""

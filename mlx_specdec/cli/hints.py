@@ -1,5 +1,5 @@
-"""What to do instead of something that this program does not have, for errors: commands of other
-programs, and flags that were removed. hints.toml has the hints."""
+"""Hints for errors about commands of other programs, and about flags that were removed. They are in
+hints.toml."""
 
 import tomllib
 from difflib import get_close_matches
@@ -7,7 +7,7 @@ from pathlib import Path
 
 CERTAIN = 0.85
 """The least similarity to a command of another program at which a word is taken for it, as difflib
-counts. For downlaod it is 0.875, and for listen and list it is 0.8."""
+counts. The similarity of downlaod and download is 0.875, and listen and list have 0.8."""
 
 
 def _hints(table: str, separator: str) -> dict[str, str]:

@@ -35,9 +35,9 @@ class Machines(Flags):
         "--hostfile",
         metavar="A,B|FILE",
     )
-    n: int | None = flag(None, "The number of ranks on this machine, in the place of hosts.", "-n")
+    n: int | None = flag(None, "The number of ranks on this machine, instead of hosts.", "-n")
     backend: Literal["ring", "jaccl", "jaccl-ring", "mpi", "nccl"] = flag(
-        "ring", "What of mx.distributed connects them; jaccl is RDMA over Thunderbolt 5."
+        "ring", "The back end of mx.distributed; jaccl is RDMA over Thunderbolt 5."
     )
     env: list[str] | None = flag(
         None, "A variable for all ranks; the flag may be repeated.", metavar="NAME=VALUE"
@@ -48,8 +48,8 @@ class Machines(Flags):
 class Launched(Flags):
     words: list[str] = flag(
         REQUIRED,
-        "A command of mlx-specdec with its flags, behind --; --distributed tensor is added unless "
-        "it has --distributed.",
+        "A command of mlx-specdec with its flags, after --. If it has no --distributed, "
+        "--distributed tensor is added.",
         argument=True,
         metavar="COMMAND...",
     )
@@ -69,7 +69,7 @@ def launch(machines: Machines, launched: Launched) -> None:
     if missing:
         raise OptionError("; ".join(missing))
     with tempfile.TemporaryDirectory() as made:
-        # Rank 0 writes this file on its own machine, where the temporary directory may not exist.
+        # Rank 0 writes this file on its own machine, which may lack the temporary directory.
         status = Path(made) / "status" if hosts[0] == LOCAL else Path(f"/tmp/{Path(made).name}")
         _run(mlx_launch(machines, launched.words, status))
         code = _status(hosts[0], status)

@@ -75,17 +75,17 @@ class ModelFlags(Flags):
 class Sources(Flags):
     model: str | None = flag(
         None,
-        "The target: a directory, a name on the Hub, lmstudio:PUBLISHER/NAME, ollama:NAME:TAG, or "
-        "auto or auto:code for the pair of the table that gains most on this machine.",
+        "The target: a directory, a name on the Hub, lmstudio:PUBLISHER/NAME or ollama:NAME:TAG. "
+        "With auto or auto:code, the table of pairs names the pair that gains most on this machine.",
         "--model-name",
         show_default="the shipped translator",
         autocompletion=targets,
     )
     draft_model: str | None = flag(
         None,
-        "The draft, a model or a drafter on hidden states: a directory, a name on the Hub, mtp for "
-        "the target's layers for multi-token prediction (mtp:NAME fetches those of another "
-        "model), or auto for the one in the table of pairs that gains most.",
+        "The draft model or hidden-state drafter: a directory or a name on the Hub. With mtp, the "
+        "target drafts with its layers for multi-token prediction; mtp:NAME fetches such layers "
+        "from another model. With auto, the table of pairs names the draft that gains most.",
         "--draft-model-name",
         autocompletion=drafts,
     )
@@ -132,12 +132,13 @@ class Models(Sources):
         None, "An adapter for the target: a directory that mlx-lm has trained.", metavar="DIR"
     )
     draft_vocab: Literal["same", "intersect"] = flag(
-        "same", "With intersect, a draft of another vocabulary drafts what both models can write."
+        "same",
+        "With intersect, a draft model of another vocabulary drafts shared tokens only.",
     )
     distributed: Literal["tensor", "pipeline"] | None = flag(
         None,
-        "Share the target between the machines that mlx-specdec launch or mlx.launch has started: "
-        "a part of each layer (tensor), or some of the layers (pipeline).",
+        "Share the target between the machines that mlx-specdec launch or mlx.launch has started. "
+        "With tensor, each machine has a part of every layer; with pipeline, it has some layers.",
     )
 
     def loading(self) -> dict[str, Any]:
@@ -152,7 +153,7 @@ class Models(Sources):
         if self.distributed is None:
             return super().begin()
         if (self.model or "").partition(":")[0] == AUTO:
-            raise OptionError("--model auto knows one machine alone: name what they are to share")
+            raise OptionError("--model auto knows one machine alone: name the model to share")
         from ..models.distributed.group import join
 
         ranks = join()
@@ -171,7 +172,7 @@ class KVCacheFlags(Models):
         "plain decoding.",
     )
     kv_group_size: int = flag(64, "The number of values in the KV cache that share one scale.")
-    max_kv_size: int | None = flag(None, "Keep only this many of the newest tokens.")
+    max_kv_size: int | None = flag(None, "The number of newest tokens that the KV cache keeps.")
 
     def loading(self) -> dict[str, Any]:
         caches = CacheSettings(self.kv_bits, self.kv_group_size, self.max_kv_size)
@@ -182,8 +183,8 @@ class KVCacheFlags(Models):
 class MemoryFlags(Flags):
     memory_budget: str | None = flag(
         None,
-        "The memory that all texts together may take beside the models, such as 8GB; what does not "
-        "fit waits.",
+        "The memory for all completions together, without the models, such as 8GB. Completions "
+        "that do not fit wait.",
         metavar="SIZE",
         show_default="what the machine has left",
     )
@@ -199,9 +200,9 @@ class MemoryFlags(Flags):
 class Drafting(CostCache, KVCacheFlags):
     proposer: str | None = flag(
         None,
-        "The drafter: a draft model (draft), n-gram lookup in the prompt and the text (ngram), "
-        "Medusa heads (medusa), a drafter on the target's hidden states by its kind "
-        f"({', '.join(DRAFTER_KINDS)}), lookup before one of the others (auto), or none.",
+        "The proposer: draft (a draft model), ngram (lookup in prompt and completion), medusa "
+        f"(Medusa heads), a hidden-state drafter by its kind ({', '.join(DRAFTER_KINDS)}), "
+        "auto (lookup first, then one of the others), or none.",
         metavar="NAME",
         autocompletion=proposers,
         show_default="auto; if --num-draft is a number, lookup only if nothing else drafts",
@@ -213,16 +214,16 @@ class Drafting(CostCache, KVCacheFlags):
         metavar="N|auto",
     )
     speculate: int | None = flag(
-        None, "The same number, drafted by n-gram lookup where nothing else is named."
+        None, "As --num-draft, but lookup is the proposer unless another one is named."
     )
     ngram_min: int | None = flag(
         None,
-        "The shortest match that lookup trusts, in tokens.",
+        "The shortest match, in tokens, after which lookup drafts.",
         show_default="2, or 4 before another drafter",
     )
     lookup_file: list[Path] | None = flag(
         None,
-        "A text that lookup searches as well; the flag may be repeated.",
+        "A text file that lookup also searches; the flag may be repeated.",
         metavar="FILE",
         exists=True,
         dir_okay=False,

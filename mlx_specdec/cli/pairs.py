@@ -62,7 +62,7 @@ def has_slow_rows() -> bool:
 @group("Pairs")
 class Which(Flags):
     name: str | None = flag(
-        None, "Show the pairs whose names have this in them.", argument=True, metavar="NAME"
+        None, "Show the pairs whose names contain this word.", argument=True, metavar="NAME"
     )
     memory: str | None = flag(
         None, "Show what a Mac with this memory can run, such as 32GB.", metavar="SIZE"

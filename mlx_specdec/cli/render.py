@@ -157,8 +157,8 @@ def fitted(
 
 
 def console_for(stream: TextIO) -> Console:
-    """Return a console without markup that is as wide as the terminal. For files and pipes it is so
-    wide that nothing is wrapped."""
+    """Return a console without markup that is as wide as the terminal. For files and pipes, the
+    console is so wide that nothing is wrapped."""
     from rich.console import Console
 
     width = None if stream.isatty() else NOT_A_TERMINAL
@@ -379,7 +379,7 @@ def pace(tokens: int, seconds: float, speed: float | None) -> str:
 
 
 def lengths(reason: str, result: Result) -> str:
-    """Return why the draft length is what it is, and a line with acceptance rates by position."""
+    """Return the reason for the draft length, and a line with acceptance rates by position."""
     lines, drafted = [reason], result.stats.drafted_by_position
     if drafted:
         rates = zip(result.stats.accepted_by_position, drafted, strict=True)

@@ -34,7 +34,7 @@ class TrainingTexts(Flags):
         'A file with one text a line, or JSON lines with "prompt" and maybe "target".',
         metavar="FILE",
     )
-    no_self_distill: bool = flag(False, "Learn from the data and not from the model's own text.")
+    no_self_distill: bool = flag(False, "Train on the data, instead of completions by the model.")
     samples: int = flag(COLLECTING.samples, "The largest number of texts to learn from.")
     length: int = flag(COLLECTING.length, "The number of tokens of a text.")
 
@@ -85,7 +85,7 @@ class Schedule(Flags):
 
 @group("Heads")
 class Heads(Flags):
-    heads: int = flag(FITTING.heads, "The number of heads, each of which drafts one token.")
+    heads: int = flag(FITTING.heads, "The number of heads. Each head drafts one token.")
     own_output: bool = flag(
         FITTING.own_output, "Train an output layer for each head, which is better and larger."
     )
@@ -95,7 +95,7 @@ class Heads(Flags):
 class Draft(Flags):
     kind: Literal["draft", "dspark"] = flag(
         "draft",
-        "What to train: a draft model, or a drafter on the target's hidden states (dspark).",
+        "Train a draft model (draft), or a drafter on the target's hidden states (dspark).",
     )
     draft_model: str | None = flag(None, "The draft model to begin with, instead of layers.")
     num_draft: int = flag(
