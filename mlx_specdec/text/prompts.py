@@ -3,9 +3,9 @@
 import json
 import operator
 import re
+import stat
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, cast
@@ -150,8 +150,8 @@ def _messages(prompt: str | Sequence[int] | Messages) -> Messages | None:
 
 LARGEST_DOCUMENTS = 1 << 28
 """Largest number of bytes of all documents together. Their index takes five times the memory."""
-PIECE = 1 << 16
-"""Number of characters that are tokenized at a time. Up to as many are added to complete a line."""
+PIECE = re.compile(r"(?s).{1,65536}[^\n]{0,65536}\n?")
+"""Matches the text that is tokenized at a time: characters, and the rest of their last line."""
 
 
 def tokens(
@@ -162,58 +162,44 @@ def tokens(
     """Return the token ids of each document, without the special tokens around a prompt.
 
     Args:
-        report: Called with the number of bytes that are done, and of all bytes.
+        report: Called with the number of characters that are done, and of all characters.
     Raises:
         DocumentError: If a document cannot be read or is not text, or if all are too large.
     """
-    total, done = _check(files), 0
+    texts = _documents(files)
+    total, done = sum(map(len, texts)), 0
     special = list(tokenizer.special_ids)
     documents = []
     report(0, total)
-    for file in files:
-        parts, blank = [], True
-        for text in _pieces(file):
-            blank = blank and not text.strip()
-            ids = np.array(tokenizer.encode(text), np.int32)
+    for text in texts:
+        parts = []
+        for piece in PIECE.findall(text):
+            ids = np.array(tokenizer.encode(piece), np.int32)
             (inner,) = np.nonzero(~np.isin(ids, special))
             parts.append(ids[inner[0] : inner[-1] + 1] if inner.size else ids[:0])
-            done += len(text.encode())
-            report(min(done, total), total)
-        if blank:
-            raise DocumentError(f"{file} is empty: there is nothing to look up in it")
+            done += len(piece)
+            report(done, total)
         documents.append(np.concatenate(parts))
-    report(total, total)
     return documents
 
 
-def _check(files: Sequence[Path]) -> int:
-    total = 0
-    for file in files:
-        with _readable(file):
-            total += file.stat().st_size
-        if not file.is_file():
-            raise DocumentError(f"{file} is no file of text: name the files that are to be read")
-    if total > LARGEST_DOCUMENTS:
-        most = f"at most {LARGEST_DOCUMENTS / 2**20:.0f} can be searched: leave some out"
-        raise DocumentError(f"the documents to look up have {total / 2**20:.0f} MiB, and {most}")
-    return total
-
-
-@contextmanager
-def _readable(file: Path) -> Iterator[None]:
+def _documents(files: Sequence[Path]) -> list[str]:
+    texts = []
     try:
-        yield
+        for file in files:
+            if not stat.S_ISREG(file.stat().st_mode):
+                raise DocumentError(f"{file} is no file of text: name the files of documents")
+        if (size := sum(file.stat().st_size for file in files)) > LARGEST_DOCUMENTS:
+            most = f"at most {LARGEST_DOCUMENTS / 2**20:.0f} can be searched: leave some out"
+            raise DocumentError(f"the documents to look up have {size / 2**20:.0f} MiB, and {most}")
+        for file in files:
+            texts.append(file.read_text(encoding="utf-8-sig"))
+            if "\0" in texts[-1]:
+                raise UnicodeError
+            if not texts[-1].strip():
+                raise DocumentError(f"{file} is empty: there is nothing to look up in it")
     except OSError as problem:
         raise DocumentError(f"cannot read {file}: {problem.strerror}") from None
-    except UnicodeDecodeError:
+    except UnicodeError:
         raise DocumentError(f"{file} is not UTF-8 text: only text can be looked up") from None
-
-
-def _pieces(file: Path) -> Iterator[str]:
-    """Yield pieces of a document that end at the end of a line, if lines are not too long."""
-    with _readable(file), file.open(encoding="utf-8-sig") as stream:
-        while text := stream.read(PIECE):
-            text += stream.readline(PIECE)
-            if "\0" in text:
-                raise DocumentError(f"{file} is not UTF-8 text: only text can be looked up")
-            yield text
+    return texts

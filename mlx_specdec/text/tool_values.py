@@ -21,8 +21,7 @@ JSON_TYPES: Mapping[type, str] = {
 """JSON Schema's names of types."""
 ANY = frozenset(JSON_TYPES.values())
 STRING = frozenset(("string",))
-PYTHON_VALUES: Mapping[str, object] = {"True": True, "False": False, "None": None}
-"""Python's names of values."""
+PYTHON_VALUES = ("True", "False", "None")
 ESCAPES = "\\'\"abfnrtvxuUN01234567"
 """Characters that Python reads after a backslash."""
 CONTROLS = {"\n": "\\n", "\r": "\\r", "\0": "\\x00"}
@@ -62,23 +61,24 @@ def object_of(value: Any) -> dict[str, Any]:
     return value
 
 
-def kinds_of(schema: object, root: Schema) -> frozenset[str]:
-    """Return the names of the types that a schema admits. root: The schema to which references are
-    relative."""
-    return _kinds(schema, root, {})
+def kinds_of(
+    schema: object, root: Schema, resolved: dict[str, frozenset[str]] | None = None
+) -> frozenset[str]:
+    """Return the names of the types that a schema admits.
 
-
-def _kinds(schema: object, root: Schema, known: dict[str, frozenset[str]]) -> frozenset[str]:
-    """known: The types of references. A reference that is being resolved admits all types."""
+    Args:
+        root: The schema to which references are relative.
+        resolved: The types of references. A reference that is being resolved admits all types."""
+    resolved = {} if resolved is None else resolved
     if not isinstance(schema, Mapping):
         return ANY
     found = ANY
     reference = schema.get("$ref")
     if isinstance(reference, str):
-        if reference not in known:
-            known[reference] = ANY
-            known[reference] = _kinds(schema_at(root, reference), root, known)
-        found &= known[reference]
+        if reference not in resolved:
+            resolved[reference] = ANY
+            resolved[reference] = kinds_of(schema_at(root, reference), root, resolved)
+        found &= resolved[reference]
     names = schema.get("type", ())
     names = {str(name).lower() for name in (names if isinstance(names, list) else [names])} & ANY
     found &= (names | {"integer"} if "number" in names else names) or ANY
@@ -88,9 +88,9 @@ def _kinds(schema: object, root: Schema, known: dict[str, frozenset[str]]) -> fr
     for name in ("anyOf", "oneOf"):
         branches = schema.get(name)
         if isinstance(branches, list) and branches:
-            found &= frozenset().union(*(_kinds(branch, root, known) for branch in branches))
+            found &= frozenset().union(*(kinds_of(branch, root, resolved) for branch in branches))
     for branch in schema.get("allOf") or ():
-        found &= _kinds(branch, root, known)
+        found &= kinds_of(branch, root, resolved)
     return found | {"null"} if schema.get("nullable") is True else found
 
 
@@ -118,9 +118,7 @@ def unquoted(text: str, *, words: bool = True) -> Any:
         return sendable(DECODER.decode(text))
     except (ValueError, RecursionError):
         pass
-    if words and text in PYTHON_VALUES:
-        return PYTHON_VALUES[text]
-    if words and text.startswith(("[", "{")):
+    if words and (text in PYTHON_VALUES or text.startswith(("[", "{"))):
         try:
             value = ast.literal_eval(text)
             # A tuple or a number as a key would become something else in JSON.
@@ -142,8 +140,8 @@ def string_of(literal: str) -> str:
 
     def escaped(found: re.Match[str]) -> str:
         last = CONTROLS.get(found[0][-1], found[0][-1])
-        known = len(found[0]) == 2 and last in ESCAPES
-        return found[0] if known else "\\\\" * (len(found[0]) - 1) + last
+        escape = len(found[0]) == 2 and last in ESCAPES
+        return found[0] if escape else "\\\\" * (len(found[0]) - 1) + last
 
     try:
         return str(
