@@ -20,7 +20,7 @@ from ..core.options import Options
 from ..errors import OptionError, PromptError, SpecdecError
 from . import interrupts, render
 from .batch_files import STANDARD_STREAM, Journal, PromptLines, written
-from .flags import REQUIRED, Constraints, Flags, SpecialTokens, command, flag, group
+from .flags import REQUIRED, Constraints, Flags, SpecialTokens, command, flag
 from .loading import MemoryFlags, TextFlags, count_or_auto, load_drafting
 
 if TYPE_CHECKING:
@@ -39,8 +39,7 @@ COMMON = frozenset(setting.name for setting in fields(Options)) - {*PER_LINE}
 """Settings that are the same for all lines."""
 
 
-@group("Batch")
-class Files(Flags):
+class Files(Flags, panel="Batch"):
     input: Path = flag(
         REQUIRED,
         "The file of prompts, or - for standard input. Each line is a prompt. If the name ends in "
@@ -72,7 +71,6 @@ class Files(Flags):
     quiet: bool = flag(False, "Print no statistics, no progress and no notes.")
 
 
-@group()
 class Made(SpecialTokens, Constraints, MemoryFlags, TextFlags):
     """Flags that change the completions."""
 

@@ -21,7 +21,6 @@ from .flags import (
     SamplingFlags,
     command,
     flag,
-    group,
 )
 from .loading import Models, load_pair, named, sample
 
@@ -45,8 +44,7 @@ DISPENSABLE_FIGURES = dict.fromkeys(
 """Columns that are left out on a narrow terminal, in this order."""
 
 
-@group("Measuring")
-class Measuring(Flags):
+class Measuring(Flags, panel="Measuring"):
     prompts: Path | None = flag(
         None,
         'A file with one prompt a line, or JSON lines with "prompt" or "turns" and "category".',
@@ -109,12 +107,10 @@ def _count(word: str, name: str, like: str) -> int:
     raise OptionError(f"{name} must look like {like}; {word.strip()!r} is no number above 0")
 
 
-@group()
 class BenchFlags(CostCache, ChatTemplate, SamplingFlags, RuleFlags):
     """Flags that change the completions."""
 
 
-@group()
 class Compared(Models):
     """Flags for a target and one or several draft models."""
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from .. import system
 from ..errors import OptionError, OutputError, PromptError, SpecdecError
 from . import interrupts, render
-from .flags import Flags, SpecialTokens, command, flag, group
+from .flags import Flags, SpecialTokens, command, flag
 from .generate import BYTE_ORDER_MARK
 from .loading import TextFlags, count_or_auto, load_drafting
 from .serve import Defaults
@@ -43,13 +43,11 @@ A line that ends in \\ goes on in the next one, and so does what stands between 
 Ctrl-C stops an answer, and not the chat."""
 
 
-@group("Output")
-class OutputFlags(Flags):
+class OutputFlags(Flags, panel="Output"):
     show_drafts: bool = flag(False, "Mark the accepted draft tokens in the answers.")
     quiet: bool = flag(False, "Print the answers only.")
 
 
-@group()
 class Answers(SpecialTokens, Defaults, TextFlags):
     max_tokens: int = flag(LONGEST_ANSWER, "The largest number of tokens of an answer.", "-m")
 

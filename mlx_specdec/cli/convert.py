@@ -5,12 +5,11 @@ from typing import Literal
 
 from ..errors import OptionError
 from . import interrupts, render
-from .flags import REQUIRED, Flags, command, flag, group
+from .flags import REQUIRED, Flags, command, flag
 from .loading import REVISION
 
 
-@group("Conversion")
-class Conversion(Flags):
+class Conversion(Flags, panel="Conversion"):
     """Flags for the source and the result. `conversion.convert.convert` has parameters
     of the same names."""
 
@@ -25,8 +24,7 @@ class Conversion(Flags):
     overwrite: bool = flag(False, "Replace a model that lies at the destination.")
 
 
-@group("Number format")
-class NumberFlags(Flags):
+class NumberFlags(Flags, panel="Number format"):
     dtype: Literal["float32", "float16", "bfloat16"] | None = flag(
         None, "The type of weights that are not quantized.", show_default="as stored"
     )

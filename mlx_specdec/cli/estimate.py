@@ -10,7 +10,7 @@ from ..engine.known_pairs import USES, known_pair
 from ..errors import OptionError
 from ..system import show_size, usable_memory
 from . import render
-from .flags import Flags, Json, command, flag, group
+from .flags import Flags, Json, command, flag
 from .loading import Sources, named
 from .pairs import told_gain
 
@@ -20,8 +20,7 @@ ESTIMATE_NOTE = (
 )
 
 
-@group("Prompt")
-class PromptLength(Flags):
+class PromptLength(Flags, panel="Prompt"):
     prompt_tokens: int = flag(128, "The number of tokens of the prompt.", min=1)
 
 

@@ -43,14 +43,20 @@ def flag(default: Any, help: str, *aliases: str, argument: bool = False, **more:
     return field(default=default, metadata=more)
 
 
+@dataclass_transform(frozen_default=True, field_specifiers=(flag,))
 @dataclass(frozen=True)
 class Flags:
-    """A group of flags. The decorator `group` makes the class, and `flag` makes the fields.
+    """A group of flags. Each subclass is a dataclass, and `flag` makes its fields.
 
     Attributes:
-        panel: The heading of the flags in --help."""
+        panel: The heading of the flags in --help, by default that of the base class."""
 
     panel: ClassVar[str]
+
+    def __init_subclass__(cls, panel: str | None = None) -> None:
+        if panel is not None:
+            cls.panel = panel
+        dataclass(frozen=True)(cls)
 
     def for_options(self) -> dict[str, Any]:
         """Return the arguments of `Options` that have the same names as these flags."""
@@ -62,15 +68,12 @@ class Flags:
         return self
 
 
-@dataclass_transform(frozen_default=True)
 def group(panel: str | None = None) -> Callable[[type[Group]], type[Group]]:
-    """Return a decorator that turns a class into a group of flags. panel: The heading of its flags,
-    or None for the heading of its base class."""
+    """Return a decorator that sets the heading of a group's flags."""
 
     def decorate(cls: type[Group]) -> type[Group]:
-        if panel is not None:
-            cls.panel = panel
-        return dataclass(frozen=True)(cls)
+        cls.panel = panel or cls.panel
+        return cls
 
     return decorate
 
@@ -159,8 +162,7 @@ def by_model(otherwise: str) -> str:
     return f"the model's own, or {otherwise}"
 
 
-@group("Prompt")
-class ChatTemplate(Flags):
+class ChatTemplate(Flags, panel="Prompt"):
     no_chat_template: bool = flag(
         False, "Do not apply the chat template to the prompt.", "--ignore-chat-template"
     )
@@ -200,8 +202,7 @@ class ChatTemplate(Flags):
         }
 
 
-@group("Output")
-class SpecialTokens(Flags):
+class SpecialTokens(Flags, panel="Output"):
     show_special_tokens: bool = flag(
         False,
         "Print special tokens too, except for tokens that end or pad a completion. The sentinels "
@@ -209,16 +210,14 @@ class SpecialTokens(Flags):
     )
 
 
-@group("Drafting")
-class CostCache(Flags):
+class CostCache(Flags, panel="Drafting"):
     no_cache: bool = flag(False, "Neither use nor save measured costs of rounds.")
 
     def for_options(self) -> dict[str, Any]:
         return {**super().for_options(), "cost_cache": not self.no_cache}
 
 
-@group("Verification")
-class RuleFlags(Flags):
+class RuleFlags(Flags, panel="Verification"):
     rule: Literal["coupled", "token", "block", "typical"] | None = flag(
         None,
         "The rule by which draft tokens are accepted. With coupled, completions are the same as in "
@@ -233,13 +232,11 @@ class RuleFlags(Flags):
     )
 
 
-@group("Verification")
-class Lenience(Flags):
+class Lenience(Flags, panel="Verification"):
     delta: float = flag(0.0, "The lenience from 0 to 1. Completions are lossy above 0.")
 
 
-@group("Sampling")
-class SamplingFlags(Flags):
+class SamplingFlags(Flags, panel="Sampling"):
     max_tokens: int = flag(100, MAX_TOKENS, "-m")
     seed: int = flag(0, "The seed, which decides the completion above temperature 0.")
     temperature: float = flag(0.0, TEMPERATURE, "--temp")
@@ -248,7 +245,6 @@ class SamplingFlags(Flags):
     min_p: float = flag(0.0, MIN_P)
 
 
-@group()
 class ModelSampling(SamplingFlags):
     """Flags for sampling whose defaults are the model's own. None means that a flag was not
     given."""
@@ -287,13 +283,11 @@ class ModelSampling(SamplingFlags):
         return {name: value for name, value in settings.items() if getattr(self, name) is None}
 
 
-@group("Output")
-class Json(Flags):
+class Json(Flags, panel="Output"):
     json: bool = flag(False, "Print one JSON object on standard output.")
 
 
-@group("Constraints")
-class Constraints(Flags):
+class Constraints(Flags, panel="Constraints"):
     json_schema: str | None = flag(
         None,
         "The JSON schema of the completion: a file, or the schema itself in braces.",
@@ -330,8 +324,7 @@ def _contents(name: str, file: Path | None, instead: str = "") -> str | None:
         raise OptionError(f"{name}: {file} is not UTF-8 text") from None
 
 
-@group("Sampling")
-class Penalties(Flags):
+class Penalties(Flags, panel="Sampling"):
     xtc_probability: float = flag(
         0.0, "The share of positions at which XTC excludes the top choices; 0 turns XTC off."
     )

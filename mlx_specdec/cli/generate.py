@@ -16,7 +16,7 @@ from .. import system
 from ..core.options import Options
 from ..errors import OptionError, PromptError
 from . import render
-from .flags import Constraints, Flags, Json, SpecialTokens, command, flag, group
+from .flags import Constraints, Flags, Json, SpecialTokens, command, flag
 from .loading import SHIPPED_PROMPT, TextFlags, load_drafting
 
 if TYPE_CHECKING:
@@ -32,8 +32,7 @@ TURNS = 3
 """How often plain and speculative decoding are timed, alternately, after one warm-up each."""
 
 
-@group("Prompt")
-class PromptFlags(Flags):
+class PromptFlags(Flags, panel="Prompt"):
     prompt_words: str | None = flag(
         None,
         "The prompt; - reads standard input. Without a prompt, a pipe on standard input is read.",
@@ -51,12 +50,10 @@ class PromptFlags(Flags):
     )
 
 
-@group()
 class GenerateFlags(SpecialTokens, Constraints, TextFlags):
     """Flags that change the completion."""
 
 
-@group()
 class Output(Json):
     show_drafts: bool = flag(False, "Mark the accepted draft tokens in the completion.")
     verbose: bool = flag(False, "Print the chosen draft length, and the reason.")

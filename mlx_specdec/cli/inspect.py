@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..system import show_size
 from . import render
-from .flags import REQUIRED, Flags, Json, command, flag, group
+from .flags import REQUIRED, Flags, Json, command, flag
 from .loading import REVISION
 
 _PARTS = ("weight", "scales", "biases")
@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from ..conversion.inspect import Inspection
 
 
-@group("Checkpoint")
-class Checkpoint(Flags):
+class Checkpoint(Flags, panel="Checkpoint"):
     checkpoint: str = flag(
         REQUIRED,
         "The model's directory, a .gguf file, one file of tensors, or a name on the Hub.",

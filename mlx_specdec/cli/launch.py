@@ -18,7 +18,7 @@ import typer
 from ..errors import OptionError
 from ..models.distributed import STATUS
 from . import render
-from .flags import REQUIRED, Flags, command, flag, group
+from .flags import REQUIRED, Flags, command, flag
 
 LOCAL = "127.0.0.1"
 SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
@@ -26,8 +26,7 @@ MODEL_FLAGS = ("--model", "--model-name")
 PACKAGE = __name__.partition(".")[0]
 
 
-@group("Machines")
-class Machines(Flags):
+class Machines(Flags, panel="Machines"):
     hosts: str | None = flag(
         None,
         "The machines, as ssh knows them, or a hostfile that mlx.distributed_config wrote; the "
@@ -44,8 +43,7 @@ class Machines(Flags):
     )
 
 
-@group("Command")
-class Launched(Flags):
+class Launched(Flags, panel="Command"):
     words: list[str] = flag(
         REQUIRED,
         "A command of mlx-specdec with its flags, after --. If it has no --distributed, "

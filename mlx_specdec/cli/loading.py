@@ -26,7 +26,6 @@ from .flags import (
     Penalties,
     RuleFlags,
     flag,
-    group,
 )
 from .pairs import told_gain
 
@@ -63,16 +62,14 @@ def drafts() -> list[str]:
     return [AUTO, "mtp", *stored_names()]
 
 
-@group("Model")
-class ModelFlags(Flags):
+class ModelFlags(Flags, panel="Model"):
     model: str = flag(
         REQUIRED, f"The model: a {MODEL}", "--model-name", autocompletion=stored_names
     )
     dtype: Dtype = flag("auto", DTYPE)
 
 
-@group("Model")
-class Sources(Flags):
+class Sources(Flags, panel="Model"):
     model: str | None = flag(
         None,
         "The target: a directory, a name on the Hub, lmstudio:PUBLISHER/NAME or ollama:NAME:TAG. "
@@ -126,7 +123,6 @@ class Sources(Flags):
         return replace(self, **chosen, q_bits=q_bits, draft_q_bits=draft_q_bits)
 
 
-@group()
 class Models(Sources):
     adapter_path: Path | None = flag(
         None, "An adapter for the target: a directory that mlx-lm has trained.", metavar="DIR"
@@ -164,8 +160,7 @@ class Models(Sources):
         return self
 
 
-@group("Model")
-class KVCacheFlags(Models):
+class KVCacheFlags(Models, panel="Model"):
     kv_bits: int | None = flag(
         None,
         "Quantize the KV cache to 2, 3, 4, 6 or 8 bits; outputs with drafts can then differ from "
@@ -179,8 +174,7 @@ class KVCacheFlags(Models):
         return {**super().loading(), "caches": caches}
 
 
-@group("Model")
-class MemoryFlags(Flags):
+class MemoryFlags(Flags, panel="Model"):
     memory_budget: str | None = flag(
         None,
         "The memory for all completions together, without the models, such as 8GB. Completions "
@@ -196,8 +190,7 @@ class MemoryFlags(Flags):
         return None if size is None else parse_size("--memory-budget", size)
 
 
-@group("Drafting")
-class Drafting(CostCache, KVCacheFlags):
+class Drafting(CostCache, KVCacheFlags, panel="Drafting"):
     proposer: str | None = flag(
         None,
         "The proposer: draft (a draft model), ngram (lookup in prompt and completion), medusa "
@@ -275,7 +268,6 @@ class Drafting(CostCache, KVCacheFlags):
         }
 
 
-@group()
 class TextFlags(Penalties, ModelSampling, Lenience, RuleFlags, Drafting, ChatTemplate):
     """The flags of all commands that generate completions."""
 

@@ -13,11 +13,10 @@ from ..checkpoints.stored_models import StoredModel, hub_cache, names, remove, s
 from ..errors import CheckpointError, OptionError
 from ..system import show_size
 from . import render
-from .flags import Flags, command, flag, group
+from .flags import Flags, command, flag
 
 
-@group("Models")
-class ModelsFlags(Flags):
+class ModelsFlags(Flags, panel="Models"):
     action: Literal["list", "remove"] = flag(
         "list", "List the models, or remove one.", argument=True, metavar="[remove]"
     )

@@ -21,7 +21,7 @@ from ..engine.known_pairs import (
 from ..errors import OptionError
 from ..system import show_size
 from . import render
-from .flags import Flags, Json, command, flag, group
+from .flags import Flags, Json, command, flag
 
 if TYPE_CHECKING:
     pass
@@ -59,8 +59,7 @@ def has_slow_rows() -> bool:
     return found is not None and int(found[1]) < WIDE_KERNELS
 
 
-@group("Pairs")
-class Which(Flags):
+class Which(Flags, panel="Pairs"):
     name: str | None = flag(
         None, "Show the pairs whose names contain this word.", argument=True, metavar="NAME"
     )

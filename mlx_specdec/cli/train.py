@@ -13,7 +13,7 @@ from ..checkpoints.disk import check_not_read
 from ..errors import OptionError
 from ..training.config import DataConfig, DistillConfig, DrafterConfig, HeadsConfig
 from . import interrupts, render
-from .flags import REQUIRED, Flags, command, flag, group
+from .flags import REQUIRED, Flags, command, flag
 from .loading import ModelFlags, load_pair
 
 if TYPE_CHECKING:
@@ -27,8 +27,7 @@ COLLECTING, DISTILLING, FITTING = DataConfig(), DistillConfig(), HeadsConfig()
 DRAFTING = DrafterConfig()
 
 
-@group("Data")
-class TrainingTexts(Flags):
+class TrainingTexts(Flags, panel="Data"):
     data: Path = flag(
         REQUIRED,
         'A file with one text a line, or JSON lines with "prompt" and maybe "target".',
@@ -43,8 +42,7 @@ class TrainingTexts(Flags):
         return DataConfig(self.samples, self.length, self_distill=not self.no_self_distill)
 
 
-@group("Training")
-class Schedule(Flags):
+class Schedule(Flags, panel="Training"):
     output: Path | None = flag(
         None,
         "The directory to write to.",
@@ -83,16 +81,14 @@ class Schedule(Flags):
         return self.output
 
 
-@group("Heads")
-class Heads(Flags):
+class Heads(Flags, panel="Heads"):
     heads: int = flag(FITTING.heads, "The number of heads. Each head drafts one token.")
     own_output: bool = flag(
         FITTING.own_output, "Train an output layer for each head, which is better and larger."
     )
 
 
-@group("Draft")
-class Draft(Flags):
+class Draft(Flags, panel="Draft"):
     kind: Literal["draft", "dspark"] = flag(
         "draft",
         "Train a draft model (draft), or a drafter on the target's hidden states (dspark).",
