@@ -132,7 +132,7 @@ def chat() -> str:
     """Ask a published model twice, and return the picture."""
     pair = load(system.cache_directory("real-models") / SMOLLM2)
     options = Options(num_draft=SPECULATED, proposer="ngram")
-    lines = [f"$ mlx-specdec chat --model {SMOLLM2} --speculate {SPECULATED} --show-drafts"]
+    lines = [f"$ mlx-specdec chat --model {SMOLLM2} --num-draft {SPECULATED} --show-drafts"]
     lines = [span("dim", line) for line in lines]
     messages: list[dict[str, str]] = []
     for message in MESSAGES:
@@ -167,7 +167,7 @@ def served_page() -> None:
     """Start a server, and draw its page."""
     model = str(system.cache_directory("real-models") / SMOLLM2)
     command = [sys.executable, "-m", "mlx_specdec", "serve", "--model", model]
-    with serving([*command, "--speculate", str(SPECULATED), "--port", str(PORT)], PORT):
+    with serving([*command, "--num-draft", str(SPECULATED), "--port", str(PORT)], PORT):
         page(PICTURES / "page.png")
 
 

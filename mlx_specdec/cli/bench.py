@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from ..text.prompts import Prompt
     from ..types import Progress
 
+    Measured = tuple[Analysis | Throughput, list[str], Sequence[Figures]]
+    """The figures, notes on them, and the figures for a plot."""
+
 LENGTHS = "1,2,3,5,8,auto"
 ROUNDING = (
     "In half precision a GPU sums one row and several rows in different orders, so outputs can "
@@ -175,15 +178,9 @@ def bench(measuring: Measuring, models: Compared, text: BenchFlags, output: Json
             pairs.append(with_draft_model(pairs[0], str(draft), **of_draft))
     from ..measure.setting import setting
 
+    measure = _throughput if sizes else _speculation
     with render.progress("measuring") as bar:
-        found: Analysis | Throughput
-        notes: list[str] = []
-        drawn: Sequence[Figures] = ()
-        if sizes:
-            found, notes = _throughput(pairs[0], options, prompts, measuring, bar)
-        else:
-            found = _speculation(pairs, options, prompts, measuring, bar)
-            drawn = found.methods
+        found, notes, drawn = measure(pairs, options, prompts, measuring, bar)
     if found.interrupted:
         interrupts.go_on()
     taken_with = setting(pairs, options, file, notes)
@@ -212,7 +209,7 @@ def _speculation(
     prompts: Sequence[Prompt],
     measuring: Measuring,
     progress: Progress,
-) -> Analysis:
+) -> Measured:
     """Measure single completions by one target with each of its drafts. Raises KeyboardInterrupt
     if it came before there were any figures."""
     from ..engine.request import encode
@@ -229,28 +226,27 @@ def _speculation(
     )
     if (found := analyse(measured)) is None:
         raise KeyboardInterrupt
-    return found
+    return found, [], found.methods
 
 
 def _throughput(
-    pair: Pair,
+    pairs: Sequence[Pair],
     options: Options,
     prompts: Sequence[Prompt],
     measuring: Measuring,
     progress: Progress,
-) -> tuple[Throughput, list[str]]:
-    """Measure the whole file at several batch sizes. Also return notes, and raise as
-    `_speculation` does."""
+) -> Measured:
+    """Measure the complete file at several batch sizes. Raises as `_speculation` does."""
     from ..measure.throughput import encoded, file_methods, measure_files
 
-    sizes, [length] = measuring.sizes(), measuring.lengths()
+    [pair], sizes, [length] = pairs, measuring.sizes(), measuring.lengths()
     ids, skipped = encoded(pair, prompts, options)
     methods, notes = file_methods(pair, options, next(iter(measuring.names), None), length, sizes)
     repeats = measuring.repeats
     found = measure_files(ids, methods, skipped=skipped, repeats=repeats, progress=progress)
     if found is None:
         raise KeyboardInterrupt
-    return found, notes
+    return found, notes, ()
 
 
 def _title(setting: Setting) -> str:

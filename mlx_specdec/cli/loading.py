@@ -206,9 +206,6 @@ class Drafting(CostCache, KVCacheFlags, panel="Drafting"):
         "--num-draft-tokens",
         metavar="N|auto",
     )
-    speculate: int | None = flag(
-        None, "As --num-draft, but lookup is the proposer unless another one is named."
-    )
     ngram_min: int | None = flag(
         None,
         "The shortest match, in tokens, after which lookup drafts.",
@@ -233,38 +230,23 @@ class Drafting(CostCache, KVCacheFlags, panel="Drafting"):
         """Whether neither a proposer nor a draft model was named."""
         return self.proposer is None and self.draft_model is None
 
-    def _check_consistent(self) -> None:
-        """Raise OptionError if two flags exclude each other."""
-        number = self.num_draft not in ("auto", "0")
-        if number and self.speculate is not None:
-            raise OptionError("--speculate and --num-draft are the same number: leave one out")
+    def for_options(self) -> dict[str, Any]:
+        plain = "--regular-decode" if self.regular_decode else f"--proposer {self.proposer}"
         drafts = {
-            "--num-draft": number,
-            "--speculate": bool(self.speculate),
+            "--num-draft": self.num_draft not in ("auto", "0"),
             "--proposer": self.proposer not in (None, "none"),
         }
-        plain = {
-            "--regular-decode": self.regular_decode,
-            "--proposer none": self.proposer == "none",
-        }
-        for off, on in ((off, on) for off in plain for on in drafts if plain[off] and drafts[on]):
-            raise OptionError(f"{off} drafts nothing: leave out {on}, or {off}")
-
-    def for_options(self) -> dict[str, Any]:
-        self._check_consistent()
-        proposer = self.proposer
-        if self.lookup_file and proposer is None:
-            proposer = "auto"
-        elif self.speculate is not None and self.guessed:
-            proposer = "ngram"
+        if self.regular_decode or self.proposer == "none":
+            for wrong in (name for name, drafting in drafts.items() if drafting):
+                raise OptionError(f"{plain} drafts nothing: leave out {wrong}, or {plain}")
+        proposer = "auto" if self.lookup_file and self.proposer is None else self.proposer
         if self.searches and proposer not in ("auto", "ngram"):
             raise OptionError("--lookup-file is for lookup: give --proposer ngram or auto")
-        number = self.num_draft if self.speculate is None else str(self.speculate)
         return {
             **super().for_options(),
             "proposer": proposer,
             "regular": self.regular_decode,
-            "num_draft": count_or_auto("--num-draft", number),
+            "num_draft": count_or_auto("--num-draft", self.num_draft),
         }
 
 

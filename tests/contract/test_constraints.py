@@ -43,7 +43,7 @@ def test_completions_fit(
 
 
 def test_tokens_that_a_constraint_leaves_no_choice_about_are_proposed(llama: Path) -> None:
-    flags = ("--model", llama, "--no-cache", "--json", "--regex", "abcabcab", "--speculate", 4)
+    flags = ("--model", llama, "--no-cache", "--json", "--regex", "abcabcab", "--num-draft", 4)
     result = json.loads(command("generate", "x", *flags).out)
     assert result["text"] == "abcabcab" and result["stats"]["by_source"]["forced"]["accepted"] > 0
 

@@ -155,9 +155,8 @@ def test_drafts_come_from_lookup_if_no_draft_model_is_named(llama: Path) -> None
     for flags in (
         (),
         ("--proposer", "ngram"),
-        ("--speculate", 3),
         ("--num-draft", 3),
-        ("--speculate", 3, "--ngram-min", 1),
+        ("--num-draft", 3, "--ngram-min", 1),
     ):
         result = generated(*words, *flags)
         assert (result["tokens"], result["proposer"]) == (plain["tokens"], "ngram")

@@ -38,6 +38,7 @@ from .support import command
         (("train-draft", "--temperature", "0"), "at temperature 0, 0.7 and 1"),
         (("train-medusa", "--seed", 3), "the seed is 0"),
         (("launch", "--mode", "pipeline"), "give --distributed pipeline"),
+        (("generate", "x", "--speculate", 3), "--num-draft N, without a draft model"),
         (("launch", "--show"), "the command of mlx.launch"),
         (("launch", "--starting-port", 1), "start with mlx.launch"),
         (("chat", "--posterior-alpha", 0.2), "Options(rule='typical', posterior_alpha=...)"),
