@@ -27,7 +27,7 @@ from typing import BinaryIO
 
 from rich.filesize import decimal
 
-from .errors import OptionError
+from .errors import OptionError, SpecdecError
 
 BLAS_VARIABLE = "MLX_SPECDEC_BLAS"
 OPENBLAS = ("libopenblas.so.0", "libopenblas.so")
@@ -304,6 +304,17 @@ def parse_size(flag: str, text: str, *, kilo: int = 1000, zero: bool = False) ->
     if nbytes == 0 and not zero:
         raise OptionError(f"{flag} must be more than 0: give a size such as 8GB")
     return nbytes
+
+
+def read_text(file: Path, error: type[SpecdecError], where: str = "") -> str:
+    """Return the text of a file that a user names, without a byte order mark. Raises `error` if the
+    file cannot be read or is not UTF-8 text. where: The beginning of the error, such as a flag."""
+    try:
+        return file.read_text(encoding="utf-8-sig")
+    except OSError as problem:
+        raise error(f"{where}cannot read {file}: {problem.strerror}") from None
+    except UnicodeDecodeError:
+        raise error(f"{where}{file} is not UTF-8 text") from None
 
 
 show_size = decimal

@@ -187,10 +187,8 @@ class ChatSession:
         from ..text.messages import messages_of
 
         try:
-            saved = json.loads(Path(name).read_text(encoding="utf-8-sig"))
+            saved = json.loads(system.read_text(Path(name), PromptError))
             self._messages = messages_of(saved["messages"])
-        except OSError as problem:
-            raise PromptError(f"cannot read {name or 'nothing'}: {problem.strerror}") from None
         except (ValueError, TypeError, KeyError, RecursionError):
             raise PromptError(f"{name} is no conversation that /save has written") from None
         render.tell(f"{len(self._messages)} messages were read from {name}")

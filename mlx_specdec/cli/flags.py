@@ -14,9 +14,9 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, dataclass_t
 
 import typer
 
-from ..core.grammar import LONGEST_GRAMMAR
 from ..core.options import Options
 from ..errors import OptionError
+from ..system import read_text
 from ..version import __version__
 from . import render
 
@@ -301,27 +301,14 @@ class Constraints(Flags, panel="Constraints"):
     )
 
     def for_options(self) -> dict[str, Any]:
-        schema = self.json_schema
+        schema, grammar = self.json_schema, None
         if schema is not None and not schema.lstrip().startswith("{"):
-            schema = _contents("--json-schema", Path(schema), "; a schema itself begins with {")
-        grammar = _contents("--grammar", self.grammar)
+            if not Path(schema).exists():
+                raise OptionError(f"there is no file {schema}; a schema itself begins with {{")
+            schema = read_text(Path(schema), OptionError, "--json-schema: ")
+        if self.grammar is not None:
+            grammar = read_text(self.grammar, OptionError, "--grammar: ")
         return {**super().for_options(), "json_schema": schema, "grammar": grammar}
-
-
-def _contents(name: str, file: Path | None, instead: str = "") -> str | None:
-    """Return the text in the file that a flag names, or None. Raises OptionError. instead: The
-    end of the error if there is no such file."""
-    if file is None:
-        return None
-    try:
-        with file.open(encoding="utf-8-sig") as stream:
-            return stream.read(LONGEST_GRAMMAR + 1)
-    except FileNotFoundError:
-        raise OptionError(f"{name}: there is no file {file}: check the path{instead}") from None
-    except OSError as problem:
-        raise OptionError(f"{name}: cannot read {file}: {problem.strerror}") from None
-    except UnicodeDecodeError:
-        raise OptionError(f"{name}: {file} is not UTF-8 text") from None
 
 
 class Penalties(Flags, panel="Sampling"):

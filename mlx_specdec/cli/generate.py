@@ -127,25 +127,20 @@ def read_prompt(words: str | None, prompt: str | None, file: Path | None) -> str
     if len(sources) > 1:
         raise OptionError("more than one prompt: give an argument, --prompt or --prompt-file")
     source: str | Path | None = sources[0] if sources else _piped()
+    if isinstance(source, Path):
+        return system.read_text(source, PromptError).removesuffix("\n")
     try:
-        text: str | None
-        if isinstance(source, Path):
-            with source.open(encoding="utf-8-sig") as stream:
-                text = stream.read().removesuffix("\n")
-        elif source == "-":
-            text = sys.stdin.read().removeprefix(BYTE_ORDER_MARK).removesuffix("\n")
-        else:
-            text = source
-        if text is not None:
-            text.encode("utf-8")  # bytes that are not UTF-8 became lone surrogates, which fail here
+        if source == "-":
+            source = sys.stdin.read().removeprefix(BYTE_ORDER_MARK).removesuffix("\n")
+            if not source.strip():
+                raise PromptError("standard input is empty: give a prompt there, or as an argument")
+        # Bytes that are not UTF-8 became lone surrogates, which fail here.
+        (source or "").encode("utf-8")
     except OSError as problem:
-        place = "standard input" if file is None else file
-        raise PromptError(f"cannot read the prompt from {place}: {problem.strerror}") from None
+        raise PromptError(f"cannot read standard input: {problem.strerror}") from None
     except UnicodeError:
         raise PromptError("the prompt is not UTF-8 text") from None
-    if source == "-" and text is not None and not text.strip():
-        raise PromptError("standard input is empty: give a prompt there, or as an argument")
-    return text
+    return source
 
 
 def _piped() -> str | None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
 from ..errors import OptionError
+from ..system import read_text
 from .flags import Flags
 
 Group = TypeVar("Group", bound=Flags)
@@ -48,11 +49,7 @@ def read_presets(
             are raised, too.
     """
     try:
-        tables = tomllib.loads(file.read_text(encoding="utf-8-sig"))
-    except OSError as problem:
-        raise OptionError(f"--models-preset: cannot read {file}: {problem.strerror}") from None
-    except UnicodeDecodeError:
-        raise OptionError(f"--models-preset: {file} is not UTF-8 text") from None
+        tables = tomllib.loads(read_text(file, OptionError, "--models-preset: "))
     except ValueError as problem:
         raise OptionError(f"--models-preset: {file} is not TOML: {problem}") from None
     if not tables:

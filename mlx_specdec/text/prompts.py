@@ -3,7 +3,6 @@
 import json
 import operator
 import re
-import stat
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 
 from ..checkpoints.disk import read_lines
 from ..errors import DocumentError, PromptError
+from ..system import read_text
 from .chat import Messages
 from .tokenizer import Tokenizer
 
@@ -184,22 +184,18 @@ def tokens(
 
 
 def _documents(files: Sequence[Path]) -> list[str]:
-    texts = []
-    try:
-        for file in files:
-            if not stat.S_ISREG(file.stat().st_mode):
-                raise DocumentError(f"{file} is no file of text: name the files of documents")
-        if (size := sum(file.stat().st_size for file in files)) > LARGEST_DOCUMENTS:
-            most = f"at most {LARGEST_DOCUMENTS / 2**20:.0f} can be searched: leave some out"
-            raise DocumentError(f"the documents to look up have {size / 2**20:.0f} MiB, and {most}")
-        for file in files:
-            texts.append(file.read_text(encoding="utf-8-sig"))
-            if "\0" in texts[-1]:
-                raise UnicodeError
-            if not texts[-1].strip():
-                raise DocumentError(f"{file} is empty: there is nothing to look up in it")
-    except OSError as problem:
-        raise DocumentError(f"cannot read {file}: {problem.strerror}") from None
-    except UnicodeError:
-        raise DocumentError(f"{file} is not UTF-8 text: only text can be looked up") from None
+    size = 0
+    for file in files:
+        if file.exists() and not file.is_file():
+            raise DocumentError(f"{file} is no file of text: name the files of documents")
+        size += file.stat().st_size if file.exists() else 0
+    if size > LARGEST_DOCUMENTS:
+        most = f"at most {LARGEST_DOCUMENTS / 2**20:.0f} can be searched: leave some out"
+        raise DocumentError(f"the documents to look up have {size / 2**20:.0f} MiB, and {most}")
+    texts = [read_text(file, DocumentError) for file in files]
+    for file, text in zip(files, texts, strict=True):
+        if "\0" in text:
+            raise DocumentError(f"{file} is not UTF-8 text: only text can be looked up")
+        if not text.strip():
+            raise DocumentError(f"{file} is empty: there is nothing to look up in it")
     return texts
