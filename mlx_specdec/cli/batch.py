@@ -107,19 +107,18 @@ def batch(files: Files, flags: Made) -> None:
             if files.output == STANDARD_STREAM:
                 state = "texts were made and none was written; --output FILE would have kept them"
             interrupts.at_end(lambda: f"interrupted: {journal.done} of {total} {state}")
-            if journal.done and not files.quiet:
-                render.tell(f"going on: {journal.done} of {total} texts are there")
+            if journal.done:
+                render.note(f"going on: {journal.done} of {total} texts are there")
             from ..engine.memory import FIRST_BATCH_SIZE
 
             rows = min(FIRST_BATCH_SIZE if batch_size == "auto" else batch_size, total)
-            how: dict[str, Any] = {"quiet": files.quiet, "history": True, "rows": rows}
-            pair, options = load_drafting(flags, options, **how)
-            if pair.task_prefix and options.chat_template and not files.quiet:
-                render.tell(f'"{pair.task_prefix}" is put before every prompt that lacks it')
+            pair, options = load_drafting(flags, options, history=True, rows=rows)
+            if pair.task_prefix and options.chat_template:
+                render.note(f'"{pair.task_prefix}" is put before every prompt that lacks it')
             from ..engine.generate import stream_many
 
             run = BatchRun(lines, journal, options, files.strict)
-            how = {"batch_size": batch_size, "memory_budget": budget}
+            how: dict[str, Any] = {"batch_size": batch_size, "memory_budget": budget}
             many = stream_many(pair, run.requests(), options, **how)
             shown = 0.0
             with render.progress("reading prompts") as report:
@@ -130,8 +129,7 @@ def batch(files: Files, flags: Made) -> None:
                         report(journal.done, total, f"writing texts, {speed:.0f} tokens/s")
             _print_errors(journal, every=files.text)
             journal.finish(as_text=files.text)
-    if not files.quiet:
-        render.tell(_summary(run, many))
+    render.note(_summary(run, many))
     if journal.failed:
         raise typer.Exit(1)
 

@@ -58,13 +58,12 @@ def chat(flags: Answers, shown: OutputFlags) -> None:
 
     The default model is the shipped translator, which answers English sentences in French. /help
     lists the commands of the chat."""
-    pair, options = load_drafting(flags, flags.options(), quiet=shown.quiet, history=True)
+    pair, options = load_drafting(flags, flags.options(), history=True)
     if flags.seed is None:
         options = replace(options, seed=secrets.randbits(32))
     conversation = ChatSession(pair, options, shown)
     interrupts.end_at_the_second("stopping when this pass has ended; Ctrl-C again ends the chat")
-    if not shown.quiet:
-        render.tell(f"{conversation.way}; /help lists the commands, Ctrl-D ends")
+    render.note(f"{conversation.way}; /help lists the commands, Ctrl-D ends")
     while (message := _read()) is not None:
         try:
             if message.startswith("/"):
@@ -89,7 +88,6 @@ class ChatSession:
         self._pair = pair
         self._cache = Store().open(pair)
         self._options = options
-        self._quiet = shown.quiet
         self._shows_drafts = shown.show_drafts
         self._remembers = chat_format(pair, options).way != "single user message"
         self._messages: list[dict[str, Any]] = []
@@ -139,8 +137,8 @@ class ChatSession:
         full = longest is not None and len(ids) + len(self._last.tokens) >= longest
         if self._last.finish_reason == "length" and full:
             render.tell(f"the model takes {longest} tokens: /reset begins a new conversation")
-        elif not self._quiet and (sentence := render.cut(self._last, self._options.max_tokens)):
-            render.tell(sentence)
+        else:
+            render.note(render.cut(self._last, self._options.max_tokens))
 
     def obey(self, message: str) -> bool:
         """Run a command, and return False if it ends the chat. Raises SpecdecError if it is

@@ -96,7 +96,9 @@ def command(*examples: str) -> Callable[[Command], Command]:
                 group(**{one.name: values[one.name] for one in fields(group)})
                 for group in groups.values()
             ]
-            with render.silence(values.get("quiet", False)):
+            # Only generate has both flags.
+            silent = values.get("quiet") or ("quiet" in values and values.get("json"))
+            with render.silence(bool(silent)):
                 function(*(flags.begin() for flags in filled))
 
         version = inspect.Parameter("version", KEYWORD, default=False, annotation=Version)

@@ -81,14 +81,13 @@ def generate(prompt: PromptFlags, flags: GenerateFlags, output: Output) -> None:
     from ..engine.prompt_cache_files import Store
 
     store = Store(directory=prompt.prompt_cache_dir)
-    quiet = output.quiet or output.json
-    pair, options = load_drafting(flags, options, quiet=quiet)
+    pair, options = load_drafting(flags, options)
     from ..engine.request import missing_prefix
 
-    if demo and not quiet:
-        render.tell(f"prompt: {text}")
-    elif not quiet and (prefix := missing_prefix(pair, text, options)):
-        render.tell(f'"{prefix}" was put before the prompt, as the target\'s config.json asks')
+    if demo:
+        render.note(f"prompt: {text}")
+    elif prefix := missing_prefix(pair, text, options):
+        render.note(f'"{prefix}" was put before the prompt, as the target\'s config.json asks')
     lines = sum(1 for line in text.splitlines() if line.strip())
     if lines > 1 and pair.target.kind == "encoder-decoder":
         render.tell(
@@ -107,7 +106,7 @@ def generate(prompt: PromptFlags, flags: GenerateFlags, output: Output) -> None:
         print(render.lengths(run.reason, run.result()), file=sys.stderr)
     if run.result().finish_reason == "interrupted":
         raise KeyboardInterrupt
-    if demo and not quiet and not options.regular:
+    if demo and not (output.quiet or output.json or options.regular):
         print_speedup(pair, text, options, run.result())
 
 
@@ -187,8 +186,7 @@ def _generate(
                 printer.show(step)
         printer.show(run.interrupt())
         printer.finish()
-        if not output.quiet and (sentence := render.cut(run.result(), options.max_tokens)):
-            render.tell(sentence)
+        render.note(render.cut(run.result(), options.max_tokens))
     result = run.result()
     if output.json:
         payload = {**result.as_dict(), "draft_length": run.reason}
@@ -196,8 +194,7 @@ def _generate(
     else:
         if sentence := render.ending(result, special_texts(pair)):
             render.tell(sentence)
-        if not output.quiet:
-            print(render.summary(result), file=sys.stderr)
+        render.note(render.summary(result))
     return run
 
 

@@ -156,7 +156,8 @@ class Models(Sources):
         # Only rank 0 needs a draft model. It reports errors of all ranks.
         target, _ = ranks.together(lambda: named(replace(self, draft_model=None)))
         if ranks.rank:
-            load_pair(target, quiet=True, **self.loading())
+            with render.silence(True):
+                load_pair(target, **self.loading())
         return self
 
 
@@ -269,21 +270,16 @@ def named(sources: Sources) -> tuple[str, str | None]:
     return target, sources.draft_model or (SHIPPED_DRAFT if sources.model is None else None)
 
 
-def load_pair(
-    model: str, draft_model: str | None = None, *, quiet: bool = False, **settings: Any
-) -> Pair:
-    """Load a pair by name, and show the progress of downloads.
-
-    Args:
-        quiet: Do not print notes about the pair.
-        settings: Arguments of `engine.loading.load`, whose errors this function raises, too."""
+def load_pair(model: str, draft_model: str | None = None, **settings: Any) -> Pair:
+    """Load a pair by name, and show notes and the progress of downloads. settings: Arguments of
+    `engine.loading.load`, whose errors this function raises, too."""
     from ..engine.loading import load
 
     names = " and ".join(filter(None, (model, draft_model)))
     with render.progress("downloading", in_bytes=True) as report, render.slowly(f"loading {names}"):
         pair = load(model, draft_model, progress=report, announce=render.note, **settings)
-    for note in () if quiet else pair.notes:
-        render.tell(note)
+    for note in pair.notes:
+        render.note(note)
     return pair
 
 
@@ -291,7 +287,6 @@ def load_drafting(
     drafting: TextFlags,
     options: Options,
     *,
-    quiet: bool = False,
     history: bool = False,
     rows: int = 1,
 ) -> tuple[Pair, Options]:
@@ -299,7 +294,6 @@ def load_drafting(
 
     Args:
         options: The settings from the flags.
-        quiet: Print no notes.
         history: Let lookup search all sequences that are generated from now on.
         rows: The number of sequences in the largest batch.
     Returns:
@@ -310,7 +304,7 @@ def load_drafting(
     model, draft_model = named(drafting)
     if options.regular or options.proposer in DRAFTLESS:
         draft_model = None
-    pair = load_pair(model, draft_model, quiet=quiet, **drafting.loading())
+    pair = load_pair(model, draft_model, **drafting.loading())
     if drafting.searches:
         from ..engine.pair import with_documents
 
@@ -320,11 +314,8 @@ def load_drafting(
         options = replace(options, proposer=None)
     if sampling := drafting.recommended(pair.sampling):
         options = replace(options, **sampling)  # type: ignore[arg-type]
-        if not quiet:
-            shown = ", ".join(f"{name} {value:g}" for name, value in sampling.items())
-            render.tell(
-                f"sampling as generation_config.json says: {shown}; --greedy decodes greedily"
-            )
+        shown = ", ".join(f"{name} {value:g}" for name, value in sampling.items())
+        render.note(f"sampling as generation_config.json says: {shown}; --greedy decodes greedily")
     with render.slowly("trying whether passes over several tokens agree with single ones"):
         # Run these trials before the first completion. The models keep the results.
         pair.target.rows_agree  # noqa: B018

@@ -315,8 +315,8 @@ def tell(text: str) -> None:
 
 
 def note(text: str) -> None:
-    """Do the same as `tell`, but nothing inside `silence`."""
-    if not _Signs.silent:
+    """Do the same as `tell`, but nothing inside `silence`, or if there is no text."""
+    if text and not _Signs.silent:
         tell(text)
 
 
