@@ -121,12 +121,12 @@ def batch(files: Files, flags: Made) -> None:
             how: dict[str, Any] = {"batch_size": batch_size, "memory_budget": budget}
             many = stream_many(pair, run.requests(), options, **how)
             shown = 0.0
-            with render.progress("reading prompts") as report:
+            with render.progress("prefilling prompts") as report:
                 for _ in run.over(many):
                     if time.monotonic() - shown >= SHOWN_EVERY:
                         shown = time.monotonic()
                         speed = run.sums["tokens"] / run.seconds
-                        report(journal.done, total, f"writing texts, {speed:.0f} tokens/s")
+                        report(journal.done, total, f"writing completions, {speed:.0f} tokens/s")
             _print_errors(journal, every=files.text)
             journal.finish(as_text=files.text)
     render.note(_summary(run, many))

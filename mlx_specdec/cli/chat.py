@@ -119,10 +119,10 @@ class ChatSession:
             )
         plain = replace(self._options, system_prompt=None, chat_template_config={})
         printer = render.TextPrinter(sys.stdout, show_drafts=self._shows_drafts)
-        with render.progress("reading the prompt") as report:
+        with render.progress("prefilling the prompt") as report:
             run = stream_generate(self._pair, ids, plain, progress=report, cache=self._cache)
             try:
-                with render.slowly("reading the prompt"):
+                with render.slowly("prefilling the prompt"):
                     run.read_prompt()
                 for step in run:
                     printer.show(step)

@@ -166,10 +166,10 @@ def _generate(
     from ..engine.generate import stream_generate
     from ..engine.request import special_texts
 
-    with render.progress("reading the prompt") as report:
+    with render.progress("prefilling the prompt") as report:
         run = stream_generate(pair, text, options, progress=report, timed=output.json, cache=cache)
         try:
-            with render.slowly("reading the prompt"):
+            with render.slowly("prefilling the prompt"):
                 run.read_prompt()
         except KeyboardInterrupt:
             run.interrupt()

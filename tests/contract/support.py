@@ -34,7 +34,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 120.0
 """Seconds that a test waits for a server before it fails. Nothing takes this long."""
 SLOWLY = re.compile(
-    r"^(loading .*|reading the prompt|trying whether passes .*|(downloading|converting|checking"
+    r"^(loading .*|prefilling the prompt|trying whether passes .*|(downloading|converting|checking"
     r"|reading|training).*: .+ of .+|comparing what .*|computing the checksums .*)\n",
     re.MULTILINE,
 )

@@ -22,7 +22,7 @@ from .shipped import ROOT, python_path
 
 PROMPT = "t5 t9 t12 t7 t33 t21 t8"
 SECONDS = 300
-SLOWLY = re.compile(r"^(loading|reading the prompt|trying whether passes).*\n", re.MULTILINE)
+SLOWLY = re.compile(r"^(loading|prefilling the prompt|trying whether passes).*\n", re.MULTILINE)
 """Lines that a program prints if it takes more than two seconds, as on a busy machine."""
 
 
