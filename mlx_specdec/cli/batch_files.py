@@ -209,7 +209,7 @@ class Journal:
                 if lines.readline() and not overwrite:
                     raise OutputError(
                         f"{self.partial} was left by a run {difference}: run that one again, "
-                        "choose another --output, or give --overwrite to begin anew"
+                        "choose another --output, or give --overwrite to start again"
                     )
                 return
             self._end = lines.tell()

@@ -30,17 +30,17 @@ LONGEST_ANSWER = 2_048
 """Default for the largest number of tokens in an answer. It is smaller than the context of nearly
 all models, and ends the answer of a model that repeats itself."""
 HELP = f"""\
-/system TEXT      begin anew, with this message of the system
-/reset            begin anew
-/save FILE        write the conversation, as JSON
-/load FILE        go on with a conversation that was saved
-/speculate WHAT   on, off, or the number of draft tokens in a round; the text is the same
-/drafts           mark accepted draft tokens, or stop marking them
-/stats            say what the last answer took
-/help             say this
-/exit             end; so do /quit, /bye, the word exit alone, and Ctrl-D
-A line that ends in \\ goes on in the next one, and so does what stands between {BLOCK} and {BLOCK}.
-Ctrl-C stops an answer, and not the chat."""
+/system TEXT      start a new conversation with this system message
+/reset            start a new conversation
+/save FILE        write the conversation as JSON
+/load FILE        continue a saved conversation
+/speculate WHAT   on, off, or the number of draft tokens in a round; answers stay the same
+/drafts           turn marks of accepted draft tokens on or off
+/stats            print the statistics of the last answer
+/help             print this list
+/exit             end the chat; so do /quit, /bye, the word exit alone, and Ctrl-D
+A message may have several lines: end a line with \\, or put the lines between {BLOCK} and {BLOCK}.
+Ctrl-C stops an answer, but not the chat."""
 
 
 class OutputFlags(Flags, panel="Output"):

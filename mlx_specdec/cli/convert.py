@@ -71,7 +71,7 @@ def convert(conversion: Conversion, numbers: NumberFlags) -> None:
     interrupts.at_end(
         lambda: (
             "interrupted: nothing was written; the same command goes on with a download, and "
-            "begins a conversion anew"
+            "repeats the conversion"
         )
     )
     with render.progress("converting", in_bytes=True) as report:
