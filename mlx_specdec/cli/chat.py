@@ -184,9 +184,9 @@ class ChatSession:
     def _load(self, name: str) -> None:
         from ..text.messages import messages_of
 
+        text = system.read_text(Path(name), PromptError)
         try:
-            saved = json.loads(system.read_text(Path(name), PromptError))
-            self._messages = messages_of(saved["messages"])
+            self._messages = messages_of(json.loads(text)["messages"])
         except (ValueError, TypeError, KeyError, RecursionError):
             raise PromptError(f"{name} is no conversation that /save has written") from None
         render.tell(f"{len(self._messages)} messages were read from {name}")

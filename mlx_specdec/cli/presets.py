@@ -48,8 +48,9 @@ def read_presets(
         OptionError: If the file cannot be read or is no TOML, or a table is wrong. Errors of `make`
             are raised, too.
     """
+    text = read_text(file, OptionError, "--models-preset: ")
     try:
-        tables = tomllib.loads(read_text(file, OptionError, "--models-preset: "))
+        tables = tomllib.loads(text)
     except ValueError as problem:
         raise OptionError(f"--models-preset: {file} is not TOML: {problem}") from None
     if not tables:
