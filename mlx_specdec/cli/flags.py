@@ -303,14 +303,19 @@ class Constraints(Flags, panel="Constraints"):
     )
 
     def for_options(self) -> dict[str, Any]:
-        schema, grammar = self.json_schema, None
+        schema, grammar = self.json_schema, self.grammar
         if schema is not None and not schema.lstrip().startswith("{"):
-            if not Path(schema).exists():
-                raise OptionError(f"there is no file {schema}; a schema itself begins with {{")
-            schema = read_text(Path(schema), OptionError, "--json-schema: ")
-        if self.grammar is not None:
-            grammar = read_text(self.grammar, OptionError, "--grammar: ")
-        return {**super().for_options(), "json_schema": schema, "grammar": grammar}
+            schema = _contents("--json-schema", Path(schema), "; a schema itself begins with {")
+        text = None if grammar is None else _contents("--grammar", grammar)
+        return {**super().for_options(), "json_schema": schema, "grammar": text}
+
+
+def _contents(name: str, file: Path, hint: str = "") -> str:
+    """Return the text in the file that a flag names. Raises OptionError. hint: The end of the error
+    if there is no such file."""
+    if not file.exists():
+        raise OptionError(f"{name}: there is no file {file}: check the path{hint}")
+    return read_text(file, OptionError, f"{name}: ")
 
 
 class Penalties(Flags, panel="Sampling"):
