@@ -96,30 +96,40 @@ def parse_calls(format: ToolFormat, text: str, tools: Sequence[Any]) -> ParsedCa
         text: The text after the begin marker, up to the end marker or the end of the answer.
         tools: The tools, in the format of chat templates.
     """
-    tagged = format.arguments == "tags"
-    if format.arguments == "json" or (tagged and text.lstrip().startswith(("{", "["))):
-        return _json_calls(format, text)
-    cursor, calls = Cursor(text), list[ParsedCall]()
     try:
-        if tagged:
-            while cursor.at < len(text) or not calls:
-                calls.append(_tagged_call(format, cursor, tools))
-        elif format.arguments == "gemma":
-            while not calls or not _ended(format, cursor):
-                calls.append(_gemma_call(format, cursor))
-        else:
-            cursor.need(r"\s*\[\s*")
-            while not calls or cursor.take(r"\s*\]") is None:
-                calls.append(_python_call(cursor))
-            if not _ended(format, cursor):
-                raise ValueError("text after the calls")
+        return PARSERS[format.arguments](format, Cursor(text), tools)
     except (ValueError, RecursionError) as error:
         return ParsedCalls((), text, isinstance(error, OpenEndError))
-    # The end of a tagged call within a value, such as a page about this format, is not the end.
+
+
+def _tagged_calls(format: ToolFormat, cursor: Cursor, tools: Sequence[Any]) -> ParsedCalls:
+    if cursor.text.lstrip().startswith(("{", "[")):
+        return _json_calls(format, cursor, tools)
+    calls = list[ParsedCall]()
+    while cursor.at < len(cursor.text) or not calls:
+        calls.append(_tagged_call(format, cursor, tools))
+    # The end of a call within a value, such as a page about this format, is not the end.
     values = [value for call in calls for value in call["arguments"].values()]
-    texts = [one for one in values if isinstance(one, str) and tagged]
-    inside = any(one.count(format.begin) > one.count(format.end) for one in texts)
+    texts = [value for value in values if isinstance(value, str)]
+    inside = any(text.count(format.begin) > text.count(format.end) for text in texts)
     return ParsedCalls(calls, "", inside)
+
+
+def _gemma_calls(format: ToolFormat, cursor: Cursor, tools: Sequence[Any]) -> ParsedCalls:
+    calls = list[ParsedCall]()
+    while not calls or not _ended(format, cursor):
+        calls.append(_gemma_call(format, cursor))
+    return ParsedCalls(calls)
+
+
+def _python_calls(format: ToolFormat, cursor: Cursor, tools: Sequence[Any]) -> ParsedCalls:
+    calls = list[ParsedCall]()
+    cursor.need(r"\s*\[\s*")
+    while not calls or cursor.take(r"\s*\]") is None:
+        calls.append(_python_call(cursor))
+    if not _ended(format, cursor):
+        raise ValueError("text after the calls")
+    return ParsedCalls(calls)
 
 
 def _ended(format: ToolFormat, cursor: Cursor) -> bool:
@@ -127,11 +137,11 @@ def _ended(format: ToolFormat, cursor: Cursor) -> bool:
     return cursor.take(rf"\s*(?:{re.escape(format.end)})?\Z") is not None
 
 
-def _json_calls(format: ToolFormat, text: str) -> ParsedCalls:
+def _json_calls(format: ToolFormat, cursor: Cursor, tools: Sequence[Any]) -> ParsedCalls:
+    text, calls, after = cursor.text, list[ParsedCall](), 0
     marks = "|".join(map(re.escape, filter(None, (format.begin, format.end, *format.inner))))
-    between, calls, cursor = rf"(?:{marks}|[\s,;`\[\]}}])*+", list[ParsedCall](), Cursor(text)
+    between = rf"(?:{marks}|[\s,;`\[\]}}])*+"
     cursor.take(between)
-    after = 0
     while cursor.at < len(text):
         try:
             calls.append(_json_call(format, cursor))
@@ -236,3 +246,13 @@ def _python_value(cursor: Cursor) -> Any:
     if isinstance(value := unquoted(cursor.text[begin : cursor.at]), str):
         raise ValueError(f"neither JSON nor Python: {value:.80}")
     return value
+
+
+PARSERS = {
+    "json": _json_calls,
+    "tags": _tagged_calls,
+    "gemma": _gemma_calls,
+    "python": _python_calls,
+}
+"""Parsers by the kind of the arguments. Each raises ValueError or RecursionError if the text is no
+section of calls, and OpenEndError if it ends within a value."""
