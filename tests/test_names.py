@@ -56,7 +56,8 @@ def words() -> frozenset[str]:
     folders = ("mlx_specdec", "tests", "benchmarks")
     files = [file for folder in folders for file in (ROOT / folder).rglob("*.py")]
     texts = [code_of(file) for file in files if file != Path(__file__)]
-    settings = (ROOT / "pyproject.toml", *(ROOT / "scripts").glob("*"))
+    tables = (ROOT / "mlx_specdec").rglob("*.toml")
+    settings = (ROOT / "pyproject.toml", *(ROOT / "scripts").glob("*"), *tables)
     texts += [file.read_text("utf-8") for file in settings if file.is_file()]
     return frozenset(re.findall(r"--[\w-]+|\w+", "\n".join(texts)))
 
