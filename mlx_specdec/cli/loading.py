@@ -73,7 +73,7 @@ class Sources(Flags, panel="Model"):
     model: str | None = flag(
         None,
         "The target: a directory, a name on the Hub, lmstudio:PUBLISHER/NAME or ollama:NAME:TAG. "
-        "With auto or auto:code, the table of pairs names the pair that gains most on this machine.",
+        "With auto or auto:code, the table of pairs names the pair that gains most here.",
         "--model-name",
         show_default="the shipped translator",
         autocompletion=targets,
