@@ -126,7 +126,7 @@ class MemoryBudget:
         """Return an upper bound on the bytes of a batch's caches.
 
         Every row is as wide as the longest row of the batch. The longest row grows by at most one
-        round for each token that the row may still emit. A draft model prefills the prompt of a row
+        round for each token that the row may still emit. A drafter prefills the prompt of a row
         that has joined the batch at positions after the longest row."""
         prompt, now, end = (max(lengths) for lengths in zip(*map(astuple, rows), strict=True))
         late = min(end, BACKLOG_CHUNK) if len(rows) > 1 else 0
@@ -182,7 +182,7 @@ class MemoryBudget:
     def _row(self, prompt: int, positions: int, late: int = 0) -> int:
         nbytes = self._target.cache_nbytes(prompt, positions)
         if self._network is not None:
-            nbytes += self._network.cache_nbytes(prompt, positions)
+            nbytes += self._network.cache_nbytes(prompt, positions + late)
         if self._draft is not None:
             nbytes += self._draft.cache_nbytes(prompt, positions + late)
         return nbytes

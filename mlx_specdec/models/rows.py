@@ -52,6 +52,12 @@ class Place:
         """The position of the first row of each sequence, (batch,) int32."""
         return shared(mx.array(self.starts))
 
+    @property
+    def offset(self) -> int | mx.array:
+        """The position of the first row: one number if it is the same for all sequences, otherwise
+        `offsets`."""
+        return self.starts[0] if self.even else self.offsets
+
     @cached_property
     def targets(self) -> mx.array:
         """The positions that are written, (batch, 1, rows, 1) int32, to broadcast over heads and
@@ -64,6 +70,12 @@ class Place:
         positions, columns = self.targets, mx.arange(self.end)
         mask = columns <= positions
         return mask if window is None else mask & (columns > positions - window)
+
+    def causal_mask(self) -> mx.array | str | None:
+        """Return the mask of a causal pass; None for single rows that see all positions."""
+        if not self.even:
+            return self.visible()
+        return None if self.rows == 1 else "causal"
 
 
 class Rows:

@@ -207,7 +207,7 @@ class T5Gemma2(Network):
                 # A window limits only the decoder's positions. The source is always visible.
                 sources = mx.array(source.lengths)[:, None, None, None]
                 return place.visible(window) | (mx.arange(place.end) < sources)
-            return place.visible() if not place.even else None if place.rows == 1 else "causal"
+            return place.causal_mask()
 
         masks = {window: mask(window) for window in {*self._shape.windows}}
         states = self.embed(tokens)

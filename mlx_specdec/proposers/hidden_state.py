@@ -3,30 +3,31 @@ verifying. Only chances that are known before a token is drawn decide that, whic
 exact."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from operator import mul
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 
-from ..core.proposer import Proposer, side_by_side
+from ..core.noise import noise_of
+from ..core.proposer import Aligned, Proposer, align, side_by_side
 from ..core.row import Row
 from ..core.worth import Prices, Rate
-from ..models.drafters.network import DrafterNetwork, Reading
-from ..types import FINAL, Cached, Noise, Proposal, Reusable, Scores, no_proposal
-from .draft_model import BACKLOG_CHUNK, draw
+from ..models.drafters.network import (
+    MOST_WAITING,
+    MOST_WAITING_IN_PROMPT,
+    DrafterContext,
+    DrafterNetwork,
+)
+from ..types import FINAL, Cached, Context, Noise, Proposal, Reusable, Scores, no_proposal
+from .draft_model import draw
 from .drafter import LONGEST_CONSIDERED, Drafter, LoadedPair, Setup
 
 LAYERS_COUNTED = (
     ", or its config.json counts layers otherwise, which benchmarks/probe.py in the repository "
     "tells"
 )
-MOST_WAITING = 64
-"""Number of hidden states that may wait for the next draft before the drafter reads them."""
-MOST_WAITING_IN_PROMPT = 4096
-"""Number of hidden states of a prompt that may wait for the first draft. Those of five layers of
-width 5,120 take 200 MB in half precision."""
 LEAST_CHANCE = 0.1
 """Least chance of a token for which the draft is cut. Tokens with a smaller chance are rare. To
 look for them, the host waits for the draft, which costs more than to verify them."""
@@ -56,142 +57,155 @@ def drafter(pair: LoadedPair) -> Drafter | None:
     return made if FINAL in network.hidden else replace(made, causes=made.causes + LAYERS_COUNTED)
 
 
-class Confidence:
-    """The choice of how many tokens of a draft are verified. It learns the ratio of accepted tokens
-    to the tokens that the drafter expected to be accepted."""
-
-    def __init__(self) -> None:
-        self._rate, self._pending = Rate(1.0, ESTIMATE_WEIGHT, RATE_MEMORY), 0.0
-
-    def learn(self, accepted: int) -> None:
-        """Learn how many tokens of the last draft were accepted, if its chances were read."""
-        if self._pending:
-            self._rate.add(self._pending, accepted)
-        self._pending = 0.0
-
-    def worth(self, chances: mx.array, prices: Prices) -> int:
-        """Return how many of the draft tokens to verify, at least one. `chances`, (1, count), are
-        the probabilities of each token's acceptance if all tokens before it are accepted. They are
-        read only if the costs can make a difference."""
-        count = chances.shape[1]
-        wanted = prices.least(count)
-        if max(wanted[1:], default=0.0) < LEAST_CHANCE:
-            return count
-        values: Any = chances[0].tolist()
-        expected, scale = list(accumulate(values, mul)), self._rate.share
-        short = (at for at in range(1, count) if scale * expected[at] < wanted[at])
-        end = next(short, count)
-        self._pending = sum(expected[:end])
-        return end
-
-
 @dataclass(eq=False)
 class DrafterState:
-    """The state of one row in the drafter: its context, and hidden states that wait.
+    """The state of one row in the drafter.
 
     Attributes:
-        waits: Whether hidden states of the prompt wait for the first draft.
-        attends: Whether the drafter has the encoder's output.
-        hidden, tokens: The waiting hidden states, and the token that each belongs to."""
+        expected: How many tokens of the newest draft the drafter expects to be accepted; 0 if its
+            chances were not read."""
 
-    reading: Reading
-    waits: bool
-    attends: bool = False
-    hidden: list[mx.array] = field(default_factory=list)
-    tokens: list[int] = field(default_factory=list)
-    confidence: Confidence = field(default_factory=Confidence)
-
-    def read(self, following: Sequence[int]) -> None:
-        """Read the waiting hidden states up to the last one whose next token is known, and from now
-        on soon after they arrive. following: The token after each of these states."""
-        if not self.hidden:
-            return
-        self.waits, size = False, len(following)
-        hidden = mx.concatenate(self.hidden, axis=1)
-        for start in range(0, size, BACKLOG_CHUNK):
-            if start > 0:
-                self.reading.evaluate()
-            part = following[start : start + BACKLOG_CHUNK]
-            self.reading.read(hidden[:, start : start + len(part)], mx.array([part]))
-        self.tokens = self.tokens[size:]
-        # A copy, so that the memory of the earlier states can be released.
-        self.hidden = [hidden[:, size:] + 0] if self.tokens else []
+    place: Aligned
+    expected: float = 0.0
 
 
 @dataclass(eq=False)
 class HiddenStateDrafter(Proposer):
-    """A proposer that drafts each row by itself.
+    """A proposer that drafts for all rows of a group in the passes that one row needs.
 
     Attributes:
         prices: Returns the costs of rounds of this number of rows, or None.
-        eager: Returns whether to read hidden states of the prompt before the first draft."""
+        eager: Returns whether to process hidden states of the prompt before the first draft."""
 
     network: DrafterNetwork
     prices: Callable[[int], Prices | None] = lambda rows: None
     eager: Callable[[], bool] = lambda: True
 
     def __post_init__(self) -> None:
-        self.hidden = self.network.hidden
+        self.hidden, self.kind = self.network.hidden, self.network.kind
         # The target returns no hidden states of tokens that come from its prefix cache.
-        self.needs = (self.network.kind,)
+        self.needs = (self.kind,)
+        self._rate = Rate(1.0, ESTIMATE_WEIGHT, RATE_MEMORY)
 
     def restore(self, row: Row, parts: Mapping[str, Cached]) -> None:
-        self._of(row).reading.restore([parts.get(self.network.kind)])
+        self._open([row]).restore([parts.get(self.kind)])
 
     def observe(self, rows: Sequence[Row], scores: Scores) -> None:
-        """Collect the target's hidden states. If many wait, read all but the last, whose next token
-        is not known."""
-        for place, row in enumerate(rows):
-            if row.seen:
-                self._collect(self._of(row), row.seen, scores.of(place, len(row.seen)))
-
-    def _collect(self, state: DrafterState, seen: Sequence[int], scores: Scores) -> None:
-        if scores.encoded and not state.attends:
-            state.attends = True
-            state.reading.attend(scores.encoded[0])
-        state.confidence.learn(len(seen) - 1)
-        state.hidden.append(mx.concatenate([scores.hidden[name] for name in self.hidden], axis=-1))
-        state.tokens += seen
-        if len(state.tokens) > (MOST_WAITING_IN_PROMPT if state.waits else MOST_WAITING):
-            state.read(state.tokens[1:])
-            state.reading.evaluate()
-            mx.eval(state.hidden)
+        """Collect the target's hidden states. If many wait, process them."""
+        known = [bool(row.seen) or self.kind in row.state for row in rows]
+        for places in self._groups(known):
+            group = [rows[place] for place in places]
+            counts = [len(row.seen) for row in group]
+            if not any(counts):
+                continue
+            if new := [place for place in places if self.kind not in rows[place].state]:
+                opened = self._open([rows[place] for place in new])
+                if scores.encoded:
+                    opened.attend([scores.encoded[place] for place in new])
+            hidden = mx.concatenate([scores.hidden[name] for name in self.hidden], axis=-1)
+            context = self._context(group)
+            context.add(hidden if group == rows else hidden[mx.array(places)], counts)
+            if max(context.waiting) > context.most:
+                self._process(context, group)
+                context.evaluate()
+            for row, count in zip(group, counts, strict=True):
+                if (state := row.state[self.kind]).expected:
+                    self._rate.add(state.expected, count - 1)
+                    state.expected = 0.0
 
     def snapshot(self, row: Row) -> Mapping[str, Reusable]:
-        """See Proposer. Each position depends on a hidden state and on the token after it. With an
-        encoder, nothing is reusable, since another prompt has another source."""
-        state = self._of(row)
-        if state.attends:
+        if self.kind not in row.state:
             return {}
-        state.read(state.tokens[1:])
-        return {self.network.kind: replace(state.reading.snapshot(0), lag=1)}
+        place: Aligned = row.state[self.kind].place
+        context = cast(DrafterContext, place.context)
+        self._process(context, place.rows)
+        return {self.kind: context.snapshot(place.rows.index(row))}
 
     def propose(self, rows: Sequence[Row], limits: Sequence[int], noise: Noise) -> Proposal:
-        """See Proposer. Abstains if the target has not processed a token."""
-        prices = self.prices(1) if len(rows) == 1 else None
-        return side_by_side(
-            [
-                self._draft(row, min(limit, self.network.most), noise.of(place), prices)
-                for place, (row, limit) in enumerate(zip(rows, limits, strict=True))
-            ]
-        )
+        """See Proposer. Abstains for rows of which the target has not processed a token."""
+        parts = [no_proposal() for _ in rows]
+        for places in self._groups([self.kind in row.state for row in rows]):
+            if len(places) == len(rows):
+                return self._draft(rows, limits, noise)
+            made = self._draft(
+                [rows[place] for place in places],
+                [limits[place] for place in places],
+                noise_of([noise.of(place) for place in places]),
+            )
+            for number, place in enumerate(places):
+                parts[place] = made.of(number)
+        return side_by_side(parts)
 
-    def _draft(self, row: Row, count: int, noise: Noise, prices: Prices | None) -> Proposal:
-        state = self._of(row)
-        reading = state.reading
-        state.read([*state.tokens[1:], row.committed[-1]])
-        length = reading.length
-        if not (length and count):
-            return no_proposal()
-        proposal = draw([row], noise, count, reading.guess(count), reading.guess_after)
-        reading.rewind((length,))
-        if prices is None or (chances := reading.chances()) is None:
-            return proposal
-        return proposal.cut([state.confidence.worth(chances, prices)])
+    def _draft(self, rows: Sequence[Row], limits: Sequence[int], noise: Noise) -> Proposal:
+        count = min(max(limits), self.network.most)
+        if not count:
+            return no_proposal(len(rows))
+        context = self._context(rows)
+        logits = context.first_logits(self._following(context, rows, 0), count)
+        drawn = draw(rows, noise, count, logits, context.next_logits)
+        context.rewind(tuple(row.processed for row in rows))
+        counts = [min(count, limit) for limit in limits]
+        if (prices := self.prices(len(rows))) and (chances := context.chances()) is not None:
+            end, expected = worth(chances, counts, prices, self._rate.share)
+            counts = [min(count, end) for count in counts]
+            for row, tokens in zip(rows, expected, strict=True):
+                row.state[self.kind].expected = tokens
+        return drawn.cut(counts)
 
-    def _of(self, row: Row) -> DrafterState:
-        """Return the state of a row."""
-        if self.network.kind not in row.state:
-            row.state[self.network.kind] = DrafterState(self.network.open(), not self.eager())
-        state: DrafterState = row.state[self.network.kind]
-        return state
+    def _groups(self, known: Sequence[bool]) -> list[list[int]]:
+        """Return the places of known rows, those together whose rows share passes."""
+        places = [place for place, is_known in enumerate(known) if is_known]
+        if self.network.batched:
+            return [places] if places else []
+        return [[place] for place in places]
+
+    def _open(self, rows: list[Row]) -> DrafterContext:
+        """Return a new context of these rows."""
+        context = self.network.open(len(rows))
+        context.most = MOST_WAITING if self.eager() else MOST_WAITING_IN_PROMPT
+        place = Aligned(cast(Context, context), rows)
+        for row in rows:
+            row.state[self.kind] = DrafterState(place)
+        return context
+
+    def _context(self, rows: Sequence[Row]) -> DrafterContext:
+        return cast(DrafterContext, align(rows, self.kind).context)
+
+    def _process(self, context: DrafterContext, rows: Sequence[Row]) -> None:
+        """Process all waiting hidden states but each row's newest, whose next token may not be
+        known."""
+        context.feed(self._following(context, rows, 1))
+
+    def _following(
+        self, context: DrafterContext, rows: Sequence[Row], left: int
+    ) -> list[list[int]]:
+        """Return the token after each waiting hidden state of each row, without the `left` newest
+        states."""
+        parts = zip(rows, context.lengths, context.waiting, strict=True)
+        return [row.committed[n + 1 : n + 1 + max(0, more - left)] for row, n, more in parts]
+
+
+def worth(
+    chances: mx.array, counts: Sequence[int], prices: Prices, scale: float
+) -> tuple[int, list[float]]:
+    """Choose how many tokens of the drafts to verify. The chances are read only if the costs can
+    make a difference.
+
+    Args:
+        chances: (batch, count) float32, the probability of each token's acceptance if all tokens
+            before it are accepted.
+        counts: The number of draft tokens of each row.
+        scale: The ratio of accepted tokens to those that the drafter expected to be accepted.
+    Returns:
+        The draft length, at least one, and how many of these tokens the drafter expects to be
+        accepted in each row; 0 if the chances were not read."""
+    count = max(counts)
+    wanted = prices.least(count)
+    if max(wanted[1:], default=0.0) < LEAST_CHANCE:
+        return count, [0.0] * len(counts)
+    values: Any = chances.tolist()
+    expected = [list(accumulate(row[:n], mul)) for row, n in zip(values, counts, strict=True)]
+    means = [sum(row[at] for row in expected if at < len(row)) / len(counts) for at in range(count)]
+    short = (at for at in range(1, count) if scale * means[at] < wanted[at])
+    end = next(short, count)
+    return end, [sum(row[:end]) for row in expected]

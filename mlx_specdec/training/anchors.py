@@ -235,7 +235,7 @@ class DSparkTask(TextTask):
         first = mx.arange(slots) == 0
         tokens = mx.where(first, anchored.tokens, network.mask_token)
         tokens = tokens.reshape(tokens.shape[0], -1)
-        context = network.context(anchored.hidden)
+        context = network.features(anchored.hidden)
         states = mx.stop_gradient(network.embed(tokens))
         for layer, source in zip(network.layers, self._sources(anchored), strict=True):
             attend = partial(_from_blocks, layer.self_attn, context, anchored.anchors)

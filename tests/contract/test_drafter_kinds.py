@@ -103,6 +103,21 @@ def test_a_drafter_reads_a_completion_as_it_reads_a_prompt(
     assert drafted == 8 + 1
 
 
+@pytest.mark.parametrize(("kind", "target"), PAIRS)
+def test_a_batch_drafts_what_each_row_drafts_alone(kind: str, target: str, tmp_path: Path) -> None:
+    """Prompts have different lengths, and rows join while others are decoded."""
+    pair = made(kind, target, tmp_path)
+    prompts = [PROMPT * count + PROMPT[:more] for count, more in ((0, 1), (3, 0), (1, 2), (0, 2))]
+    requests = [
+        Request(prompt, options(proposer=kind, delta=1.0, max_tokens=14 + 5 * number))
+        for number, prompt in enumerate(prompts)
+    ]
+    alone = [generate(pair, request.prompt, request.options) for request in requests]
+    assert all(result.stats.accepted == result.stats.drafted > 6 for result in alone)
+    together = generate_many(pair, requests, requests[0].options, batch_size=3)
+    assert [result.tokens for result in together] == [result.tokens for result in alone]
+
+
 def test_a_long_prompt_is_read_in_chunks_as_at_once(tmp_path: Path) -> None:
     prompt = [2 + 7 * index % 60 for index in range(199)]
     for kind in MAKERS:

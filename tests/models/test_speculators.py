@@ -100,10 +100,10 @@ def test_a_round_of_a_p_eagle_is_one_pass(tmp_path: Path, monkeypatch) -> None:
     embedding = mx.random.normal((VOCABULARY, WIDTH), key=mx.random.key(0))
     hidden = mx.random.normal((20, 3 * WIDTH), key=mx.random.key(1))
     run = Run(network_of(directory, Lender(embedding)), [5] * 20, hidden)
-    for length, count in ((6, 4), (7, 4), (7, 3), (10, 1)):
+    for length, count in ((6, 4), (7, 4), (9, 3), (10, 1)):
         run.draft(length, count)
-    # A pass has the accepted tokens and the positions to fill. The third round reads nothing new.
-    assert passes == [5 + 3, 1 + 3, 2, 3]
+    # A pass has the accepted tokens and the positions to fill.
+    assert passes == [5 + 3, 1 + 3, 2 + 2, 1]
 
 
 # Scaled positions of drafters, as transformers turns them.

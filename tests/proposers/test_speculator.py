@@ -4,6 +4,7 @@ The network here writes down what happens to it.
 """
 
 import itertools
+from collections.abc import Sequence
 
 import mlx.core as mx
 import numpy as np
@@ -14,12 +15,13 @@ from mlx_specdec.core.distribution import Distribution, choose
 from mlx_specdec.core.noise import CoupledNoise, IndependentNoise
 from mlx_specdec.core.options import Options
 from mlx_specdec.core.worth import Prices
-from mlx_specdec.proposers.draft_model import BACKLOG_CHUNK
-from mlx_specdec.proposers.hidden_state import MOST_WAITING, Confidence
+from mlx_specdec.models.drafters.network import BACKLOG_CHUNK, MOST_WAITING
+from mlx_specdec.models.rows import Rows
+from mlx_specdec.proposers.hidden_state import worth as worth_of
 from mlx_specdec.types import Proposal
 
 from ..support.nothing import NO_DRAFT
-from ..support.scribe import SIZE, Drawn, Scribe, begun
+from ..support.scribe import SIZE, Drawn, Notes, Scribe, begun
 
 
 def test_every_state_is_read_once_with_the_token_after_it() -> None:
@@ -95,50 +97,64 @@ STEEP = Prices([1.0, 1.5, 2.0, 2.5, 3.0, 3.5], 1.0)
 """A further token has to stay with a chance of one half."""
 
 
-def worth(*chances: float, prices: Prices = STEEP) -> int:
-    return Confidence().worth(mx.array([chances]), prices)
+def worth(*rows: Sequence[float], scale: float = 1.0) -> int:
+    """The draft length for rows with these chances, of different lengths."""
+    counts = list(map(len, rows))
+    chances = mx.array([[*row, *[0.9] * (max(counts) - len(row))] for row in rows])
+    return worth_of(chances, counts, STEEP, scale)[0]
 
 
 def test_a_draft_ends_before_the_first_token_that_is_not_worth_it() -> None:
-    assert worth(0.9, 0.9, 0.9, 0.9) == 4
-    assert worth(0.9, 0.8, 0.6, 0.9) == 2, "together they stay with a chance of 0.43"
-    assert worth(0.9, 0.1, 0.9) == 1
-    assert worth(0.1, 0.9, 0.9) == 1, "the first one is paid for"
+    assert worth((0.9, 0.9, 0.9, 0.9)) == 4
+    assert worth((0.9, 0.8, 0.6, 0.9)) == 2, "together they stay with a chance of 0.43"
+    assert worth((0.9, 0.1, 0.9)) == 1
+    assert worth((0.1, 0.9, 0.9)) == 1, "the first one is paid for"
+
+
+def test_the_rows_of_a_batch_have_one_draft_length_that_is_right_on_average() -> None:
+    sure, unsure = (0.9, 0.9, 0.9, 0.9), (0.4, 0.4, 0.4, 0.4)
+    assert worth(sure, sure) == 4 and worth(unsure, sure) == 1
+    assert worth(sure, sure, unsure) == 3, "the means are 0.59, 0.51 and 0.45"
+    # A row that may draft only one token gains nothing from longer drafts.
+    assert worth(sure, sure, (0.9,)) == 2
+    assert worth(sure, ()) == 1
 
 
 def test_a_drafter_that_is_too_sure_is_believed_less() -> None:
-    confidence, sure = Confidence(), mx.array([[0.9, 0.9, 0.9]])
-    assert confidence.worth(sure, STEEP) == 3
-    for _ in range(20):
-        confidence.learn(0)
-        confidence.worth(sure, STEEP)
-    assert confidence.worth(sure, STEEP) == 1
-    for _ in range(40):
-        confidence.learn(3)
-    # A draft whose chances were not read teaches nothing.
-    assert confidence.worth(sure, STEEP) == 1
+    assert worth((0.9, 0.9, 0.9)) == 3
+    assert worth((0.9, 0.9, 0.9), scale=0.5) == 1
+    shown = begun(Sure(), lambda: STEEP)
+    shown.see([1, 2])
+    text = [1, 2, 0]
+    lengths = []
+    for rejected in range(20):
+        lengths.append(len(shown.drafted(text, 3)))
+        shown.see(text[-1:])
+        text.append(rejected % 3)
+    assert lengths[0] == 3 and lengths[-1] == 1
+
+
+class SureNotes(Notes):
+    guessed: list[mx.array]
+
+    def _begin(self, *arguments):
+        self.guessed = [mx.array([[0.9]])]
+        return super()._begin(*arguments)
+
+    def next_logits(self, tokens):
+        self.guessed.append(mx.where((tokens == 5) | (tokens == 6), 0.1, 0.9))
+        return super().next_logits(tokens)
+
+    def chances(self):
+        return mx.concatenate(self.guessed, axis=1)
 
 
 class Sure(Scribe):
     """It says of tokens 5 and 6 that nothing after them stays."""
 
-    def open(self):
-        notes = super().open()
-        guessed: list[mx.array] = []
-        guess, guess_after = notes.guess, notes.guess_after
-
-        def begin(count):
-            guessed.clear()
-            guessed.append(mx.array([[0.9]]))
-            return guess(count)
-
-        def go_on(token):
-            guessed.append(mx.where((token == 5) | (token == 6), 0.1, 0.9))
-            return guess_after(token)
-
-        notes.guess, notes.guess_after = begin, go_on
-        notes.chances = lambda: mx.concatenate(guessed, axis=1)
-        return notes
+    def open(self, count=1):
+        self.opened.append(SureNotes(self, Rows(count), []))
+        return self.opened[-1]
 
 
 def test_a_proposal_is_cut_with_its_rows() -> None:
@@ -146,11 +162,13 @@ def test_a_proposal_is_cut_with_its_rows() -> None:
     shown = begun(Sure(), lambda: costs[0], temperature=1.0)
     shown.see([1, 2])
     assert shown.drafted([1, 2, 3], 5) == [4, 5]
-    proposal = shown.propose([1, 2, 3], 5, IndependentNoise(0, SIZE).at(0, 0))
+    shown.see([3])
+    proposal = shown.propose([1, 2, 3, 3], 5, IndependentNoise(0, SIZE).at(0, 0))
     assert proposal.rows is not None
     assert proposal.rows.shape[1] == proposal.size == proposal.count(0)
     costs[0] = None
-    assert shown.drafted([1, 2, 3], 5) == [4, 5, 6, 7, 0]
+    shown.see([3])
+    assert shown.drafted([1, 2, 3, 3, 3], 5) == [4, 5, 6, 7, 0]
 
 
 @pytest.mark.parametrize("rule", [rules.block, rules.token])

@@ -1,10 +1,15 @@
 """A hidden-state drafter that records its inputs."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import mlx.core as mx
 import numpy as np
 
 from mlx_specdec.core.noise import SilentNoise
 from mlx_specdec.core.options import Options
+from mlx_specdec.models.drafters.network import DrafterContext
+from mlx_specdec.models.rows import Rows
 from mlx_specdec.proposers.hidden_state import HiddenStateDrafter
 from mlx_specdec.types import Noise, Proposal, Scores
 
@@ -35,51 +40,43 @@ class Scribe:
     number, the second one negative."""
 
     kind, hidden, most, nbytes = "scribe", ("after.1", "after.0"), 5, 1
+    batched, inputs, input_dtype = True, 2, mx.float32
 
     def __init__(self) -> None:
-        self.readings: list[Notes] = []
+        self.opened: list[Notes] = []
 
-    def open(self) -> "Notes":
-        self.readings.append(Notes())
-        return self.readings[-1]
+    def open(self, count: int = 1) -> "Notes":
+        self.opened.append(Notes(self, Rows(count), []))
+        return self.opened[-1]
 
 
-class Notes:
-    """rows: (token, the one after it) of all that was read. passes: how many rows came at once."""
+class Notes(DrafterContext):
+    """Notes of what was processed.
 
-    def __init__(self) -> None:
+    Attributes:
+        rows: (token, the one after it) of all hidden states of the only row.
+        passes: How many rows each pass had."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
         self.rows: list[tuple[int, int]] = []
         self.passes: list[int] = []
-        self.guessed = 0
-        self.calls = 0
 
-    @property
-    def length(self) -> int:
-        assert not self.guessed, "guesses are dropped before anybody asks"
-        return len(self.rows)
-
-    def read(self, hidden: mx.array, following: mx.array) -> None:
-        assert not self.guessed
-        assert hidden.shape == (1, following.shape[1], 2)
+    def _process(self, hidden: mx.array, following: Sequence[Sequence[int]]) -> None:
+        tokens, _ = self._advance(following)
+        assert hidden.shape == (1, tokens.shape[1], 2)
         assert mx.array_equal(hidden[..., 0], -hidden[..., 1]), "in the order of the hidden"
-        self.passes.append(following.shape[1])
-        for state, after in zip(hidden[0, :, 0].tolist(), following[0].tolist(), strict=True):
+        self.passes.append(tokens.shape[1])
+        for state, after in zip(hidden[0, :, 0].tolist(), following[0], strict=True):
             self.rows.append((int(state), after))
 
-    def guess(self, count: int) -> mx.array:
-        self.calls = count
+    def _begin(self, hidden: mx.array, following: Sequence[Sequence[int]], count: int) -> mx.array:
+        self._process(hidden, following)
         return self._likes(self.rows[-1][1])
 
-    def guess_after(self, token: mx.array) -> mx.array:
-        self.guessed += 1
-        return self._likes(int(token.item()))
-
-    def rewind(self, lengths: tuple[int, ...]) -> None:
-        assert lengths == (len(self.rows),)
-        self.guessed = 0
-
-    def evaluate(self) -> None:
-        pass
+    def next_logits(self, tokens: mx.array) -> mx.array:
+        self._rows.advance(tokens, 1)
+        return self._likes(int(tokens.item()))
 
     def _likes(self, token: int) -> mx.array:
         return 3.0 * (mx.arange(SIZE) == (token + 1) % SIZE)[None, None].astype(mx.float32)
@@ -95,11 +92,13 @@ class Shown:
     @property
     def notes(self) -> Notes:
         """What the network noted."""
-        [notes] = self.network.readings
+        [notes] = self.network.opened
         return notes
 
     def see(self, tokens: list[int]) -> None:
         self.row.seen = tokens
+        self.row.processed += len(tokens)
+        self.row.committed = self.row.committed[: self.row.processed - len(tokens)] + tokens
         states = mx.array([[[float(token)] for token in tokens]])
         hidden = {"after.1": states, "after.0": -states}
         self.proposer.observe([self.row], Scores(mx.zeros((1, len(tokens), SIZE)), hidden))

@@ -86,13 +86,13 @@ def test_the_task_drafts_what_the_drafter_drafts(learned: Learned, tmp_path: Pat
     for row, (sample, length, slot) in enumerate(places(task, anchored, examples)):
         first = int(rows.starts[sample])
         hidden = rows.states(np.arange(first, first + length))[None, :, :-width]
-        reading = network.open()
+        context = network.open()
         if (encoded := learned.encoded(sample)) is not None:
-            reading.attend(encoded)
-        reading.read(hidden, mx.array(tokens[None, first : first + length]))
-        logits = reading.guess(SLOTS)
+            context.attend([encoded])
+        context.add(hidden, [length])
+        logits = context.first_logits(tokens[None, first : first + length].tolist(), SLOTS)
         for at in range(slot):
-            logits = reading.guess_after(mx.array(tokens[None, None, first + length + at]))
+            logits = context.next_logits(mx.array(tokens[None, None, first + length + at]))
         expected = logits[0, 0, : drafted.shape[1]]
         assert mx.allclose(drafted[row], expected, atol=2e-4, rtol=1e-4), (sample, length, slot)
         checked += slot > 0

@@ -162,6 +162,6 @@ class NoiseLevel(nn.Module):
         self._features = mx.concatenate([mx.sin(angles), mx.cos(angles)], axis=-1)
 
     def __call__(self, embedded: mx.array) -> mx.array:
-        """Return new embeddings of the slots, (1, slots, width)."""
+        """Return new embeddings of the slots, (batch, slots, width)."""
         levels: mx.array = self.fc2(nn.silu(self.fc1(self._features.astype(embedded.dtype))))
         return embedded + levels

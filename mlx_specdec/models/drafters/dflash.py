@@ -7,8 +7,9 @@ tokens again. Source: arXiv 2602.06036 (DFlash), arXiv 2607.05147 (DSpark), z-la
 and the files of `speculators`."""
 
 import re
-from collections.abc import Callable, Collection, Mapping
-from functools import partial
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial, reduce
+from operator import and_
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,12 @@ import mlx.nn as nn
 from ...checkpoints.files import Weights
 from ...largest import indices_of_largest
 from ..encoder_decoder.layers import attend_cached
+from ..kv_cache import KVCache
+from ..rows import Place, Rows
 from .block_forms import GATED, MUSE_GLIMMER, NoiseLevel, adapted, center_norms, layer_of
 from .files import ConfigEntries, DrafterFiles, is_named, nested, read_layers
 from .layers import DrafterLayer, SourceKeysValues
-from .network import Config, DrafterKind, DrafterNetwork, Reading
+from .network import Config, DrafterContext, DrafterKind, DrafterNetwork
 
 LAYER_IDS = "aux_hidden_state_layer_ids"
 DFLASH_HIDDEN_LAYERS = 5
@@ -140,12 +143,12 @@ class MarkovHead(nn.Module):
     def step(
         self, token: mx.array, state: mx.array, carried: mx.array | None
     ) -> tuple[mx.array, mx.array | None]:
-        """Return the bias of a slot's logits, (1, 1, the drafter's vocabulary), and `carried` for
-        the next slot.
+        """Return the bias of a slot's logits, (batch, 1, the drafter's vocabulary), and `carried`
+        for the next slot.
 
         Args:
-            token: The token before the slot, (1, 1) int32.
-            state: The slot's state, (1, 1, width).
+            token: The tokens before the slot, (batch, 1) int32.
+            state: The slot's states, (batch, 1, width).
             carried: The recurrent state of the type "rnn"; None for the first slot.
         """
         latent, carried = self.latent(token, state, carried)
@@ -190,7 +193,7 @@ class ConfidenceHead(nn.Module):
 
 
 Attend = Callable[[mx.array], mx.array]
-"""Computes a layer's self-attention from its inputs, (1, slots, width)."""
+"""Computes a layer's self-attention from its inputs, (batch, slots, width)."""
 
 
 class DFlash(DrafterNetwork):
@@ -225,8 +228,9 @@ class DFlash(DrafterNetwork):
         if self.most < 1:
             raise settings.wrong("block_size", "at least one token more")
 
-    def open(self) -> Reading:
-        return DFlashReading(self)
+    def open(self, count: int = 1) -> DrafterContext:
+        rows = Rows(count)
+        return DFlashContext(self, rows, [KVCache(rows) for _ in self.layers])
 
     def through(
         self,
@@ -235,15 +239,15 @@ class DFlash(DrafterNetwork):
         attend: Attend,
         source: SourceKeysValues | None = None,
     ) -> mx.array:
-        """Run a layer over the states of a block, (1, slots, width). `source` is the layer's entry
-        of `sources`."""
+        """Run a layer over the states of blocks, (batch, slots, width). `source` is the layer's
+        entry of `sources`."""
         return layer.finish(states, attend(layer.input_layernorm(states)), source)
 
     def slot_logits(
         self, logits: mx.array, token: mx.array, state: mx.array, carried: mx.array | None
     ) -> tuple[mx.array, mx.array | None]:
         """Return the final logits of a slot over the target's vocabulary, and `carried` for the
-        next slot. `logits` are the head's, (1, 1, the drafter's vocabulary). For the other
+        next slot. `logits` are the head's, (batch, 1, the drafter's vocabulary). For the other
         arguments, see `MarkovHead.step`."""
         if "markov_head" in self:
             bias, carried = self.markov_head.step(token, state, carried)
@@ -252,86 +256,85 @@ class DFlash(DrafterNetwork):
 
     def chance(self, token: mx.array, state: mx.array) -> mx.array:
         """Return the probability that a slot's token is accepted if all tokens before it are,
-        (1, 1) float32. Arguments are as in `slot_logits`."""
+        (batch, 1) float32. Arguments are as in `slot_logits`."""
         before = self.markov_head.markov_w1(token) if "markov_head" in self else None
         return mx.sigmoid(self.confidence_head.logits(state, before))
 
-    def context(self, hidden: mx.array) -> mx.array:
-        """Return the inputs of keys and values, (1, m, width), from the target's hidden states,
-        (1, m, number of hidden states x target's width)."""
+    def features(self, hidden: mx.array) -> mx.array:
+        """Return the inputs of keys and values, (batch, m, width), from the target's hidden states,
+        (batch, m, number of hidden states x target's width)."""
         states: mx.array = self.hidden_norm(self.fc(hidden.astype(self.dtype)))
         return states
 
-    def masks(self, before: int) -> list[mx.array | None]:
-        """Return each layer's attention mask, (slots, before + slots) bool, for a block after
-        `before` positions; None if a layer hides nothing. A mask may have only one row."""
-        columns = mx.arange(before + self.slots)
-        rows = columns[before:, None]
+    def masks(self, place: Place) -> list[mx.array | None]:
+        """Return each layer's attention mask for the blocks that are written at `place`, (batch or
+        1, 1, slots or 1, end) bool; None if a layer hides nothing. A block sees the earlier
+        positions of its own row, and its own slots."""
+        starts = mx.array(place.starts[:1] if place.even else place.starts)[:, None, None, None]
+        columns, rows = mx.arange(place.end), starts + mx.arange(self.slots)[:, None]
+        own = None if place.even else columns < starts + self.slots
         masks: list[mx.array | None] = []
         for window, causal in self.sight:
-            mask = None
+            parts = [] if own is None else [own]
             if window is not None and self.window_behind_block:
-                mask = columns[None] >= before - window
+                parts.append(columns >= starts - window)
             elif window is not None:
-                mask = rows - columns < window
+                parts.append(rows - columns < window)
             if causal:
-                mask = columns <= rows if mask is None else mask & (columns <= rows)
-            masks.append(mask)
+                parts.append(columns <= rows)
+            masks.append(reduce(and_, parts) if parts else None)
         return masks
 
 
-class DFlashReading(Reading):
-    """One sequence's state in a DFlash: keys and values of the target's hidden states."""
+class DFlashContext(DrafterContext):
+    """The rows of a group in a DFlash: keys and values of the target's hidden states."""
 
-    _newest: mx.array
+    _network: DFlash
     _states: mx.array
     _logits: mx.array
     _index: int
+    _carried: mx.array | None
+    _chances: list[mx.array]
 
-    def __init__(self, network: DFlash) -> None:
-        super().__init__(len(network.layers))
-        self._network = network
-        self._carried: mx.array | None = None
-        self._chances: list[mx.array] = []
+    def next_logits(self, tokens: mx.array) -> mx.array:
+        network = self._network
+        self._index += 1
+        slot = network.skipped + self._index
+        state = self._states[:, slot : slot + 1]
+        if "confidence_head" in network:
+            self._chances.append(network.chance(tokens, state))
+        logits, self._carried = network.slot_logits(
+            self._logits[:, self._index : self._index + 1], tokens, state, self._carried
+        )
+        return logits
 
-    def read(self, hidden: mx.array, following: mx.array) -> None:
-        offset = self._rows.advance(following, 0).starts[0]
-        context = self._network.context(hidden)
+    def _process(self, hidden: mx.array, following: Sequence[Sequence[int]]) -> None:
+        _, place = self._advance(following)
+        states = self._network.features(hidden)
         for layer, cache in zip(self._network.layers, self._caches, strict=True):
-            cache.append(*layer.self_attn.keys_values(context, offset))
-        self._newest = following[:, -1:]
+            cache.append(*layer.self_attn.keys_values(states, place.offset))
 
-    def guess(self, count: int) -> mx.array:
+    def _begin(self, hidden: mx.array, following: Sequence[Sequence[int]], count: int) -> mx.array:
+        self._process(hidden, following)
         network, skipped = self._network, self._network.skipped
-        masked = mx.full((1, network.slots - 1), network.mask_token, dtype=mx.int32)
-        tokens = mx.concatenate([self._newest, masked], axis=1)
+        newest = mx.array([tokens[-1:] for tokens in following])
+        masked = mx.full((len(following), network.slots - 1), network.mask_token, dtype=mx.int32)
+        tokens = mx.concatenate([newest, masked], axis=1)
         states = network.embed(tokens)
         if "log_snr_embed" in network:
             states = network.log_snr_embed(states)
-        offset = self._rows.advance(tokens, network.slots).starts[0]
-        parts = zip(network.layers, self._caches, network.masks(offset), self._sources, strict=True)
+        place = self._rows.advance(tokens, network.slots)
+        parts = zip(network.layers, self._caches, network.masks(place), self._sources, strict=True)
         for layer, cache, mask, source in parts:
-            attend = partial(attend_cached, cache, mask, layer.self_attn, offset=offset)
+            attend = partial(attend_cached, cache, mask, layer.self_attn, offset=place.offset)
             states = network.through(layer, states, attend, source)
         states = network.norm(states)
         self._logits = network.own_logits(states[:, skipped : skipped + count])
         self._states, self._carried, self._index = states, None, -1
         self._chances = []
         if skipped and "markov_head" in network:
-            _, self._carried = network.markov_head.step(self._newest, states[:, :1], None)
-        return self.guess_after(self._newest)
-
-    def guess_after(self, token: mx.array) -> mx.array:
-        network = self._network
-        self._index += 1
-        slot = network.skipped + self._index
-        state = self._states[:, slot : slot + 1]
-        if "confidence_head" in network:
-            self._chances.append(network.chance(token, state))
-        logits, self._carried = network.slot_logits(
-            self._logits[:, self._index : self._index + 1], token, state, self._carried
-        )
-        return logits
+            _, self._carried = network.markov_head.step(newest, states[:, :1], None)
+        return self.next_logits(newest)
 
     def chances(self) -> mx.array | None:
         return mx.concatenate(self._chances, axis=1) if self._chances else None
@@ -351,7 +354,8 @@ class Convolution(nn.Module):
         self.kernel_projection = nn.Linear(width, 2 * reach * self._groups, bias=False)
 
     def before(self, states: mx.array) -> tuple[mx.array, mx.array]:
-        """Return the inputs of the part, and the kernels for `behind`, from (1, slots, width)."""
+        """Return the inputs of the part, and the kernels for `behind`, from states, (batch, slots,
+        width)."""
         added = self.kernel_projection(states)
         added = added.reshape(*states.shape[:2], 2, -1, self._groups)
         return self._convolved(states, 0, added[:, :, 0]), added[:, :, 1]
@@ -383,8 +387,8 @@ class Selector(nn.Module):
         self.hidden_projection = nn.Linear(files.sizes.width, rank, bias=False)
 
     def step(self, logits: mx.array, token: mx.array, state: mx.array) -> mx.array:
-        """Return new logits, (1, 1, vocabulary), which are -inf except for the likeliest tokens.
-        The arguments are those of `DFlash.slot_logits`."""
+        """Return new logits, (batch, 1, vocabulary), which are -inf except for the likeliest
+        tokens. The arguments are those of `DFlash.slot_logits`."""
         likeliest = indices_of_largest(logits, self._top_k)
         wanted = self.predecessor_codebook(token) * self.hidden_projection(state)
         bonus = (self.successor_codebook(likeliest) @ wanted[..., None])[..., 0]

@@ -6,7 +6,7 @@ EAGLE-3 that drafts all its tokens in one pass. Source: arXiv 2401.15077 and 240
 and SGLang read."""
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -14,6 +14,8 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ...checkpoints.files import Weights
+from ..kv_cache import KVCache
+from ..rows import Rows
 from .files import (
     ConfigEntries,
     DrafterFiles,
@@ -24,7 +26,7 @@ from .files import (
     read_layers,
 )
 from .layers import DrafterLayer
-from .network import Chain, Config, DrafterKind, Reading
+from .network import Chain, ChainContext, Config, DrafterContext, DrafterKind, gathered
 
 EAGLE_UNUSED = ("embed_tokens.weight", "lm_head.weight", "layers.0.self_attn.rotary_emb.inv_freq")
 """Tensors that are not read: copies of the target's embedding and head, which training does not
@@ -200,66 +202,34 @@ class PEagle(Eagle3):
         self.mask_token = settings.token(name, files.vocabulary)
         self.most = int(settings.get("speculative_tokens", USUAL_DEPTHS))
 
-    def open(self) -> Reading:
-        return PEagleReading(self)
+    def open(self, count: int = 1) -> DrafterContext:
+        rows = Rows(count)
+        return PEagleContext(self, rows, [KVCache(rows) for _ in self.layers])
 
 
-class PEagleReading(Reading):
-    """One sequence's state in a P-EAGLE. Hidden states that were read wait for the next proposal,
-    and are processed in the same pass."""
+class PEagleContext(ChainContext):
+    """The rows of a group in a P-EAGLE. Waiting hidden states are processed in the pass that drafts
+    all tokens."""
 
-    _newest: mx.array
-    _logits: mx.array
+    _network: PEagle
+    _drafted: mx.array
     _index: int
 
-    def __init__(self, network: PEagle) -> None:
-        super().__init__(len(network.layers))
-        self._network = network
-        self._waiting: tuple[mx.array, mx.array] | None = None
-
-    @property
-    def length(self) -> int:
-        return super().length + (0 if self._waiting is None else self._waiting[1].shape[1])
-
-    def read(self, hidden: mx.array, following: mx.array) -> None:
-        self._see(0)
-        self._waiting = hidden.astype(self._network.dtype), following
-
-    def guess(self, count: int) -> mx.array:
-        masked = self._see(count - 1)
-        network, states = self._network, mx.concatenate([self._newest, masked], axis=1)
-        self._logits = network.over_target(network.own_logits(states))
-        self._index = 0
-        return self._logits[:, :1]
-
-    def guess_after(self, token: mx.array) -> mx.array:
+    def next_logits(self, tokens: mx.array) -> mx.array:
         self._index += 1
-        return self._logits[:, self._index : self._index + 1]
+        return self._drafted[:, self._index : self._index + 1]
 
-    def evaluate(self) -> None:
-        self._see(0)
-        super().evaluate()
-
-    def _see(self, masked: int) -> mx.array:
-        """Run the waiting hidden states and `masked` positions after them in one pass. Return the
-        inputs of the head at the masked positions, (1, masked, width)."""
-        network, waiting = self._network, self._waiting
-        tokens = mx.full((1, masked), network.mask_token, dtype=mx.int32)
-        hidden = mx.repeat(network.mask_hidden.reshape(1, 1, -1), masked, axis=1)
-        if waiting is not None:
-            hidden = mx.concatenate([waiting[0], hidden], axis=1)
-            tokens = mx.concatenate([waiting[1], tokens], axis=1)
-            self._waiting = None
-        rows = tokens.shape[1]
-        if rows == 0:
-            return mx.zeros((1, 0, network.norm.weight.size), dtype=network.dtype)
-        offset = self._rows.advance(tokens, masked).starts[0]
-        head, _ = network.step(
-            tokens, network.features(hidden), self._caches, offset, self._sources
-        )
-        if rows > masked:
-            self._newest = head[:, rows - masked - 1 : rows - masked]
-        return head[:, rows - masked :]
+    def _begin(self, hidden: mx.array, following: Sequence[Sequence[int]], count: int) -> mx.array:
+        network, masked = self._network, count - 1
+        tokens, place = self._advance(following, [network.mask_token] * masked)
+        ends = mx.array([len(row) for row in following])[:, None, None]
+        hidden = mx.pad(hidden.astype(network.dtype), [(0, 0), (0, masked), (0, 0)])
+        is_known = mx.arange(tokens.shape[1])[:, None] < ends
+        hidden = mx.where(is_known, hidden, network.mask_hidden.reshape(1, 1, -1))
+        head, _ = self._step(tokens, network.features(hidden), place)
+        drafting = [range(len(row) - 1, len(row) + masked) for row in following]
+        self._drafted, self._index = self._logits(gathered(head, drafting)), 0
+        return self._drafted[:, :1]
 
 
 EAGLE = DrafterKind("eagle", is_eagle, read_eagle, Eagle, by_speculators=False)

@@ -2,7 +2,7 @@
 Source: google/gemma-4-*-it-assistant, as transformers reads them."""
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,11 @@ from ...checkpoints.files import FULL_ATTENTION, LM_HEAD, SLIDING_ATTENTION, Wei
 from ...errors import CheckpointError
 from ...types import FINAL, keys_of, values_of
 from ..base import Base
+from ..kv_cache import KVCache
 from ..per_layer import spelled_old
+from ..rows import Place, Rows
 from .files import ConfigEntries, DrafterFiles, StoredTensors, layer_sizes
-from .network import Config, DrafterKind, DrafterNetwork, Reading
+from .network import Config, DrafterContext, DrafterKind, DrafterNetwork, gathered
 
 ASSISTANT_TYPES = ("gemma4_assistant", "gemma4_unified_assistant")
 EMBEDDING_WEIGHT = "embed_tokens.weight"
@@ -80,14 +82,14 @@ class TargetAttention:
         """Return the first position that a token at position `place` attends to."""
         return 0 if self._window is None else max(0, place + 1 - self._window)
 
-    def keys(self, rows: mx.array, offset: int) -> mx.array:
-        """Return rotated keys, (1, heads, m, head_dim), from rows, (1, m, width), whose first is at
-        position `offset`."""
+    def keys(self, rows: mx.array, offset: int | mx.array) -> mx.array:
+        """Return rotated keys, (batch, heads, m, head_dim), from rows, (batch, m, width), whose
+        first is at position `offset`, one for all or (batch,) int32."""
         rotated: mx.array = self._rope(self.values(rows), offset=offset)
         return rotated
 
     def values(self, rows: mx.array) -> mx.array:
-        """Return rows, (1, m, width), divided into heads, (1, heads, m, head_dim)."""
+        """Return rows, (batch, m, width), divided into heads, (batch, heads, m, head_dim)."""
         return rows.reshape(*rows.shape[:2], self.heads, self.head_dim).swapaxes(1, 2)
 
 
@@ -102,8 +104,8 @@ class MaskedEmbedding(nn.Module):
         self.token_ordering = mx.arange(files.vocabulary)
 
     def tokens(self, states: mx.array) -> mx.array:
-        """Return the ids of the tokens that get logits, (1, m, tokens) int32, from states,
-        (1, m, width)."""
+        """Return the ids of the tokens that get logits, (batch, m, tokens) int32, from
+        states, (batch, m, width)."""
         scores = self.centroids(states)
         best = mx.argpartition(-scores, self._top_k - 1, axis=-1)[..., : self._top_k]
         return self.token_ordering.reshape(self._clusters, -1)[best].flatten(2).astype(mx.int32)
@@ -184,22 +186,25 @@ class Assistant(DrafterNetwork):
         widths = (a.width for a in self.attentions.values() if name in a.hidden)
         return next(widths, super().width_of(name))
 
-    def open(self) -> Reading:
-        return AssistantReading(self)
+    def open(self, count: int = 1) -> DrafterContext:
+        rows = Rows(count)
+        return AssistantContext(self, rows, [KVCache(rows) for _ in self.attentions])
 
     def step(
-        self, token: mx.array, state: mx.array, shared: dict[str, Any], position: int
+        self, token: mx.array, state: mx.array, shared: dict[str, Any], offset: int | mx.array
     ) -> tuple[mx.array, mx.array]:
-        """Return the inputs of the head, and the state for the next step.
+        """Return the inputs of the head, and the states for the next step.
 
         Args:
-            token: (1, 1) int32.
-            state: The state before the token, (1, 1, target's width).
-            shared: The target's keys and values, by kind of attention.
+            token: (batch, 1) int32.
+            state: The states before the tokens, (batch, 1, target's width).
+            shared: The target's keys and values, and a mask or None, by kind of attention.
+            offset: Position of the tokens, for all rows or (batch,) int32.
         """
         states = self.fc(mx.concatenate([self.embed(token), state], axis=-1))
         for layer, kind in zip(self.layers, self._kinds, strict=True):
-            states, *_ = layer(states, shared_kv=shared[kind], offset=position)
+            *pair, mask = shared[kind]
+            states, *_ = layer(states, mask, shared_kv=pair, offset=offset)
         states = self.norm(states)
         return states, self.post_projection(states)
 
@@ -215,42 +220,48 @@ class Assistant(DrafterNetwork):
         return mx.put_along_axis(nothing, tokens, scores, axis=-1)
 
 
-class AssistantReading(Reading):
-    """One sequence's state in an assistant: the target's keys and values, and the target's state of
-    its newest token. Draft tokens add nothing to the caches."""
+class AssistantContext(DrafterContext):
+    """The rows of a group in an assistant: the target's keys and values, and the target's states of
+    the newest tokens. Draft tokens add nothing to the caches."""
 
-    _newest: tuple[mx.array, mx.array]
-    _guessed: mx.array
+    _network: Assistant
+    _final: mx.array
+    _fed_back: mx.array
+    _shared: dict[str, Any]
+    _place: Place
 
-    def __init__(self, network: Assistant) -> None:
-        super().__init__(len(network.attentions))
-        self._network = network
+    def next_logits(self, tokens: mx.array) -> mx.array:
+        states, self._fed_back = self._network.step(
+            tokens, self._fed_back, self._shared, self._place.offset
+        )
+        return self._network.own_logits(states)
 
-    def read(self, hidden: mx.array, following: mx.array) -> None:
+    def _process(self, hidden: mx.array, following: Sequence[Sequence[int]]) -> None:
         network = self._network
-        offset = self._rows.advance(following, 0).starts[0]
+        _, place = self._advance(following)
         ends = list(accumulate(map(network.width_of, network.hidden)))
-        final, *rows = mx.split(hidden.astype(network.dtype), ends[:-1], axis=-1)
+        self._final, *rows = mx.split(hidden.astype(network.dtype), ends[:-1], axis=-1)
         attentions = network.attentions.values()
         parts = zip(attentions, rows[::2], rows[1::2], self._caches, strict=True)
         for attention, keys, values, cache in parts:
-            cache.append(attention.keys(keys, offset), attention.values(values))
-        self._newest = following[:, -1:], final[:, -1:]
+            cache.append(attention.keys(keys, place.offset), attention.values(values))
 
-    def guess(self, count: int) -> mx.array:
-        token, self._guessed = self._newest
-        return self.guess_after(token)
-
-    def guess_after(self, token: mx.array) -> mx.array:
-        network, place = self._network, self.length
-        shared = {
-            kind: cache.positions(attention.first(place))
-            for (kind, attention), cache in zip(
-                network.attentions.items(), self._caches, strict=True
-            )
-        }
-        states, self._guessed = network.step(token, self._guessed, shared, place)
-        return network.own_logits(states)
+    def _begin(self, hidden: mx.array, following: Sequence[Sequence[int]], count: int) -> mx.array:
+        self._process(hidden, following)
+        newest = [range(len(tokens) - 1, len(tokens)) for tokens in following]
+        self._fed_back = gathered(self._final, newest)
+        self._place, self._shared = Place(self.lengths, 1), {}
+        for (kind, attention), cache in zip(
+            self._network.attentions.items(), self._caches, strict=True
+        ):
+            firsts = list(map(attention.first, self.lengths))
+            begin, mask = min(firsts), None
+            if not self._place.even:
+                columns = mx.arange(begin, max(self.lengths))
+                mask = columns < mx.array(self.lengths)[:, None]
+                mask = (mask & (columns >= mx.array(firsts)[:, None]))[:, None, None]
+            self._shared[kind] = (*cache.positions(begin), mask)
+        return self.next_logits(mx.array([tokens[-1:] for tokens in following]))
 
 
 ASSISTANT = DrafterKind("gemma4_assistant", recognizes, read, Assistant, by_speculators=False)

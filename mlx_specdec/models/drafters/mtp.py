@@ -20,18 +20,21 @@ from ...errors import CheckpointError
 from ...types import Reusable, after
 from ..base import Base
 from ..number_format import NumberFormat, evaluate
+from ..rows import Place, Rows
 from .files import IN_16_BITS, DrafterFiles
 from .layers import SourceKeysValues
 from .mtp_files import MtpFiles, read, recognizes
-from .network import Chain, ChainReading, DrafterKind
+from .network import Chain, ChainContext, DrafterContext, DrafterKind
 
 
 class Mtp(Chain):
     """The network of a layer for multi-token prediction. The first layer's contains the later ones.
 
     Attributes:
-        later: The networks of the later layers.
+        later: The networks of the later layers. With these, rows do not share passes.
     """
+
+    _mask_axes = 4
 
     def __init__(self, files: MtpFiles) -> None:
         # Imported here, because T5 targets also import the drafters and must not import mlx-lm.
@@ -74,8 +77,8 @@ class Mtp(Chain):
         for layer, stored in zip(self.later, files.later, strict=True):
             layer.bind(stored, target)
 
-    def open(self) -> ChainReading:
-        return MtpReading(self)
+    def open(self, count: int = 1) -> DrafterContext:
+        return MtpContext(self, Rows(count, lambda: self._mask_axes))
 
     def cache_nbytes(self, source: int, positions: int) -> int:
         return (1 + len(self.later)) * super().cache_nbytes(source, positions)
@@ -85,10 +88,10 @@ class Mtp(Chain):
         tokens: mx.array,
         states: mx.array,
         caches: list[Any],
-        offset: int,
+        place: Place,
         sources: Sequence[SourceKeysValues | None] = (),
     ) -> tuple[mx.array, mx.array]:
-        """See `Chain.step`. The layer ignores `sources`."""
+        """See `Chain.step`. The layer ignores `sources`, and finds `place` in its caches."""
         both = [self.pre_fc_norm_embedding(self.embed(tokens)), self.pre_fc_norm_hidden(states)]
         if self._form.hidden_first:
             both.reverse()
@@ -102,6 +105,7 @@ class Mtp(Chain):
         from ..mlx_lm.attention import replace_in
         from ..mlx_lm.loader import cannot_build
         from ..mlx_lm.loading import with_numbers
+        from ..mlx_lm.trials import MASK_AXES
 
         assert isinstance(files, MtpFiles)
         layers = [self, *self.later]
@@ -110,8 +114,9 @@ class Mtp(Chain):
                 layer.fill(stored)
             # Building a pass raises if mlx-lm cannot run the configuration.
             rows = 2 + len(self.later)
-            tokens = mx.zeros((1, rows), dtype=mx.int32)
-            self.open().read(mx.zeros((1, rows, files.sizes.width)), tokens)
+            context = self.open()
+            context.add(mx.zeros((1, rows, files.sizes.width)), [rows])
+            context.feed([[0] * rows])
         except CheckpointError as problem:
             raise CheckpointError(f"{files.directory}: {problem}") from None
         except Exception as problem:  # mlx-lm's classes do not check, and may raise anything
@@ -123,6 +128,19 @@ class Mtp(Chain):
         for layer in layers:
             replace_in(layer.block)
             latent.intercept(latent.expanding(layer.block))
+        self.batched = not self.later and any(map(self._takes_rows, MASK_AXES))
+
+    def _takes_rows(self, mask_axes: int) -> bool:
+        """Return whether passes over rows of different lengths can be built with masks of so many
+        axes, which are used from now on. The number of rows is no usual number of heads."""
+        self._mask_axes, context = mask_axes, self.open(7)
+        try:
+            for _ in range(2):  # in the second pass the lengths are different
+                context.add(mx.zeros((7, 2, self.inputs)), [2] + 6 * [1])
+                context.feed([[0, 0], *6 * [[0]]])
+        except Exception:  # mlx-lm's classes may raise anything
+            return False
+        return True
 
     def fill(self, files: MtpFiles) -> None:
         """Load the weights of this layer alone. Raises CheckpointError."""
@@ -155,76 +173,83 @@ class Mtp(Chain):
         }
 
 
-class MtpReading(ChainReading):
-    """One sequence's state in an Mtp. Positions are counted from the first that was read.
+class MtpContext(ChainContext):
+    """The rows of a group in an Mtp; with later layers only one row. Positions are counted from the
+    first that was processed.
 
-    A later layer needs a later token, so that it has read fewer positions. `_waiting` has, for each
-    later layer, the output of the layer before it at the next position to read."""
+    A later layer needs a later token, so that it has processed fewer positions. `_outputs` has, for
+    each later layer, the output of the layer before it at the next position to process."""
 
-    def __init__(self, network: Mtp) -> None:
+    _network: Mtp
+    _drafted: list[mx.array]
+    _inputs: mx.array
+
+    def __init__(self, network: Mtp, rows: Rows) -> None:
         from ..mlx_lm.states import slots
 
-        super().__init__(network, 0)
-        self._entries = network.caches(self._rows)
-        self._caches = [slot.cache for slot in slots(self._entries)]
-        self._later = [MtpReading(layer) for layer in network.later]
-        self._read = [layer.lengths for layer in self._later]
-        self._waiting: list[mx.array] = []
+        self._entries = network.caches(rows)
+        super().__init__(network, rows, [slot.cache for slot in slots(self._entries)])
+        self._later = [MtpContext(layer, Rows(1)) for layer in network.later]
+        self._processed = [layer.lengths for layer in self._later]
+        self._outputs: list[mx.array] = []
 
-    def read(self, hidden: mx.array, following: mx.array) -> None:
-        head, fed_back = self._step(following, self._network.features(hidden), 0)
-        self._newest = head[:, -1:], fed_back[:, -1:]
-        for number, layer in enumerate(self._later):
-            if number < len(self._waiting):
-                fed_back = mx.concatenate([self._waiting[number], fed_back], axis=1)
-            self._waiting[number:] = [fed_back[:, -1:], *self._waiting[number + 1 :]]
-            fed_back = fed_back[:, :-1]
-            if not (rows := fed_back.shape[1]):
-                break
-            _, fed_back = layer._step(following[:, -rows:], fed_back, 0)
-        self._read = [layer.lengths for layer in self._later]
+    @property
+    def entries(self) -> list[Any]:
+        return self._entries
 
-    def guess(self, count: int) -> mx.array:
-        self._drafted: list[mx.array] = []
-        self._inputs = self._newest[1][:, :0]
-        return super().guess(count)
-
-    def guess_after(self, token: mx.array) -> mx.array:
+    def next_logits(self, tokens: mx.array) -> mx.array:
         number = len(self._drafted)
-        self._drafted.append(token)
+        self._drafted.append(tokens)
         if not self._later:
-            return super().guess_after(token)
-        if number >= len(self._waiting):
-            head, self._guessed = self._later[-1]._step(token, self._guessed, 1)
-            return self._logits_of(-1, head)
+            return super().next_logits(tokens)
+        if number >= len(self._outputs):
+            layer = self._later[-1]
+            head, self._fed_back = layer._step(
+                tokens, self._fed_back, layer._rows.advance(tokens, 1)
+            )
+            return layer._logits(head)
         # The layer also reads the positions that had to wait for these draft tokens.
-        states = mx.concatenate([self._waiting[number], self._inputs], axis=1)
-        tokens = mx.concatenate(self._drafted, axis=1)
-        head, self._inputs = self._later[number]._step(tokens, states, tokens.shape[1])
-        self._guessed = self._inputs[:, -1:]
-        return self._logits_of(number, head[:, -1:])
+        layer, tokens = self._later[number], mx.concatenate(self._drafted, axis=1)
+        states = mx.concatenate([self._outputs[number], self._inputs], axis=1)
+        place = layer._rows.advance(tokens, tokens.shape[1])
+        head, self._inputs = layer._step(tokens, states, place)
+        self._fed_back = self._inputs[:, -1:]
+        return layer._logits(head[:, -1:])
+
+    def _process(
+        self, hidden: mx.array, following: Sequence[Sequence[int]]
+    ) -> tuple[mx.array, mx.array]:
+        head, states = super()._process(hidden, following)
+        outputs = states
+        for number, layer in enumerate(self._later):
+            if number < len(self._outputs):
+                outputs = mx.concatenate([self._outputs[number], outputs], axis=1)
+            self._outputs[number:] = [outputs[:, -1:], *self._outputs[number + 1 :]]
+            outputs = outputs[:, :-1]
+            if not (rows := outputs.shape[1]):
+                break
+            tokens, place = layer._advance([following[0][-rows:]])
+            _, outputs = layer._step(tokens, outputs, place)
+        self._processed = [layer.lengths for layer in self._later]
+        return head, states
+
+    def _begin(self, hidden: mx.array, following: Sequence[Sequence[int]], count: int) -> mx.array:
+        logits = super()._begin(hidden, following, count)
+        self._drafted, self._inputs = [], self._fed_back[:, :0]
+        return logits
 
     def rewind(self, lengths: tuple[int, ...]) -> None:
-        for layer, lengths_read in zip(self._later, self._read, strict=True):
-            layer.rewind(lengths_read)
+        for layer, processed in zip(self._later, self._processed, strict=True):
+            layer.rewind(processed)
         super().rewind(lengths)
-
-    def evaluate(self) -> None:
-        super().evaluate()
-        for layer in self._later:
-            layer.evaluate()
 
     def snapshot(self, sequence: int) -> Reusable:
         """See `RowsContext`. Only the first layer's positions are returned, and later layers begin
         without any. If a cache has a window, nothing is returned, because positions are missing."""
         return Reusable() if self._rows.windows else super().snapshot(sequence)
 
-    def _step(self, tokens: mx.array, states: mx.array, proposed: int) -> tuple[mx.array, mx.array]:
-        place = self._rows.advance(tokens, proposed)
-        return self._network.step(tokens, states, self._entries, place.starts[0], ())
-
-    def _logits_of(self, number: int, head: mx.array) -> mx.array:
-        return self._later[number]._logits(head)
+    def _state(self) -> list[list[mx.array]]:
+        return super()._state() + [arrays for layer in self._later for arrays in layer._state()]
 
 
 MTP = DrafterKind(

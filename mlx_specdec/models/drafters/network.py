@@ -6,8 +6,10 @@ from __future__ import annotations
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, reduce
+from itertools import accumulate
+from operator import add
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +19,24 @@ from mlx.utils import tree_flatten
 
 from ...checkpoints.files import Weights
 from ...errors import CheckpointError, first_line
-from ...types import FINAL, after
+from ...types import FINAL, Context, Reusable, after, rectangle
 from ..base import Base
+from ..encoder_decoder.context import EncodedSources
 from ..encoder_decoder.layers import Attention, attend_cached
 from ..kv_cache import STEP, KVCache
 from ..number_format import NumberFormat, count, evaluate, expand, quantize
-from ..rows import Rows, RowsContext
+from ..rows import Place, Rows, RowsContext
 from .files import IN_16_BITS, DrafterFiles
 from .layers import DrafterLayer, SourceKeysValues
 
 Config = Mapping[str, Any]
+MOST_WAITING = 64
+"""Number of hidden states of a row that may wait for the next draft."""
+MOST_WAITING_IN_PROMPT = 4096
+"""Number of hidden states of a row that may wait for its first draft. Those of five layers of width
+5,120 take 200 MB in half precision."""
+BACKLOG_CHUNK = 512
+"""Hidden states per row in one pass over a long backlog."""
 
 
 @dataclass(frozen=True)
@@ -65,11 +75,12 @@ class DrafterNetwork(nn.Module, ABC):
         hidden: Names of the target's hidden states that the network reads, concatenated in this
             order. If the files name no layers, the network reads the inputs of the target's head.
         normed: Whether a norm follows the layers.
+        batched: Whether the rows of a group share passes.
         most: Maximum number of draft tokens in a round.
     """
 
     layers: list[DrafterLayer]
-    normed = True
+    normed = batched = True
     most: int = sys.maxsize
 
     def __init__(self, files: DrafterFiles) -> None:
@@ -117,26 +128,37 @@ class DrafterNetwork(nn.Module, ABC):
         # A matrix may be quantized, a norm never is.
         return (self.norm if self.normed else self.fc).weight.dtype
 
+    @property
+    def inputs(self) -> int:
+        """The width of all hidden states of one position, concatenated."""
+        return sum(map(self.width_of, self.hidden))
+
+    @property
+    def input_dtype(self) -> mx.Dtype:
+        return self._target.state_dtype
+
     def cache_nbytes(self, source: int, positions: int) -> int:
-        """Return the bytes of a sequence's keys and values; see `models.base.Base`."""
+        """Return the bytes of a row's keys and values, and of its waiting hidden states; see
+        `models.base.Base`."""
         of_source, of_position = self._row_nbytes
-        return source * of_source + -(-positions // STEP) * STEP * of_position
+        waiting = min(positions, MOST_WAITING_IN_PROMPT) * self.inputs * self.input_dtype.size
+        return source * of_source + -(-positions // STEP) * STEP * of_position + waiting
 
     @cached_property
     def _row_nbytes(self) -> tuple[int, int]:
-        reading = self.open()
+        context = self.open()
         if "encoder_norm" in self:
-            reading.attend(mx.zeros((1, 1, self.encoder_norm.weight.shape[0])))
-        width = sum(map(self.width_of, self.hidden))
-        reading.read(mx.zeros((1, 1, width), dtype=self.dtype), mx.zeros((1, 1), dtype=mx.int32))
-        encoded = [array for source in reading._sources if source for array in source[:2]]
-        cached = [array for cache in reading._caches for array in cache.state]
+            context.attend([mx.zeros((1, 1, self.encoder_norm.weight.shape[0]))])
+        context.add(mx.zeros((1, 1, self.inputs), dtype=self.dtype), [1])
+        context.feed([[0]])
+        encoded = [array for source in context._sources if source for array in source[:2]]
+        cached = [array for arrays in context._state() for array in arrays]
         per_token = [sum(a.nbytes // a.shape[2] for a in arrays) for arrays in (encoded, cached)]
         return per_token[0], per_token[1]
 
     @abstractmethod
-    def open(self) -> Reading:
-        """Return a new sequence, which has read nothing yet."""
+    def open(self, count: int = 1) -> DrafterContext:
+        """Return a context of `count` new rows."""
 
     def load(self, files: DrafterFiles, numbers: NumberFormat) -> None:
         """Load the weights of a directory, quantized and cast as `numbers` says. Raises
@@ -162,7 +184,7 @@ class DrafterNetwork(nn.Module, ABC):
         return self._target.width
 
     def embed(self, tokens: mx.array) -> mx.array:
-        """Return the embeddings, (1, m, width), of the target's tokens, (1, m) int32."""
+        """Return the embeddings, (batch, m, width), of the target's tokens, (batch, m) int32."""
         embed = self.embed_tokens if "embed_tokens" in self else self._target.embed
         rows: mx.array = embed(tokens)
         return rows.astype(self.dtype)
@@ -185,7 +207,8 @@ class DrafterNetwork(nn.Module, ABC):
         ]
 
     def own_logits(self, states: mx.array) -> mx.array:
-        """Return logits, (1, m, the drafter's vocabulary), of the head's inputs, (1, m, width)."""
+        """Return logits, (batch, m, the drafter's vocabulary), of the head's inputs, (batch, m,
+        width)."""
         if "lm_head" in self:
             logits: mx.array = self.lm_head(states)
             return logits
@@ -199,54 +222,185 @@ class DrafterNetwork(nn.Module, ABC):
         return mx.concatenate([logits, nothing], axis=-1)[..., self._places]
 
 
-class Reading(RowsContext, ABC):
-    """One sequence's state in a drafter. Keys and values of the target's hidden states stay in the
-    caches. The proposer drops keys and values of draft tokens with `rewind`."""
+class DrafterContext(RowsContext, ABC):
+    """The rows of a group in a drafter. Keys and values of the target's hidden states stay in the
+    caches. The proposer drops keys and values of draft tokens with `rewind`.
 
-    _network: DrafterNetwork
+    Hidden states wait until the tokens after them are known and a draft needs them. Each pass
+    processes all rows: shorter rows are padded, and the padding is rewound.
 
-    def __init__(self, layers: int) -> None:
-        rows = Rows(1)
-        super().__init__(rows, [KVCache(rows) for _ in range(layers)])
-        self._sources: list[SourceKeysValues | None] = [None] * layers
+    Attributes:
+        most: The largest number of hidden states of a row that should wait.
+    """
+
+    def __init__(self, network: DrafterNetwork, rows: Rows, caches: list[Any]) -> None:
+        super().__init__(rows, caches)
+        self._network, self.most = network, MOST_WAITING
+        self._waiting: list[tuple[mx.array, tuple[int, ...]]] = []
+        self._encoded: EncodedSources | None = None
+        self._sources: list[SourceKeysValues | None] = [None] * len(caches)
 
     @property
-    def length(self) -> int:
-        """The number of the target's hidden states that were read."""
-        return self._rows.lengths[0]
+    def waiting(self) -> tuple[int, ...]:
+        """The number of hidden states that wait, for each row."""
+        counts = [counts for _, counts in self._waiting] or [(0,) * len(self.lengths)]
+        return tuple(map(sum, zip(*counts, strict=True)))
 
-    def attend(self, encoded: mx.array) -> None:
-        """Set the output of the target's encoder, (1, n, width). Call this before `read`."""
-        if "encoder_norm" in self._network:
-            self._sources = self._network.sources(encoded)
+    @property
+    def attends(self) -> bool:
+        """Whether the target has an encoder, whose output is known."""
+        return self._encoded is not None
 
-    @abstractmethod
-    def read(self, hidden: mx.array, following: mx.array) -> None:
-        """Read the target's hidden states of committed tokens, without computing anything yet.
+    def attend(self, encoded: Sequence[mx.array]) -> None:
+        """Set the output of the target's encoder for each row, (1, n, width). Call this first."""
+        parts = []
+        for states in encoded:
+            own = self._network.sources(states) if "encoder_norm" in self._network else []
+            arrays = [array for source in own if source for array in source[:2]]
+            parts.append(EncodedSources((states,), arrays))
+        self._set_sources(reduce(EncodedSources.merge, parts))
+
+    def _set_sources(self, encoded: EncodedSources) -> None:
+        self._encoded, mask = encoded, encoded.mask
+        hidden = None if mask is None else mask[:, None, None]
+        if encoded.projected:
+            pairs = encoded.by_layer
+            self._sources = [SourceKeysValues(keys, values, hidden) for keys, values in pairs]
+
+    def add(self, hidden: mx.array, counts: Sequence[int]) -> None:
+        """Let the target's hidden states of committed tokens wait.
 
         Args:
-            hidden: All hidden states, concatenated, (1, m, number of hidden states x width).
-            following: For each of these positions, the committed token after it, (1, m) int32.
+            hidden: All hidden states, concatenated, (batch, m, number of hidden states x width).
+            counts: For each row, how many of the m positions belong to it.
         """
+        self._waiting.append((hidden[:, : max(counts)], tuple(counts)))
+
+    def feed(self, following: Sequence[Sequence[int]]) -> None:
+        """Process waiting hidden states, in chunks, without computing the last chunk yet.
+
+        Args:
+            following: For each row, the tokens after its first waiting hidden states, one for each
+                of those that are to be processed.
+        """
+        counts, waiting = list(map(len, following)), self.waiting
+        self.most = MOST_WAITING
+        if not any(counts):
+            return
+        hidden = self._joined()
+        for start in range(0, max(counts), BACKLOG_CHUNK):
+            if start:
+                mx.eval(self._state())
+            part = [tokens[start : start + BACKLOG_CHUNK] for tokens in following]
+            self._process(hidden[:, start : start + max(map(len, part))], part)
+        left = [range(begin, end) for begin, end in zip(counts, waiting, strict=True)]
+        self._waiting = []
+        if any(left):
+            # A copy, so that the memory of the earlier states can be released.
+            self.add(gathered(hidden, left) + 0, [len(places) for places in left])
+
+    def first_logits(self, following: Sequence[Sequence[int]], count: int) -> mx.array:
+        """Begin a draft of `count` tokens, and return the logits of the first, (batch, 1, the
+        target's vocabulary). `following` has a token after each waiting hidden state of each row.
+        """
+        if max(map(len, following)) > BACKLOG_CHUNK:
+            fed = [(len(tokens) - 1) // BACKLOG_CHUNK * BACKLOG_CHUNK for tokens in following]
+            self.feed([tokens[:n] for tokens, n in zip(following, fed, strict=True)])
+            following = [tokens[n:] for tokens, n in zip(following, fed, strict=True)]
+        hidden, self._waiting, self.most = self._joined(), [], MOST_WAITING
+        return self._begin(hidden, following, count)
 
     @abstractmethod
-    def guess(self, count: int) -> mx.array:
-        """Begin a proposal of `count` tokens after the newest token that was read, and return the
-        logits of the first, (1, 1, the target's vocabulary)."""
+    def next_logits(self, tokens: mx.array) -> mx.array:
+        """Return the logits of the tokens after the draft tokens `tokens`, (batch, 1) int32."""
 
     @abstractmethod
-    def guess_after(self, token: mx.array) -> mx.array:
-        """Return the logits of the token after the draft token `token`, (1, 1) int32."""
+    def _process(self, hidden: mx.array, following: Sequence[Sequence[int]]) -> Any:
+        """Process hidden states, (batch, m, all widths). Row i has as many as tokens follow."""
+
+    @abstractmethod
+    def _begin(self, hidden: mx.array, following: Sequence[Sequence[int]], count: int) -> mx.array:
+        """Process hidden states like `_process`, and return the result of `first_logits`."""
 
     def chances(self) -> mx.array | None:
         """Return, for each draft position so far, the probability that its token is accepted if all
-        tokens before it are, (1, count) float32. It does not depend on the token that was drawn.
-        Return None if the network has no such estimate."""
+        tokens before it are, (batch, count) float32. It does not depend on the token that was
+        drawn. Return None if the network has no such estimate."""
         return None
 
     def evaluate(self) -> None:
-        """Compute the keys and values of everything that was read, and wait for them."""
-        mx.eval([cache.state for cache in self._caches])
+        """Compute the keys and values of all hidden states that were processed, and the others, and
+        wait for them."""
+        mx.eval(self._state(), [hidden for hidden, _ in self._waiting])
+
+    def merge(self, joining: Context) -> None:
+        assert isinstance(joining, DrafterContext)
+        contexts, waiting = (self, joining), self.waiting + joining.waiting
+        states, width = [context._joined() for context in contexts], max(waiting)
+        super().merge(joining)
+        self.most, self._waiting = max(self.most, joining.most), []
+        if width:
+            padded = [mx.pad(s, [(0, 0), (0, width - s.shape[1]), (0, 0)]) for s in states]
+            self.add(mx.concatenate(padded), waiting)
+        if self._encoded is not None and joining._encoded is not None:
+            self._set_sources(self._encoded.merge(joining._encoded))
+
+    def keep(self, rows: Sequence[int]) -> None:
+        hidden, waiting = self._joined(), self.waiting
+        super().keep(rows)
+        self._waiting = []
+        if any(waiting):
+            self.add(hidden[mx.array(list(rows))], [waiting[row] for row in rows])
+        if self._encoded is not None:
+            self._set_sources(self._encoded.keep(rows))
+
+    def snapshot(self, sequence: int) -> Reusable:
+        """See `Context`. Each position depends on a hidden state and on the token after it. With an
+        encoder, nothing is reusable, since another prompt has another source."""
+        if self.attends:
+            return Reusable()
+        return replace(super().snapshot(sequence), lag=1)
+
+    def _joined(self) -> mx.array:
+        """Return all waiting hidden states, (batch, most of a row, all widths)."""
+        if not self._waiting:
+            shape = (len(self.lengths), 0, self._network.inputs)
+            return mx.zeros(shape, dtype=self._network.input_dtype)
+        states, counts = map(list, zip(*self._waiting, strict=True))
+        if len(states) == 1:
+            return states[0]
+        joined = mx.concatenate(states, axis=1)
+        if all(min(n) == s.shape[1] for n, s in zip(counts[:-1], states, strict=False)):
+            return joined[:, : max(self.waiting)]
+        # Close the gaps after the states of shorter rows.
+        begins = list(accumulate((s.shape[1] for s in states), initial=0))
+        places = [
+            [at for begin, n in zip(begins, row, strict=False) for at in range(begin, begin + n)]
+            for row in zip(*counts, strict=True)
+        ]
+        return mx.take_along_axis(joined, rectangle(places)[..., None], axis=1)
+
+    def _advance(
+        self, following: Sequence[Sequence[int]], drafted: Sequence[int] = ()
+    ) -> tuple[mx.array, Place]:
+        """Begin a pass over these tokens of each row and the tokens `drafted` after them. Return
+        all tokens, (batch, m) int32, and where the pass writes. Only the former stay."""
+        tokens = rectangle([[*row, *drafted] for row in following])
+        counts, starts = list(map(len, following)), self.lengths
+        place = self._rows.advance(tokens, tokens.shape[1] - min(counts))
+        self._rows.rewind(tuple(map(add, starts, counts)))
+        return tokens, place
+
+    def _state(self) -> list[list[mx.array]]:
+        return [cache.state for cache in self._caches]
+
+
+def gathered(states: mx.array, places: Sequence[range]) -> mx.array:
+    """Return the rows of states, (batch, m, width), at each sequence's places, (batch, longest,
+    width). Shorter sequences are padded."""
+    if len(set(places)) == 1:
+        return states[:, places[0].start : places[0].stop]
+    return mx.take_along_axis(states, rectangle(places)[..., None], axis=1)
 
 
 Sources = Sequence[SourceKeysValues | None]
@@ -264,22 +418,22 @@ class Chain(DrafterNetwork):
     - `ends(states)` turns the last layer's output into the inputs of the head and of the next step.
     """
 
-    def open(self) -> Reading:
-        return ChainReading(self, len(self.layers))
+    def open(self, count: int = 1) -> DrafterContext:
+        rows = Rows(count)
+        return ChainContext(self, rows, [KVCache(rows) for _ in self.layers])
 
     def features(self, hidden: mx.array) -> mx.array:
-        """Return the inputs of the first step, (1, m, width), from the target's hidden states,
-        (1, m, number of hidden states x width)."""
+        """Return the inputs of the first step, (batch, m, width), from the target's hidden states,
+        (batch, m, number of hidden states x width)."""
         return hidden.astype(self.dtype)
 
     def step(
-        self, tokens: mx.array, states: mx.array, caches: list[Any], offset: int, sources: Sources
+        self, tokens: mx.array, states: mx.array, caches: list[Any], place: Place, sources: Sources
     ) -> tuple[mx.array, mx.array]:
         """Run all layers over tokens, (batch, m), and the states of the positions before them,
-        (batch, m, width). Add keys and values to the layers' caches, and return the inputs of the
-        head and of the next step. The first token is at position `offset`. For `sources`, see
-        `DrafterNetwork.sources`."""
-        mask = "causal" if tokens.shape[1] > 1 else None
+        (batch, m, width). Add keys and values to the layers' caches, at `place`, and return the
+        inputs of the head and of the next step. For `sources`, see `DrafterNetwork.sources`."""
+        mask, offset = place.causal_mask(), place.offset
         residual, rows = self.first(tokens, states)
         for number, layer in enumerate(self.layers):
             if number:
@@ -289,31 +443,35 @@ class Chain(DrafterNetwork):
         return self.ends(states)
 
 
-class ChainReading(Reading):
-    """One sequence's state in a `Chain`: one cached position per hidden state of the target."""
+class ChainContext(DrafterContext):
+    """The rows of a group in a `Chain`, with one cached position per hidden state of the target.
+    `entries` are the caches as the network gets them."""
 
-    _newest: tuple[mx.array, mx.array]
-    _guessed: mx.array
+    _network: Chain
+    _fed_back: mx.array
 
-    def __init__(self, network: Chain, layers: int) -> None:
-        super().__init__(layers)
-        self._network = network
+    @property
+    def entries(self) -> list[Any]:
+        return self._caches
 
-    def read(self, hidden: mx.array, following: mx.array) -> None:
-        head, fed_back = self._step(following, self._network.features(hidden), 0)
-        self._newest = head[:, -1:], fed_back[:, -1:]
-
-    def guess(self, count: int) -> mx.array:
-        head, self._guessed = self._newest
+    def next_logits(self, tokens: mx.array) -> mx.array:
+        head, self._fed_back = self._step(tokens, self._fed_back, self._rows.advance(tokens, 1))
         return self._logits(head)
 
-    def guess_after(self, token: mx.array) -> mx.array:
-        head, self._guessed = self._step(token, self._guessed, 1)
-        return self._logits(head)
+    def _process(
+        self, hidden: mx.array, following: Sequence[Sequence[int]]
+    ) -> tuple[mx.array, mx.array]:
+        tokens, place = self._advance(following)
+        return self._step(tokens, self._network.features(hidden), place)
 
-    def _step(self, tokens: mx.array, states: mx.array, proposed: int) -> tuple[mx.array, mx.array]:
-        place = self._rows.advance(tokens, proposed)
-        return self._network.step(tokens, states, self._caches, place.starts[0], self._sources)
+    def _begin(self, hidden: mx.array, following: Sequence[Sequence[int]], count: int) -> mx.array:
+        newest = [range(len(tokens) - 1, len(tokens)) for tokens in following]
+        head, states = self._process(hidden, following)
+        self._fed_back = gathered(states, newest)
+        return self._logits(gathered(head, newest))
+
+    def _step(self, tokens: mx.array, states: mx.array, place: Place) -> tuple[mx.array, mx.array]:
+        return self._network.step(tokens, states, self.entries, place, self._sources)
 
     def _logits(self, head: mx.array) -> mx.array:
         return self._network.over_target(self._network.own_logits(head))

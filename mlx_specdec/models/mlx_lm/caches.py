@@ -25,9 +25,7 @@ class BatchedCache(KVCache):
         (batch,) int32."""
         place = self._rows.place
         written = place.rows if self._written is place else 0
-        if place.even:
-            return place.starts[0] + written
-        return place.offsets + written if written else place.offsets
+        return place.offset + written if written else place.offset
 
     @property
     def nbytes(self) -> int:
