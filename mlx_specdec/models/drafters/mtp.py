@@ -34,8 +34,6 @@ class Mtp(Chain):
         later: The networks of the later layers. With these, rows do not share passes.
     """
 
-    _mask_axes = 4
-
     def __init__(self, files: MtpFiles) -> None:
         # Imported here, because T5 targets also import the drafters and must not import mlx-lm.
         from mlx_lm.models.cache import make_prompt_cache
@@ -63,6 +61,7 @@ class Mtp(Chain):
         for name in {"embed_tokens", "embeddings", "norm", "norm_f"} & self.block.keys():
             self.block[name] = nn.Identity()
         self.later = [Mtp(layer) for layer in files.later]
+        self.batched = not self.later
 
     def bind(self, files: DrafterFiles, target: Base) -> None:
         from ..mlx_lm.network import inner_of
@@ -78,7 +77,7 @@ class Mtp(Chain):
             layer.bind(stored, target)
 
     def open(self, count: int = 1) -> DrafterContext:
-        return MtpContext(self, Rows(count, lambda: self._mask_axes))
+        return MtpContext(self, Rows(count))
 
     def cache_nbytes(self, source: int, positions: int) -> int:
         return (1 + len(self.later)) * super().cache_nbytes(source, positions)
@@ -105,7 +104,6 @@ class Mtp(Chain):
         from ..mlx_lm.attention import replace_in
         from ..mlx_lm.loader import cannot_build
         from ..mlx_lm.loading import with_numbers
-        from ..mlx_lm.trials import MASK_AXES
 
         assert isinstance(files, MtpFiles)
         layers = [self, *self.later]
@@ -128,19 +126,6 @@ class Mtp(Chain):
         for layer in layers:
             replace_in(layer.block)
             latent.intercept(latent.expanding(layer.block))
-        self.batched = not self.later and any(map(self._takes_rows, MASK_AXES))
-
-    def _takes_rows(self, mask_axes: int) -> bool:
-        """Return whether passes over rows of different lengths can be built with masks of so many
-        axes, which are used from now on. The number of rows is no usual number of heads."""
-        self._mask_axes, context = mask_axes, self.open(7)
-        try:
-            for _ in range(2):  # in the second pass the lengths are different
-                context.add(mx.zeros((7, 2, self.inputs)), [2] + 6 * [1])
-                context.feed([[0, 0], *6 * [[0]]])
-        except Exception:  # mlx-lm's classes may raise anything
-            return False
-        return True
 
     def fill(self, files: MtpFiles) -> None:
         """Load the weights of this layer alone. Raises CheckpointError."""
