@@ -105,7 +105,7 @@ class HiddenStateDrafter(Proposer):
             hidden = mx.concatenate([scores.hidden[name] for name in self.hidden], axis=-1)
             context = self._context(group)
             context.add(hidden if group == rows else hidden[mx.array(places)], counts)
-            if max(context.waiting) > context.most:
+            if max(context.waiting) > context.most_waiting:
                 self._process(context, group)
                 context.evaluate()
             for row, count in zip(group, counts, strict=True):
@@ -162,7 +162,7 @@ class HiddenStateDrafter(Proposer):
     def _open(self, rows: list[Row]) -> DrafterContext:
         """Return a new context of these rows."""
         context = self.network.open(len(rows))
-        context.most = MOST_WAITING if self.eager() else MOST_WAITING_IN_PROMPT
+        context.most_waiting = MOST_WAITING if self.eager() else MOST_WAITING_IN_PROMPT
         place = Aligned(cast(Context, context), rows)
         for row in rows:
             row.state[self.kind] = DrafterState(place)

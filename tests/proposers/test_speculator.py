@@ -15,8 +15,7 @@ from mlx_specdec.core.distribution import Distribution, choose
 from mlx_specdec.core.noise import CoupledNoise, IndependentNoise
 from mlx_specdec.core.options import Options
 from mlx_specdec.core.worth import Prices
-from mlx_specdec.models.drafters.network import BACKLOG_CHUNK, MOST_WAITING
-from mlx_specdec.models.rows import Rows
+from mlx_specdec.models.drafters.network import MOST_IN_PASS, MOST_WAITING
 from mlx_specdec.proposers.hidden_state import worth as worth_of
 from mlx_specdec.types import Proposal
 
@@ -64,12 +63,12 @@ def test_states_that_are_read_late_are_computed_late(
 
 def test_states_that_wait_for_the_first_draft_are_read_in_passes_of_limited_size() -> None:
     shown = begun(eager=False)
-    text = [n % SIZE for n in range(2 * BACKLOG_CHUNK + 6)]
+    text = [n % SIZE for n in range(2 * MOST_IN_PASS + 6)]
     for start in range(0, len(text) - 1, 400):
         shown.see(text[start : min(start + 400, len(text) - 1)])
     assert shown.notes.passes == []
     assert shown.drafted(text, 1)
-    assert shown.notes.passes == [BACKLOG_CHUNK, BACKLOG_CHUNK, 5]
+    assert shown.notes.passes == [MOST_IN_PASS, MOST_IN_PASS, 5]
     assert shown.notes.rows == list(itertools.pairwise(text))
 
 
@@ -153,7 +152,7 @@ class Sure(Scribe):
     """It says of tokens 5 and 6 that nothing after them stays."""
 
     def open(self, count=1):
-        self.opened.append(SureNotes(self, Rows(count), []))
+        self.opened.append(SureNotes(self, count))
         return self.opened[-1]
 
 

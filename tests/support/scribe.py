@@ -46,8 +46,11 @@ class Scribe:
         self.opened: list[Notes] = []
 
     def open(self, count: int = 1) -> "Notes":
-        self.opened.append(Notes(self, Rows(count), []))
+        self.opened.append(Notes(self, count))
         return self.opened[-1]
+
+    def caches(self, rows: Rows) -> list[Any]:
+        return []
 
 
 class Notes(DrafterContext):

@@ -19,8 +19,7 @@ import mlx.nn as nn
 from ...checkpoints.files import Weights
 from ...largest import indices_of_largest
 from ..encoder_decoder.layers import attend_cached
-from ..kv_cache import KVCache
-from ..rows import Place, Rows
+from ..rows import Place
 from .block_forms import GATED, MUSE_GLIMMER, NoiseLevel, adapted, center_norms, layer_of
 from .files import ConfigEntries, DrafterFiles, is_named, nested, read_layers
 from .layers import DrafterLayer, SourceKeysValues
@@ -229,8 +228,7 @@ class DFlash(DrafterNetwork):
             raise settings.wrong("block_size", "at least one token more")
 
     def open(self, count: int = 1) -> DrafterContext:
-        rows = Rows(count)
-        return DFlashContext(self, rows, [KVCache(rows) for _ in self.layers])
+        return DFlashContext(self, count)
 
     def through(
         self,

@@ -14,8 +14,6 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ...checkpoints.files import Weights
-from ..kv_cache import KVCache
-from ..rows import Rows
 from .files import (
     ConfigEntries,
     DrafterFiles,
@@ -203,8 +201,7 @@ class PEagle(Eagle3):
         self.most = int(settings.get("speculative_tokens", USUAL_DEPTHS))
 
     def open(self, count: int = 1) -> DrafterContext:
-        rows = Rows(count)
-        return PEagleContext(self, rows, [KVCache(rows) for _ in self.layers])
+        return PEagleContext(self, count)
 
 
 class PEagleContext(ChainContext):

@@ -187,8 +187,10 @@ class Assistant(DrafterNetwork):
         return next(widths, super().width_of(name))
 
     def open(self, count: int = 1) -> DrafterContext:
-        rows = Rows(count)
-        return AssistantContext(self, rows, [KVCache(rows) for _ in self.attentions])
+        return AssistantContext(self, count)
+
+    def caches(self, rows: Rows) -> list[Any]:
+        return [KVCache(rows) for _ in self.attentions]
 
     def step(
         self, token: mx.array, state: mx.array, shared: dict[str, Any], offset: int | mx.array

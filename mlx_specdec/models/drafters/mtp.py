@@ -56,7 +56,7 @@ class Mtp(Chain):
         makers = tuple(map(batched, make_prompt_cache(model)))
         if None in makers:
             raise CheckpointError(f"{files.directory}: a layer keeps a state that is not supported")
-        self.caches = lambda rows: [make(rows) for make in makers if make is not None]
+        self._makers = [make for make in makers if make is not None]
         # `step` embeds the tokens and applies the norm, so that the layer must do neither.
         for name in {"embed_tokens", "embeddings", "norm", "norm_f"} & self.block.keys():
             self.block[name] = nn.Identity()
@@ -77,7 +77,10 @@ class Mtp(Chain):
             layer.bind(stored, target)
 
     def open(self, count: int = 1) -> DrafterContext:
-        return MtpContext(self, Rows(count))
+        return MtpContext(self, count)
+
+    def caches(self, rows: Rows) -> list[Any]:
+        return [make(rows) for make in self._makers]
 
     def cache_nbytes(self, source: int, positions: int) -> int:
         return (1 + len(self.later)) * super().cache_nbytes(source, positions)
@@ -169,18 +172,14 @@ class MtpContext(ChainContext):
     _drafted: list[mx.array]
     _inputs: mx.array
 
-    def __init__(self, network: Mtp, rows: Rows) -> None:
+    def __init__(self, network: Mtp, count: int) -> None:
         from ..mlx_lm.states import slots
 
-        self._entries = network.caches(rows)
-        super().__init__(network, rows, [slot.cache for slot in slots(self._entries)])
-        self._later = [MtpContext(layer, Rows(1)) for layer in network.later]
+        super().__init__(network, count)
+        self._caches = [slot.cache for slot in slots(self._entries)]
+        self._later = [MtpContext(layer, 1) for layer in network.later]
         self._processed = [layer.lengths for layer in self._later]
         self._outputs: list[mx.array] = []
-
-    @property
-    def entries(self) -> list[Any]:
-        return self._entries
 
     def next_logits(self, tokens: mx.array) -> mx.array:
         number = len(self._drafted)

@@ -22,7 +22,7 @@ from ...errors import CheckpointError, first_line
 from ...types import FINAL, Context, Reusable, after, rectangle
 from ..base import Base
 from ..encoder_decoder.context import EncodedSources
-from ..encoder_decoder.layers import Attention, attend_cached
+from ..encoder_decoder.layers import attend_cached
 from ..kv_cache import STEP, KVCache
 from ..number_format import NumberFormat, count, evaluate, expand, quantize
 from ..rows import Place, Rows, RowsContext
@@ -35,7 +35,7 @@ MOST_WAITING = 64
 MOST_WAITING_IN_PROMPT = 4096
 """Number of hidden states of a row that may wait for its first draft. Those of five layers of width
 5,120 take 200 MB in half precision."""
-BACKLOG_CHUNK = 512
+MOST_IN_PASS = 512
 """Hidden states per row in one pass over a long backlog."""
 
 
@@ -160,6 +160,10 @@ class DrafterNetwork(nn.Module, ABC):
     def open(self, count: int = 1) -> DrafterContext:
         """Return a context of `count` new rows."""
 
+    def caches(self, rows: Rows) -> list[Any]:
+        """Return new caches of these rows, as the layers get them."""
+        return [KVCache(rows) for _ in self.layers]
+
     def load(self, files: DrafterFiles, numbers: NumberFormat) -> None:
         """Load the weights of a directory, quantized and cast as `numbers` says. Raises
         CheckpointError and OptionError."""
@@ -230,21 +234,18 @@ class DrafterContext(RowsContext, ABC):
     processes all rows: shorter rows are padded, and the padding is rewound.
 
     Attributes:
-        most: The largest number of hidden states of a row that should wait.
+        waiting: The number of hidden states that wait, for each row.
+        most_waiting: The largest number of hidden states of a row that should wait.
     """
 
-    def __init__(self, network: DrafterNetwork, rows: Rows, caches: list[Any]) -> None:
-        super().__init__(rows, caches)
-        self._network, self.most = network, MOST_WAITING
-        self._waiting: list[tuple[mx.array, tuple[int, ...]]] = []
+    def __init__(self, network: DrafterNetwork, count: int) -> None:
+        rows = Rows(count)
+        self._network, self._entries = network, network.caches(rows)
+        super().__init__(rows, self._entries)
+        self.waiting, self.most_waiting = rows.lengths, MOST_WAITING
+        self._parts: list[tuple[mx.array, Sequence[int]]] = []
         self._encoded: EncodedSources | None = None
-        self._sources: list[SourceKeysValues | None] = [None] * len(caches)
-
-    @property
-    def waiting(self) -> tuple[int, ...]:
-        """The number of hidden states that wait, for each row."""
-        counts = [counts for _, counts in self._waiting] or [(0,) * len(self.lengths)]
-        return tuple(map(sum, zip(*counts, strict=True)))
+        self._sources: list[SourceKeysValues | None] = [None] * len(self._entries)
 
     @property
     def attends(self) -> bool:
@@ -274,7 +275,8 @@ class DrafterContext(RowsContext, ABC):
             hidden: All hidden states, concatenated, (batch, m, number of hidden states x width).
             counts: For each row, how many of the m positions belong to it.
         """
-        self._waiting.append((hidden[:, : max(counts)], tuple(counts)))
+        self._parts.append((hidden[:, : max(counts)], counts))
+        self.waiting = tuple(map(add, self.waiting, counts))
 
     def feed(self, following: Sequence[Sequence[int]]) -> None:
         """Process waiting hidden states, in chunks, without computing the last chunk yet.
@@ -284,17 +286,15 @@ class DrafterContext(RowsContext, ABC):
                 of those that are to be processed.
         """
         counts, waiting = list(map(len, following)), self.waiting
-        self.most = MOST_WAITING
         if not any(counts):
             return
-        hidden = self._joined()
-        for start in range(0, max(counts), BACKLOG_CHUNK):
+        hidden = self._taken()
+        for start in range(0, max(counts), MOST_IN_PASS):
             if start:
                 mx.eval(self._state())
-            part = [tokens[start : start + BACKLOG_CHUNK] for tokens in following]
+            part = [tokens[start : start + MOST_IN_PASS] for tokens in following]
             self._process(hidden[:, start : start + max(map(len, part))], part)
         left = [range(begin, end) for begin, end in zip(counts, waiting, strict=True)]
-        self._waiting = []
         if any(left):
             # A copy, so that the memory of the earlier states can be released.
             self.add(gathered(hidden, left) + 0, [len(places) for places in left])
@@ -303,12 +303,11 @@ class DrafterContext(RowsContext, ABC):
         """Begin a draft of `count` tokens, and return the logits of the first, (batch, 1, the
         target's vocabulary). `following` has a token after each waiting hidden state of each row.
         """
-        if max(map(len, following)) > BACKLOG_CHUNK:
-            fed = [(len(tokens) - 1) // BACKLOG_CHUNK * BACKLOG_CHUNK for tokens in following]
+        if max(map(len, following)) > MOST_IN_PASS:
+            fed = [(len(tokens) - 1) // MOST_IN_PASS * MOST_IN_PASS for tokens in following]
             self.feed([tokens[:n] for tokens, n in zip(following, fed, strict=True)])
             following = [tokens[n:] for tokens, n in zip(following, fed, strict=True)]
-        hidden, self._waiting, self.most = self._joined(), [], MOST_WAITING
-        return self._begin(hidden, following, count)
+        return self._begin(self._taken(), following, count)
 
     @abstractmethod
     def next_logits(self, tokens: mx.array) -> mx.array:
@@ -331,26 +330,27 @@ class DrafterContext(RowsContext, ABC):
     def evaluate(self) -> None:
         """Compute the keys and values of all hidden states that were processed, and the others, and
         wait for them."""
-        mx.eval(self._state(), [hidden for hidden, _ in self._waiting])
+        mx.eval(self._state(), [hidden for hidden, _ in self._parts])
 
     def merge(self, joining: Context) -> None:
         assert isinstance(joining, DrafterContext)
-        contexts, waiting = (self, joining), self.waiting + joining.waiting
-        states, width = [context._joined() for context in contexts], max(waiting)
+        most, waiting = max(self.most_waiting, joining.most_waiting), self.waiting + joining.waiting
+        states, longest = [self._taken(), joining._taken()], max(waiting)
         super().merge(joining)
-        self.most, self._waiting = max(self.most, joining.most), []
-        if width:
-            padded = [mx.pad(s, [(0, 0), (0, width - s.shape[1]), (0, 0)]) for s in states]
+        self.waiting, self.most_waiting = (0,) * len(waiting), most
+        if longest:
+            padded = [mx.pad(s, [(0, 0), (0, longest - s.shape[1]), (0, 0)]) for s in states]
             self.add(mx.concatenate(padded), waiting)
         if self._encoded is not None and joining._encoded is not None:
             self._set_sources(self._encoded.merge(joining._encoded))
 
     def keep(self, rows: Sequence[int]) -> None:
-        hidden, waiting = self._joined(), self.waiting
+        most, waiting = self.most_waiting, [self.waiting[row] for row in rows]
+        hidden = self._taken()[mx.array(list(rows))]
         super().keep(rows)
-        self._waiting = []
+        self.waiting, self.most_waiting = (0,) * len(rows), most
         if any(waiting):
-            self.add(hidden[mx.array(list(rows))], [waiting[row] for row in rows])
+            self.add(hidden, waiting)
         if self._encoded is not None:
             self._set_sources(self._encoded.keep(rows))
 
@@ -361,17 +361,17 @@ class DrafterContext(RowsContext, ABC):
             return Reusable()
         return replace(super().snapshot(sequence), lag=1)
 
-    def _joined(self) -> mx.array:
-        """Return all waiting hidden states, (batch, most of a row, all widths)."""
-        if not self._waiting:
-            shape = (len(self.lengths), 0, self._network.inputs)
+    def _taken(self) -> mx.array:
+        """Return all hidden states that have waited, (batch, longest, all widths)."""
+        parts, self._parts, self.most_waiting = self._parts, [], MOST_WAITING
+        self.waiting = (0,) * len(self.waiting)
+        if not parts:
+            shape = (len(self.waiting), 0, self._network.inputs)
             return mx.zeros(shape, dtype=self._network.input_dtype)
-        states, counts = map(list, zip(*self._waiting, strict=True))
-        if len(states) == 1:
-            return states[0]
-        joined = mx.concatenate(states, axis=1)
+        states, counts = map(list, zip(*parts, strict=True))
+        joined = mx.concatenate(states, axis=1) if len(states) > 1 else states[0]
         if all(min(n) == s.shape[1] for n, s in zip(counts[:-1], states, strict=False)):
-            return joined[:, : max(self.waiting)]
+            return joined
         # Close the gaps after the states of shorter rows.
         begins = list(accumulate((s.shape[1] for s in states), initial=0))
         places = [
@@ -405,9 +405,6 @@ def gathered(states: mx.array, places: Sequence[range]) -> mx.array:
 
 Sources = Sequence[SourceKeysValues | None]
 """The result of `DrafterNetwork.sources`."""
-Attend = Callable[[int, Attention, mx.array], mx.array]
-"""Computes a layer's self-attention. Arguments: the layer's number, its attention, and the inputs,
-(1, m, inputs)."""
 
 
 class Chain(DrafterNetwork):
@@ -419,8 +416,7 @@ class Chain(DrafterNetwork):
     """
 
     def open(self, count: int = 1) -> DrafterContext:
-        rows = Rows(count)
-        return ChainContext(self, rows, [KVCache(rows) for _ in self.layers])
+        return ChainContext(self, count)
 
     def features(self, hidden: mx.array) -> mx.array:
         """Return the inputs of the first step, (batch, m, width), from the target's hidden states,
@@ -444,15 +440,10 @@ class Chain(DrafterNetwork):
 
 
 class ChainContext(DrafterContext):
-    """The rows of a group in a `Chain`, with one cached position per hidden state of the target.
-    `entries` are the caches as the network gets them."""
+    """The rows of a group in a `Chain`, with one cached position per hidden state of the target."""
 
     _network: Chain
     _fed_back: mx.array
-
-    @property
-    def entries(self) -> list[Any]:
-        return self._caches
 
     def next_logits(self, tokens: mx.array) -> mx.array:
         head, self._fed_back = self._step(tokens, self._fed_back, self._rows.advance(tokens, 1))
@@ -471,7 +462,7 @@ class ChainContext(DrafterContext):
         return self._logits(gathered(head, newest))
 
     def _step(self, tokens: mx.array, states: mx.array, place: Place) -> tuple[mx.array, mx.array]:
-        return self._network.step(tokens, states, self.entries, place, self._sources)
+        return self._network.step(tokens, states, self._entries, place, self._sources)
 
     def _logits(self, head: mx.array) -> mx.array:
         return self._network.over_target(self._network.own_logits(head))
