@@ -114,8 +114,8 @@ def test_a_batch_drafts_what_each_row_drafts_alone(kind: str, target: str, tmp_p
     ]
     alone = [generate(pair, request.prompt, request.options) for request in requests]
     assert all(result.stats.accepted == result.stats.drafted > 6 for result in alone)
-    together = generate_many(pair, requests, requests[0].options, batch_size=3)
-    assert [result.tokens for result in together] == [result.tokens for result in alone]
+    results = generate_many(pair, requests, requests[0].options, batch_size=3)
+    assert [result.tokens for result in results] == [result.tokens for result in alone]
 
 
 def test_a_long_prompt_is_read_in_chunks_as_at_once(tmp_path: Path) -> None:

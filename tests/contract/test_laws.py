@@ -17,7 +17,7 @@ from mlx_specdec import Options, Request, load, stream_many
 
 from ..support import tiny
 from .outcomes import together
-from .pairs import letters
+from .pairs import DRAFTERS, letters, width_of
 
 SIZE, END, LENGTH, REQUESTS = 8, 1, 40, 120
 TEMPERATURE = 0.8
@@ -75,7 +75,7 @@ Sample = Callable[..., list[list[Any]]]
 
 
 @pytest.fixture(scope="module")
-def sampled(pair: Any) -> Sample:
+def sampled(home: Path, pair: Any) -> Sample:
     @functools.cache
     def sample(rule: str, proposer: str, **changes: Any) -> list[list[Any]]:
         """Return the steps of completions that differ in their seeds. Each step is a pair of the
@@ -89,13 +89,19 @@ def sampled(pair: Any) -> Sample:
             "proposer": proposer,
             "cost_cache": False,
         }
+        drafting = pair
+        if proposer in DRAFTERS:
+            sizes = {"width": width_of(home / "target"), "vocabulary": SIZE, "hidden_count": 1}
+            half = {"drafted": SIZE // 2} if proposer == "eagle3" else {}
+            drafter = DRAFTERS[proposer](home / rule / proposer, **sizes, **half)
+            drafting = load(home / "target", drafter)
         newest = [3 + seed % 5 for seed in range(REQUESTS)]
         requests = [
             Request([token], Options(**{**settings, "seed": seed, **changes}))
             for seed, token in enumerate(newest)
         ]
         steps: list[list[Any]] = [[] for _ in requests]
-        for step in stream_many(pair, requests, requests[0].options, batch_size=REQUESTS):
+        for step in stream_many(drafting, requests, requests[0].options, batch_size=REQUESTS):
             assert step.error is None
             if step.tokens:
                 steps[step.number].append((newest[step.number], step))
@@ -138,6 +144,9 @@ def assert_fits(counts: Law, law: Law) -> None:
 
 
 EXACT = [(rule, name) for rule in ("coupled", "token", "block") for name in ("draft", "ngram")]
+
+
+EXACT += [("token", "dspark"), ("block", "eagle3")]
 
 
 @pytest.mark.parametrize(("rule", "proposer"), [*EXACT, ("coupled", "none"), ("token", "none")])

@@ -1,6 +1,7 @@
 """What is decoded together stays within a budget of bytes, and what would not fit waits."""
 
 import random
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +16,7 @@ from mlx_specdec.engine.pair import Pair
 from mlx_specdec.engine.request import Request
 from mlx_specdec.engine.scheduler import Scheduler
 
+from ..support.drafter_pairs import made
 from ..support.pairs import SIZE, decoder_only, encoder_decoder
 
 KIB, GB = 1 << 10, 10**9
@@ -63,17 +65,32 @@ def held(run: Scheduler) -> int:
     for group in [*run._prefilling, *run._running]:
         for context in contexts(group):
             arrays += [array for cache in context._caches for array in cache.state]
+            arrays += [states for states, _ in getattr(context, "_parts", ())]
             if encoded := getattr(context, "_given", None):
                 arrays += [array for pair in encoded.projected for array in pair]
     return sum(array.nbytes for array in arrays)
 
 
-@pytest.mark.parametrize("family", ["llama", "own-head-scaled"])
+@pytest.mark.parametrize(
+    ("family", "proposer"),
+    [
+        ("llama", "draft"),
+        ("own-head-scaled", "draft"),
+        ("llama", "dspark"),
+        ("llama", "eagle3"),
+        ("own-head-scaled", "eagle3"),
+    ],
+)
 @pytest.mark.filterwarnings("ignore:the prompt has")
-def test_caches_never_hold_more_than_is_reserved_nor_that_more_than_the_budget(family: str) -> None:
-    pair = decoder_only(family) if family == "llama" else encoder_decoder(family, 0.1)
+def test_caches_never_hold_more_than_is_reserved_nor_that_more_than_the_budget(
+    family: str, proposer: str, tmp_path: Path
+) -> None:
+    if proposer != "draft":
+        pair = made(proposer, family, tmp_path)
+    else:
+        pair = decoder_only(family) if family == "llama" else encoder_decoder(family, 0.1)
     dice = random.Random(3)
-    settings = {"regular": False, "num_draft": 3, "proposer": "draft", "prefill_step_size": 64}
+    settings = {"regular": False, "num_draft": 3, "proposer": proposer, "prefill_step_size": 64}
     requests = [
         Request(
             TEXT[: dice.choice([1, 5, 60, 300, 700])],
@@ -81,7 +98,7 @@ def test_caches_never_hold_more_than_is_reserved_nor_that_more_than_the_budget(f
         )
         for seed in range(9)
     ]
-    prices = MemoryBudget(pair, [SimpleNamespace(name="draft", most=3)])
+    prices = MemoryBudget(pair, [SimpleNamespace(name=proposer, most=3)])
     longest = [Extent(700, 700 if family == "llama" else 1, 741)]
     budget = 3 * prices.of_caches(longest) // 2 + prices.of_prefill(longest)
     run = Scheduler(pair, None, requests[0].options, BatchSize(6), memory_budget=budget)

@@ -230,6 +230,9 @@ class DFlash(DrafterNetwork):
     def open(self, count: int = 1) -> DrafterContext:
         return DFlashContext(self, count)
 
+    def cache_nbytes(self, source: int, positions: int) -> int:
+        return super().cache_nbytes(source, positions + self.slots)
+
     def through(
         self,
         layer: DrafterLayer,
