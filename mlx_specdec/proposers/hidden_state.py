@@ -92,8 +92,7 @@ class HiddenStateDrafter(Proposer):
 
     def observe(self, rows: Sequence[Row], scores: Scores) -> None:
         """Collect the target's hidden states. If many wait, process them."""
-        known = [bool(row.seen) or self.kind in row.state for row in rows]
-        for places in self._groups(known):
+        for places in self._groups([bool(row.seen) or self.kind in row.state for row in rows]):
             group = [rows[place] for place in places]
             counts = [len(row.seen) for row in group]
             if not any(counts):
@@ -152,9 +151,9 @@ class HiddenStateDrafter(Proposer):
                 row.state[self.kind].expected = tokens
         return drawn.cut(counts)
 
-    def _groups(self, known: Sequence[bool]) -> list[list[int]]:
-        """Return the places of known rows, those together whose rows share passes."""
-        places = [place for place, is_known in enumerate(known) if is_known]
+    def _groups(self, chosen: Sequence[bool]) -> list[list[int]]:
+        """Return the places of the chosen rows, those together whose rows share passes."""
+        places = [place for place, is_chosen in enumerate(chosen) if is_chosen]
         if self.network.batched:
             return [places] if places else []
         return [[place] for place in places]

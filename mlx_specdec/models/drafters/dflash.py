@@ -273,10 +273,10 @@ class DFlash(DrafterNetwork):
         positions of its own row, and its own slots."""
         starts = mx.array(place.starts[:1] if place.even else place.starts)[:, None, None, None]
         columns, rows = mx.arange(place.end), starts + mx.arange(self.slots)[:, None]
-        own = None if place.even else columns < starts + self.slots
+        visible = None if place.even else columns < starts + self.slots
         masks: list[mx.array | None] = []
         for window, causal in self.sight:
-            parts = [] if own is None else [own]
+            parts = [] if visible is None else [visible]
             if window is not None and self.window_behind_block:
                 parts.append(columns >= starts - window)
             elif window is not None:

@@ -31,7 +31,7 @@ class Mtp(Chain):
     """The network of a layer for multi-token prediction. The first layer's contains the later ones.
 
     Attributes:
-        later: The networks of the later layers. With these, rows do not share passes.
+        later: The networks of the later layers. If there are any, rows do not share passes.
     """
 
     def __init__(self, files: MtpFiles) -> None:

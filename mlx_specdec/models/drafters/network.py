@@ -33,8 +33,8 @@ Config = Mapping[str, Any]
 MOST_WAITING = 64
 """Number of hidden states of a row that may wait for the next draft."""
 MOST_WAITING_IN_PROMPT = 4096
-"""Number of hidden states of a row that may wait for its first draft. Those of five layers of width
-5,120 take 200 MB in half precision."""
+"""Number of hidden states of a row that may wait for its first draft. With five layers of width
+5,120 they take 200 MB in half precision."""
 MOST_IN_PASS = 512
 """Hidden states per row in one pass over a long backlog."""
 
@@ -256,8 +256,8 @@ class DrafterContext(RowsContext, ABC):
         """Set the output of the target's encoder for each row, (1, n, width). Call this first."""
         parts = []
         for states in encoded:
-            own = self._network.sources(states) if "encoder_norm" in self._network else []
-            arrays = [array for source in own if source for array in source[:2]]
+            layers = self._network.sources(states) if "encoder_norm" in self._network else []
+            arrays = [array for source in layers if source for array in source[:2]]
             parts.append(EncodedSources((states,), arrays))
         self._set_sources(reduce(EncodedSources.merge, parts))
 
@@ -273,7 +273,7 @@ class DrafterContext(RowsContext, ABC):
 
         Args:
             hidden: All hidden states, concatenated, (batch, m, number of hidden states x width).
-            counts: For each row, how many of the m positions belong to it.
+            counts: The number of the m positions that belong to each row.
         """
         self._parts.append((hidden[:, : max(counts)], counts))
         self.waiting = tuple(map(add, self.waiting, counts))
@@ -282,8 +282,8 @@ class DrafterContext(RowsContext, ABC):
         """Process waiting hidden states, in chunks, without computing the last chunk yet.
 
         Args:
-            following: For each row, the tokens after its first waiting hidden states, one for each
-                of those that are to be processed.
+            following: The token after each of a row's hidden states that are to be processed, for
+                each row. The states that wait longest are processed.
         """
         counts, waiting = list(map(len, following)), self.waiting
         if not any(counts):
@@ -355,8 +355,8 @@ class DrafterContext(RowsContext, ABC):
             self._set_sources(self._encoded.keep(rows))
 
     def snapshot(self, sequence: int) -> Reusable:
-        """See `Context`. Each position depends on a hidden state and on the token after it. With an
-        encoder, nothing is reusable, since another prompt has another source."""
+        """See `Context`. Each position depends on a hidden state and on the token after it. If the
+        target has an encoder, nothing is reusable, since another prompt has another source."""
         if self.attends:
             return Reusable()
         return replace(super().snapshot(sequence), lag=1)
@@ -383,8 +383,9 @@ class DrafterContext(RowsContext, ABC):
     def _advance(
         self, following: Sequence[Sequence[int]], drafted: Sequence[int] = ()
     ) -> tuple[mx.array, Place]:
-        """Begin a pass over these tokens of each row and the tokens `drafted` after them. Return
-        all tokens, (batch, m) int32, and where the pass writes. Only the former stay."""
+        """Begin a pass over these tokens of each row and the tokens `drafted` after them. The
+        latter are rewound at once. Return all tokens, (batch, m) int32, and the place of the
+        pass."""
         tokens = rectangle([[*row, *drafted] for row in following])
         counts, starts = list(map(len, following)), self.lengths
         place = self._rows.advance(tokens, tokens.shape[1] - min(counts))
