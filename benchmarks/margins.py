@@ -30,7 +30,7 @@ import mlx.core as mx
 
 from mlx_specdec.core.distribution import Distribution
 from mlx_specdec.core.loop import PREFILL_CHUNK
-from mlx_specdec.core.options import MOST_EXACT, Options
+from mlx_specdec.core.options import Options
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.engine.request import Prompt, beginning, encode, for_model, make_noise
 from mlx_specdec.largest import largest
@@ -121,7 +121,8 @@ def score(pair: Pair, options: Options, prompt: Prompt, tokens: Sequence[int]) -
     context: Context = pair.target.open(ids)
     rows = ROWS if pair.target.rows_agree else 1
     if options.exact:
-        context, rows = ExactContext(context), MOST_EXACT + 1
+        passes = pair.target.exact
+        context, rows = ExactContext(context, passes.least), passes.most
     context.evaluate()
     for start in range(0, len(committed) - 1, PREFILL_CHUNK):
         feed(context, [committed[:-1][start : start + PREFILL_CHUNK]])

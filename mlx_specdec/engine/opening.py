@@ -11,7 +11,7 @@ from importlib.metadata import version
 from .. import system
 from ..core import worth as costs
 from ..core.loop import PREFILL_CHUNK, Group, chunk_size
-from ..core.options import MOST_EXACT, Options
+from ..core.options import Options
 from ..core.proposer import Proposer
 from ..core.row import Request, Row
 from ..core.statistics import Stopwatch
@@ -54,14 +54,14 @@ def drafting(options: Options) -> tuple[object, ...]:
     return options.proposer, length, options.regular, options.exact, free
 
 
-def candidate(drafter: Drafter, options: Options) -> Candidate:
+def candidate(pair: Pair, drafter: Drafter, options: Options) -> Candidate:
     """Return what the choice of the draft length needs to know about a drafter."""
     name = f"{drafter.identity or drafter.name}, {drafter.nbytes} bytes"
     sampled = ", sampled" if options.temperature > 0 else ""
     warmth = bisect_left(TEMPERATURE_RANGES, options.temperature)
     return Candidate(
         drafter.name,
-        min(drafter.most, MOST_EXACT) if options.exact else drafter.most,
+        min(drafter.most, pair.target.exact.most_drafted) if options.exact else drafter.most,
         free=not drafter.nbytes,
         stops=drafter.stops,
         costs=(name if drafter.nbytes else "free") + sampled + (", exact" if options.exact else ""),
@@ -72,7 +72,7 @@ def candidate(drafter: Drafter, options: Options) -> Candidate:
 def worth_of(pair: Pair, chosen: Sequence[Drafter], options: Options) -> Worth:
     """Return the choice of the draft length that the options ask for, with the saved costs of the
     pair."""
-    candidates = [candidate(drafter, options) for drafter in chosen]
+    candidates = [candidate(pair, drafter, options) for drafter in chosen]
     if options.num_draft != "auto":
         return Worth(options.num_draft, candidates, pair.learned)
     if not chosen:
@@ -176,7 +176,7 @@ class Opener:
 
     def __post_init__(self) -> None:
         if self.options.exact:
-            if why_not := self.pair.target.why_not_exact:
+            if why_not := self.pair.target.exact.why_not:
                 raise OptionError(f"exact is impossible for {self.pair.name}: {why_not}")
             self.cache = None
         if not self.pair.target.rows_agree:
@@ -193,7 +193,8 @@ class Opener:
         self.why_not = self._reason_against_batches()
         self.batched = self.why_not is None
         if own is not None:
-            count, most = options.num_draft, MOST_EXACT if options.exact else LONGEST_DRAFT
+            count, exact = options.num_draft, options.exact
+            most = self.pair.target.exact.most_drafted if exact else LONGEST_DRAFT
             self.worth = Worth(None if count == "auto" else count, [Candidate(most=most)])
             widths = self.pair.target.vocabulary, self.pair.vocabulary
             self.proposer: Proposer | None = Checked(own, *widths)
@@ -216,7 +217,7 @@ class Opener:
         prefixes = [states.pop(TARGET, None) for states in cached]
         context = self.pair.target.open_batch([row.prompt for row in rows], prefixes)
         if options.exact:
-            context = ExactContext(context)
+            context = ExactContext(context, self.pair.target.exact.least)
         for row, states, length in zip(rows, cached, context.lengths, strict=True):
             row.began = watch.clock()
             row.processed, row.to_prefill = length, row.committed[length:-1]

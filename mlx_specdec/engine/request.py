@@ -71,7 +71,7 @@ def open_row(
     chat = is_chat(bound.tokenizer, request.prompt, chat_template=options.chat_template)
     # With a grammar, the output begins as the grammar demands, and not with a blank.
     starts = request.answers or chat or constraint is not None
-    drafting = chosen if most_drafted(options) > 0 else ()
+    drafting = chosen if most_drafted(pair, options) > 0 else ()
     proposer = overrides.proposer
     shown = special_texts(pair) if options.show_special_tokens else {}
     if not shown and sentinels(pair, ids):
@@ -100,7 +100,7 @@ def open_row(
         stops=StopStrings(tuple(options.stop)),
         key=(*shares, rule_name(options), *thresholds, *models),
         alike=(alike, request.prediction, request.tenant, shares, models),
-        most_drafted=most_drafted(options),
+        most_drafted=most_drafted(pair, options),
         prediction=[id for id in request.prediction if 0 <= id < pair.vocabulary],
         settings={
             "model": pair.name,
@@ -178,11 +178,12 @@ def sentinels(pair: Pair, ids: Iterable[int]) -> dict[int, str]:
     return {id: piece for id, piece in named if SENTINEL.fullmatch(piece)}
 
 
-def most_drafted(options: Options) -> int:
+def most_drafted(pair: Pair, options: Options) -> int:
     """Return the maximum number of draft tokens of a sequence in a round."""
     if options.regular or options.proposer == "none":
         return 0
-    return sys.maxsize if options.num_draft == "auto" else options.num_draft
+    most = sys.maxsize if options.num_draft == "auto" else options.num_draft
+    return min(most, pair.target.exact.most_drafted) if options.exact else most
 
 
 RULE_FUNCTIONS: Mapping[str, Callable[..., Verdict]] = {

@@ -7,7 +7,7 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map
 
-from .exact import rows_attend_alone
+from .exact import rows_stand_alone
 from .number_format import on_cpu
 
 FEW = 32
@@ -54,7 +54,7 @@ def attend_by_kernel(
         mask: None, "causal", or an array that is broadcast to (..., rows, n).
         window: Number of keys in the window of a windowed cache, otherwise None."""
     rows = queries.shape[2]
-    if 1 < rows <= FEW and rows_attend_alone():
+    if 1 < rows <= FEW and rows_stand_alone():
         single = in_single_rows(queries, keys, values, mask, window)
         return mx.concatenate([attend(*part) for part in single], axis=2)
     if 1 < rows <= FEW and not on_cpu() and not mx.cuda.is_available():

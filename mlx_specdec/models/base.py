@@ -15,6 +15,7 @@ from ..text.tokenizer import Kind
 from ..types import TargetModel, after
 from ..version import __version__
 from .cache_settings import CacheSettings
+from .exact import ExactPasses
 
 
 class Base(TargetModel, Protocol):
@@ -51,9 +52,9 @@ class Base(TargetModel, Protocol):
         """Whether ranks that share the model are out of step, so that nothing can go on."""
 
     @property
-    def why_not_exact(self) -> str:
-        """Why `Options.exact` is impossible for this model, as the end of an error message; "" if
-        it is possible."""
+    def exact(self) -> ExactPasses:
+        """How `Options.exact` computes passes of this model. A trial finds it out when it is first
+        read."""
 
     def reaching(self, length: int) -> "Base":
         """Return the model for sequences of at most `length` tokens. It shares the weights with

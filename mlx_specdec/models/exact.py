@@ -1,68 +1,133 @@
-"""Target passes in which the result of a row does not depend on the other rows, bit for bit.
+"""Target passes in which the bits of a row do not depend on the number of rows.
 
-A GPU rounds a row differently in passes over one row and over several rows. Matrix products add in
-another order. Attention over a long cache splits the keys into parts, and the split depends on the
+A matrix product adds in another order for one row than for several rows, and in a third order for
+many rows. Attention over a long cache splits the keys into parts, and the split depends on the
 number of rows. In half precision, plain and speculative decoding can then choose different tokens
-if two tokens are almost equally likely. An exact context therefore pads a single row to two rows,
-and computes the attention of each row in a separate call."""
+if two tokens are almost equally likely. In an exact pass, products of fewer than `least` rows are
+padded with zeros, attention is computed row by row, and so are recurrences that have a kernel of
+their own for single rows. A trial of the whole model at load finds `least`, and the most rows that
+a pass may have."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import mlx.core as mx
 
+from ..errors import first_line
 from ..types import Context, Reusable, Scores
+from .patches import PRODUCTS
+
+HELD, COMPARED = 6, 14
+"""Numbers of tokens in a trial: those in the cache before the compared rows, and the latter."""
+INPUTS = 3
+"""Number of random inputs of a trial. The last bits of two kernels differ in few numbers, so that
+one input is not enough."""
 
 
-class _Passes(threading.local):
-    exact = False
+@dataclass(frozen=True)
+class ExactPasses:
+    """How the rows of a model's passes get equal bits.
+
+    Attributes:
+        least: The number of rows to which products are padded. 1 pads nothing.
+        most: The most rows of a pass in decoding.
+        why_not: Why no passes are exact, as the end of an error message; "" if they are."""
+
+    least: int
+    most: int
+    why_not: str = ""
+
+    @property
+    def most_drafted(self) -> int:
+        return self.most - 1
 
 
-_passes = _Passes()
+WAYS = (ExactPasses(1, 5), ExactPasses(1, 3), ExactPasses(2, 5), ExactPasses(4, 5))
+"""What a trial tries, from the cheapest to the dearest. Metal's kernels add in one order for 2 to 5
+rows, and for quantized weights on M1 and M2 also for one row. MKL has one kernel for 1 to 3 rows,
+and another from 4 rows on."""
 
 
-def rows_attend_alone() -> bool:
-    """Return whether the pass that this thread is building belongs to an exact context."""
-    return _passes.exact
+class _PassMode(threading.local):
+    """What a thread knows of the pass that it is building. least: As in ExactPasses, or 0 if the
+    pass is not exact."""
+
+    least = 0
+
+
+_mode = _PassMode()
+
+
+def rows_stand_alone() -> bool:
+    """Return whether this thread is building an exact pass. Its attention and recurrences are then
+    computed row by row."""
+    return _mode.least > 0
+
+
+@contextmanager
+def _exact(least: int) -> Iterator[None]:
+    before, _mode.least = _mode.least, least
+    try:
+        yield
+    finally:
+        _mode.least = before
+
+
+def _pad(place: int, plain: Callable[..., mx.array], *args: Any, **kwargs: Any) -> mx.array:
+    """Compute a matrix product. In an exact pass, pad its rows.
+
+    Products with one column are left alone: they add in one order for any number of rows.
+
+    Args:
+        place: The number of the argument with the rows, (..., rows, inputs). The next argument has
+            the weights.
+        plain: The product."""
+    left, right = args[place : place + 2]
+    rows = left.shape[-2] if left.ndim > 1 else _mode.least
+    if rows >= _mode.least or right.ndim == 1 or right.shape[-1] == 1:
+        return plain(*args, **kwargs)
+    more = [(0, 0)] * (left.ndim - 2) + [(0, _mode.least - rows), (0, 0)]
+    padded = (*args[:place], mx.pad(left, more), *args[place + 1 :])
+    return plain(*padded, **kwargs)[..., :rows, :]
+
+
+def pad_products() -> None:
+    """Let MLX's products pad their rows in exact passes from now on."""
+    first, second = partial(_pad, 0), partial(_pad, 1)
+    PRODUCTS.wrap(mx.array, __matmul__=first)
+    PRODUCTS.wrap(mx, matmul=first, quantized_matmul=first, addmm=second)
 
 
 class ExactContext:
-    """A types.Context of one sequence whose passes have at least two rows.
+    """A types.Context of one sequence whose passes are exact.
 
     Args:
-        context: The context that runs the passes."""
+        context: The context that runs the passes.
+        least: See ExactPasses."""
 
-    checkpoints = False
-
-    def __init__(self, context: Context) -> None:
-        self._context = context
+    def __init__(self, context: Context, least: int) -> None:
+        self._context, self._least = context, least
+        self.checkpoints = context.checkpoints
 
     @property
     def lengths(self) -> tuple[int, ...]:
         return self._context.lengths
 
     def advance(self, tokens: mx.array, proposed: int = 0, hidden: Sequence[str] = ()) -> Scores:
-        """Run a pass as types.Context says. A single token gets a second one as padding, which
-        is rewound at once."""
-        padded = tokens.shape[1] == 1
-        if padded:
-            tokens = mx.pad(tokens, [(0, 0), (0, 1)])
-        _passes.exact = True
-        try:
-            scores = self._context.advance(tokens, proposed + padded, hidden)
-        finally:
-            _passes.exact = False
-        if not padded:
-            return scores
-        [length] = self._context.lengths
-        self._context.rewind((length - 1,))
-        return scores.of(0, 1)
+        with _exact(self._least):
+            return self._context.advance(tokens, proposed, hidden)
 
     def rewind(self, lengths: tuple[int, ...]) -> None:
-        self._context.rewind(lengths)
+        with _exact(self._least):  # recurrences may be repeated
+            self._context.rewind(lengths)
 
     def evaluate(self) -> None:
-        self._context.evaluate()
+        with _exact(self._least):  # an encoder may run
+            self._context.evaluate()
 
     def merge(self, joining: Context) -> None:
         raise TypeError("an exact context holds one sequence")
@@ -71,5 +136,46 @@ class ExactContext:
         """Do nothing: the context holds one sequence."""
 
     def snapshot(self, sequence: int) -> Reusable:
-        """Return nothing: cached tokens were computed in passes of other sizes."""
-        return Reusable()
+        return self._context.snapshot(sequence)
+
+
+def try_exact(open_: Callable[[], Context], vocabulary: int) -> ExactPasses:
+    """Return the first of WAYS in which passes over several rows give the logits of passes over one
+    row, bit for bit, also after some of the rows were rewound.
+
+    Args:
+        open_: Opens a context of one sequence.
+        vocabulary: Number of token ids."""
+    why_not = ""
+    for way in WAYS:
+        if way.least > 1:
+            pad_products()
+        try:
+            if all(_equal(open_, vocabulary, way, seed) for seed in range(INPUTS)):
+                return way
+            why_not = "in a trial its rows had other bits in passes over several rows"
+        except Exception as problem:
+            why_not = f"a trial pass failed ({first_line(problem)})"
+    return ExactPasses(0, 0, why_not)
+
+
+def _equal(open_: Callable[[], Context], vocabulary: int, way: ExactPasses, seed: int) -> bool:
+    """Return whether single rows have the bits of rows in passes of up to `way.most` rows."""
+    key, count = mx.random.key(seed), HELD + COMPARED
+    tokens = mx.random.randint(0, vocabulary, (1, count), mx.int32, key=key)
+    sizes = sorted(range(1, way.most + 1), key=lambda size: size % 2)  # 2, 4, 1, 3, 5
+
+    def rows(sizes: Sequence[int]) -> mx.array:
+        context, kept, at, number = ExactContext(open_(), way.least), [], HELD, 0
+        context.advance(tokens[:, :HELD])
+        while at < count:
+            part = tokens[:, at : at + sizes[number % len(sizes)]]
+            logits = context.advance(part, part.shape[1] - 1).logits
+            # Reject up to two tokens, which the next pass computes again.
+            stays = max(1, part.shape[1] - 2)
+            context.rewind((at + stays,))
+            kept.append(logits[0, :stays])
+            at, number = at + stays, number + 1
+        return mx.concatenate(kept)
+
+    return bool(mx.array_equal(rows([1]), rows(sizes)))

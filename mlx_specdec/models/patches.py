@@ -45,8 +45,15 @@ class Replacement(Patch):
         if original is not new:
             # Store a new tuple: a copy of the owner refers to the old one.
             changes = (*vars(owner).get(_CHANGES, ()), _Change(self, name, original))
-            vars(owner)[_CHANGES] = changes
+            _remember(owner, changes)
             setattr(owner, name, new)
+
+    def wrap(self, owner: Any, **functions: Callable[..., Any]) -> None:
+        """Replace functions of an owner, once. A new function is called with the function that it
+        replaces, and the arguments of the call."""
+        if not self.applied(owner):
+            for name, new in functions.items():
+                self.apply(owner, name, _around(new, getattr(owner, name)))
 
     def extend(self, modules: Iterable[nn.Module], **methods: Callable[..., Any]) -> None:
         """Override methods of MLX modules by changing the class of each module to a subclass.
@@ -72,13 +79,20 @@ class Replacement(Patch):
         """Undo this patch of an owner, and all patches of the owner that were applied later."""
         while self.applied(owner):
             *earlier, change = vars(owner)[_CHANGES]
-            vars(owner)[_CHANGES] = tuple(earlier)
+            _remember(owner, tuple(earlier))
             setattr(owner, change.name, change.original)
 
 
+def _remember(owner: Any, changes: tuple[_Change, ...]) -> None:
+    if isinstance(owner, type):
+        setattr(owner, _CHANGES, changes)
+    else:  # an MLX module would take an attribute for parameters
+        vars(owner)[_CHANGES] = changes
+
+
 def _around(method: Callable[..., Any], plain: Any) -> Any:
-    def call(module: Any, *args: Any, **kwargs: Any) -> Any:
-        return method(plain, module, *args, **kwargs)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return method(plain, *args, **kwargs)
 
     return call
 
@@ -159,6 +173,16 @@ RECORDED = Replacement(
     "__call__ of the modules that write recurrent state, and of the projections inside of them",
     "After a rejection only the recurrence runs again, over rows that the pass has projected.",
 )
+PRODUCTS = Replacement(
+    "the operator @ of mlx.core.array, and matmul, addmm and quantized_matmul of mlx.core",
+    "Kernels for one row add in another order than kernels for several rows. In passes with "
+    "Options.exact, products of few rows are padded.",
+)
+RECURRENCES = Replacement(
+    "ssm_update, recurrent_gla and wkv7_kernel in the modules of mlx-lm that define a network",
+    "They compute one row and several rows in different ways. In passes with Options.exact, they "
+    "are called for each row.",
+)
 CAUGHT_WEIGHTS = Replacement(
     "sanitize and load_weights of a model of mlx-lm while its loader runs",
     "The loader gets tensors that this package has read, which are checked before they are loaded.",
@@ -202,6 +226,6 @@ ROUTING = Replacement(
 )
 PATCHES = (
     *(FAST_START, ATTENTION, QUANTIZED_ATTENTION, LIGHT_LAYERS),
-    *(LATENT, HIDDEN_STATES, WATCHED, RECORDED, CAUGHT_WEIGHTS),
+    *(LATENT, HIDDEN_STATES, WATCHED, RECORDED, PRODUCTS, RECURRENCES, CAUGHT_WEIGHTS),
     *(WINDOWS, ROTARY, ACTIVATION, SCALES, CAPS, TIME_STEPS, NORMS, ROUTING),
 )

@@ -9,14 +9,16 @@ import mlx.core as mx
 import pytest
 
 from mlx_specdec import CacheSettings, Options, Request, generate, load
+from mlx_specdec.models import exact
 from mlx_specdec.models.attention_parts import in_single_rows
 from mlx_specdec.models.base import Base
 from mlx_specdec.models.distributed.leader import LedModel
-from mlx_specdec.models.exact import ExactContext
+from mlx_specdec.models.exact import ExactContext, ExactPasses
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.types import Context
 
 from ..support import simulated_metal, tiny
+from ..support.families import config_of
 from ..support.pairs import PROMPT, decoder, decoder_only, translator
 from ..support.shipped import ROOT, prompts
 from ..support.simulated_metal import off_cpu
@@ -34,6 +36,14 @@ MODELS: dict[str, Callable[[], Base]] = {
     "quantized cache": lambda: DecoderOnlyModel(
         tiny.build("llama", head_dim=32), caches=CacheSettings(bits=8, group_size=32)
     ),
+    "gated delta": lambda: family("qwen3_5"),
+    "KDA and latent attention": lambda: family("kimi_linear"),
+    "convolutions": lambda: family("lfm2"),
+    "Mamba 2": lambda: family("mamba2"),
+    "RWKV 7": lambda: family("rwkv7"),
+    "linear attention": lambda: family("bailing_hybrid"),
+    "gates of blocks": lambda: family("recurrent_gemma"),
+    "latent attention": lambda: family("deepseek_v3"),
     "T5": lambda: translator("own-head-scaled"),
     "BART": lambda: translator("bart"),
     "T5Gemma 2": lambda: translator("../t5gemma2/grouped"),
@@ -43,6 +53,10 @@ MODELS: dict[str, Callable[[], Base]] = {
 def fresh(family: str, **changes: int) -> DecoderOnlyModel:
     """Make a tiny model that is off the CPU, so that it calls our attention."""
     return DecoderOnlyModel(tiny.build(family, **changes))
+
+
+def family(name: str) -> DecoderOnlyModel:
+    return DecoderOnlyModel(tiny.from_config(config_of(name)))
 
 
 @pytest.fixture(scope="module")
@@ -76,9 +90,9 @@ def rows_of(context: Context, sizes: Iterator[int]) -> list[mx.array]:
 @pytest.mark.parametrize("name", MODELS)
 def test_rows_have_the_same_bits_in_passes_of_one_to_five_rows(metal: None, name: str) -> None:
     model = MODELS[name]()
-    assert not model.why_not_exact
-    single = rows_of(ExactContext(model.open(PROMPT)), itertools.repeat(1))
-    several = rows_of(ExactContext(model.open(PROMPT)), itertools.cycle((5, 2, 4, 1, 3)))
+    assert model.exact == ExactPasses(least=2, most=5)
+    single = rows_of(ExactContext(model.open(PROMPT), 2), itertools.repeat(1))
+    several = rows_of(ExactContext(model.open(PROMPT), 2), itertools.cycle((5, 2, 4, 1, 3)))
     assert all(mx.array_equal(*pair) for pair in zip(single, several, strict=True))
 
 
@@ -89,6 +103,30 @@ def test_without_it_the_simulated_kernels_change_bits(metal: None, name: str) ->
     single = rows_of(model.open(PROMPT), itertools.repeat(1))
     several = rows_of(model.open(PROMPT), itertools.cycle((5, 2, 4, 1, 3)))
     assert not all(mx.array_equal(*pair) for pair in zip(single, several, strict=True))
+
+
+def test_a_model_whose_own_attention_multiplies_all_rows_at_once_is_refused(metal: None) -> None:
+    assert "its rows had other bits" in family("phi3small").exact.why_not
+
+
+def test_a_product_of_few_rows_is_padded_and_no_other(metal: None) -> None:
+    fresh("llama").exact  # noqa: B018  replaces the products
+    states, weights = mx.random.normal((1, 5, 8)), mx.random.normal((8, 8))
+    quantized = mx.quantize(mx.random.normal((8, 64)), 64, 8)
+    wide = mx.random.normal((1, 5, 64))
+    products = (
+        lambda rows: states[:, rows] @ weights,
+        lambda rows: mx.matmul(states[:, rows], weights),
+        lambda rows: mx.addmm(weights[0], states[:, rows], weights),
+        lambda rows: mx.quantized_matmul(wide[:, rows], *quantized, group_size=64, bits=8),
+    )
+    for product in products:
+        outside = product(slice(1))
+        with exact._exact(2):
+            single, several = product(slice(1)), product(slice(5))
+        assert single.shape == (1, 1, 8) and several.shape == (1, 5, 8)
+        assert mx.array_equal(single[0, 0], several[0, 0])
+        assert mx.allclose(single, outside, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", PAIRS)
@@ -127,10 +165,13 @@ class Passes:
 
 
 @pytest.mark.parametrize("how", ["plain", "drafted", "auto"])
-def test_every_pass_has_two_to_five_rows(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_pass_has_more_rows_than_the_trial_allows(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rows: list[int] = []
     real = DecoderOnlyModel.open_batch
     pair = decoder_only("llama")
+    assert pair.target.exact.most in (3, 5)
     monkeypatch.setattr(
         DecoderOnlyModel,
         "open_batch",
@@ -143,12 +184,12 @@ def test_every_pass_has_two_to_five_rows(how: str, monkeypatch: pytest.MonkeyPat
     assert len(result.tokens) == 60 and result.labels.exact
     prefill, *decoding = rows
     assert prefill == len(PROMPT) - 1
-    assert set(decoding) <= {2, 3, 4, 5} and len(decoding) > 10
+    assert max(decoding) <= pair.target.exact.most and len(decoding) > 10
 
 
 def test_models_that_machines_share_are_refused() -> None:
     shared = LedModel(decoder("llama"), leader=None)  # type: ignore[arg-type]
-    assert "several machines" in shared.why_not_exact
+    assert "several machines" in shared.exact.why_not
 
 
 def test_single_rows_see_what_a_pass_of_their_own_would_show_them() -> None:

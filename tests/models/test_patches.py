@@ -5,13 +5,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import mlx.nn as nn
 import pytest
-from mlx_lm.models import base, llama
+from mlx_lm.models import base, llama, mamba2
+from mlx_lm.models.ssm import ssm_update
 
 import mlx_specdec
 from mlx_specdec.checkpoints.files import Weights, read_config
-from mlx_specdec.models import cpu_layers, patches
+from mlx_specdec.models import cpu_layers, exact, patches
 from mlx_specdec.models.cache_settings import CacheSettings
 from mlx_specdec.models.cpu_layers import lighten
 from mlx_specdec.models.mlx_lm import attention, latent, mends
@@ -122,6 +124,20 @@ def _recorded() -> Originals:
     return _classes([mixer, mixer.in_proj], lambda: model.open([0]))
 
 
+def _products() -> Originals:
+    for owner in (mx.array, mx):
+        patches.PRODUCTS.undo(owner)
+    originals = [(mx.array, "__matmul__", mx.array.__matmul__), (mx, "matmul", mx.matmul)]
+    exact.pad_products()
+    return originals
+
+
+def _recurrences() -> Originals:
+    patches.RECURRENCES.undo(mamba2)
+    attention.divide_recurrences(tiny.build("mamba2"))
+    return [(mamba2, "ssm_update", ssm_update)]
+
+
 def _mended(kind: str, find: Callable[[Any], Any], **changes: Any) -> Callable[[], Originals]:
     """Return a function that mends a tiny network, and returns the class of what is extended."""
 
@@ -159,6 +175,8 @@ APPLIED: dict[patches.Replacement, Callable[[], Originals]] = {
     patches.LATENT: _latent,
     patches.HIDDEN_STATES: _captures,
     patches.RECORDED: _recorded,
+    patches.PRODUCTS: _products,
+    patches.RECURRENCES: _recurrences,
     patches.WINDOWS: _mended("starcoder2", lambda network: network.layers[0], sliding_window=4),
     patches.ROTARY: _rotary,
     patches.ACTIVATION: _mended("gemma", lambda network: network.layers[0].mlp),

@@ -1,7 +1,8 @@
 """A simulation of how Metal rounds, on a CPU: bfloat16 activations, and sums in float32 whose order
 depends on the number of rows.
 
-- Products: one order for 1 row, another for 2 to 8 rows, a third for more rows.
+- Products: one order for 1 row, another for 2 to 8 rows, a third for more rows. The same order for
+  products with one column.
 - Attention of at most 8 rows: each row is summed alone over a short cache. Over more than
   ONE_PASS_KEYS keys the sum is divided into blocks, whose number depends on the rows of the call.
 - Attention of more rows: matrix products over all of them."""
@@ -13,49 +14,69 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 
+from mlx_specdec.models.patches import _CHANGES as CHANGES
+from mlx_specdec.models.patches import PRODUCTS
+
 ONE_PASS_KEYS = 48
 """Keys of a call up to which a row's sum is not divided. On a Mac there are 1,024 or more; here the
 outputs of the tests have to reach them."""
 FEW = 8
 """Rows up to which products and attention compute each row alone."""
+_multiply = mx.matmul
 
 
 def install(patch: pytest.MonkeyPatch) -> None:
     """Replace MLX's products and attention until the patch is undone."""
+    for owner in (mx.array, mx):
+        PRODUCTS.undo(owner)  # what pads products is to call those of this module
+        patch.setattr(owner, CHANGES, (), raising=False)
     for kind in (nn.Linear, nn.QuantizedLinear):
         patch.setattr(kind, "__call__", _linear)
-    patch.setattr(nn.QuantizedEmbedding, "as_linear", _product)
-    patch.setattr(nn.Embedding, "as_linear", _product)
+    patch.setattr(nn.QuantizedEmbedding, "as_linear", _linear)
+    patch.setattr(nn.Embedding, "as_linear", _linear)
+    patch.setattr(mx.array, "__matmul__", _product)
+    patch.setattr(mx, "matmul", _product)
     patch.setattr(mx.fast, "scaled_dot_product_attention", attention)
 
 
 def _linear(module: nn.Module, states: mx.array) -> mx.array:
-    made = _product(module, states)
+    """Multiply (..., inputs) by a layer's weights, in float32, and round the result once."""
+    made = (states @ _weights(module)).astype(states.dtype)
     return made + module["bias"] if "bias" in module else made
 
 
-def _product(module: nn.Module, states: mx.array) -> mx.array:
-    """Multiply (..., inputs) by a layer's weights, in float32, and round the result once. Products
-    of the same shape sum in the same order, so a few rows are padded to FEW."""
-    straight, turned = _weights(module)
-    rows = states.astype(mx.float32).reshape(-1, states.shape[-1])
-    count = rows.shape[0]
-    if 1 < count <= FEW:
-        padded = mx.pad(_turned(rows, axis=1), [(0, FEW - count), (0, 0)])
-        made = (padded @ turned)[:count]
+def _product(left: mx.array, right: mx.array) -> mx.array:
+    """Multiply (..., rows, inputs) by (..., inputs, outputs). Products of the same shape sum in the
+    same order, so a few rows are padded to FEW."""
+    dtype = left.dtype if left.dtype == right.dtype else mx.float32
+    left, right = left.astype(mx.float32), right.astype(mx.float32)
+    if left.ndim == 1 or right.ndim == 1:
+        return _multiply(left, right).astype(dtype)
+    if right.shape[-1] == 1:
+        return mx.sum(left * right.swapaxes(-1, -2), axis=-1, keepdims=True).astype(dtype)
+    shape = left.shape
+    if right.ndim == 2:
+        left = left.reshape(-1, shape[-1])
+    rows, half = left.shape[-2], shape[-1] // 2
+    if 1 < rows <= FEW:
+        left = mx.pad(left, [(0, 0)] * (left.ndim - 2) + [(0, FEW - rows), (0, 0)])
+        multiply = _multiply if right.ndim == 2 else _sums
+        made = multiply(left[..., half:], right[..., half:, :])
+        made = (made + multiply(left[..., :half], right[..., :half, :]))[..., :rows, :]
     else:
-        made = rows @ straight
-    return made.reshape(*states.shape[:-1], -1).astype(states.dtype)
+        made = _multiply(left, right)
+    made = made.reshape(*shape[:-1], -1) if right.ndim == 2 else made
+    return made.astype(dtype)
 
 
-def _turned(array: mx.array, axis: int) -> mx.array:
-    """Move the second half of an axis in front of the first half."""
-    return mx.roll(array, array.shape[axis] // 2, axis)
+def _sums(left: mx.array, right: mx.array) -> mx.array:
+    """Multiply in an order that does not depend on the number of columns either. BLAS has another
+    kernel for the last columns, which are those of other keys if a pass has more rows."""
+    return mx.sum(left[..., None, :] * right.swapaxes(-1, -2)[..., None, :, :], axis=-1)
 
 
-def _weights(module: nn.Module) -> tuple[mx.array, mx.array]:
-    """Return a layer's weights, (inputs, outputs) in float32, and the same with turned inputs. They
-    are made once."""
+def _weights(module: nn.Module) -> mx.array:
+    """Return a layer's weights, (inputs, outputs) in float32, which are made once."""
     made = module.__dict__.get("_simulated")
     if made is None or made[0] is not module["weight"]:
         stored = module["weight"]
@@ -64,12 +85,10 @@ def _weights(module: nn.Module) -> tuple[mx.array, mx.array]:
             values = mx.dequantize(stored, scales, biases, module.group_size, module.bits)
         else:
             values = stored.astype(mx.float32)
-        straight = mx.contiguous(values.T)
-        made = stored, (straight, mx.contiguous(_turned(straight, axis=0)))
-        module.__dict__["_simulated"] = made
+        made = module.__dict__["_simulated"] = stored, mx.contiguous(values.T)
         mx.eval(made[1])
-    both: tuple[mx.array, mx.array] = made[1]
-    return both
+    result: mx.array = made[1]
+    return result
 
 
 def attention(
@@ -115,14 +134,14 @@ def attention(
 
 
 def _scores(wanted: mx.array, keys: mx.array, mask: mx.array | None) -> mx.array:
-    scores = wanted @ keys.swapaxes(-1, -2)
+    scores = _multiply(wanted, keys.swapaxes(-1, -2))
     if mask is None:
         return scores
     return mx.where(mask, scores, -mx.inf) if mask.dtype == mx.bool_ else scores + mask
 
 
 def _attend(wanted: mx.array, keys: mx.array, values: mx.array, mask: mx.array | None) -> mx.array:
-    return mx.softmax(_scores(wanted, keys, mask), axis=-1) @ values
+    return _multiply(mx.softmax(_scores(wanted, keys, mask), axis=-1), values)
 
 
 def _attend_in_blocks(
@@ -135,7 +154,7 @@ def _attend_in_blocks(
     for block in range(blocks):
         part = shares[..., block::blocks]
         total = total + mx.sum(part, axis=-1, keepdims=True)
-        mixed = mixed + part @ values[..., block::blocks, :]
+        mixed = mixed + _multiply(part, values[..., block::blocks, :])
     return mixed / total
 
 

@@ -20,6 +20,7 @@ import mlx.core as mx
 from ...errors import DecodingError, OptionError
 from ...types import FINAL, Cached, Context, Reusable, Scores
 from ..base import Base
+from ..exact import ExactPasses
 
 SIZE = 256
 """Length of the first array of a message. A network takes as long for it as for one number. Longer
@@ -251,7 +252,7 @@ class LedModel:
     def lost(self) -> bool:
         return self._leader.lost
 
-    why_not_exact = "several machines share the model"
+    exact = ExactPasses(0, 0, "several machines share the model")
 
     def open(self, prompt: Sequence[int], cached: Cached | None = None) -> Context:
         return self.open_batch([prompt])

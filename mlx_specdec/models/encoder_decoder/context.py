@@ -22,6 +22,7 @@ from ...text.tokenizer import Kind
 from ...types import FINAL, Cached, Context, Reusable, Scores, rectangle
 from ..base import check_prompt, family_of, layer_of
 from ..cpu_layers import begin, lighten
+from ..exact import ExactPasses, rows_stand_alone, try_exact
 from ..kv_cache import STEP, KVCache, padded
 from ..number_format import nbytes
 from ..rows import Place, Rows, RowsContext
@@ -197,7 +198,7 @@ class EncoderDecoderModel:
     # A row's mask does not depend on how many rows a pass has.
     rows_agree = True
     lost = False
-    why_not_batched = why_not_exact = ""
+    why_not_batched = ""
     _shares = False
 
     def __init__(self, network: Network, identity: str | None = None) -> None:
@@ -225,6 +226,11 @@ class EncoderDecoderModel:
 
     def prefill_nbytes(self, prompt: int, step: int) -> int:
         return self.network.source_nbytes(prompt)
+
+    @cached_property
+    def exact(self) -> ExactPasses:
+        prompt = [token % self.vocabulary for token in range(2, 12)]
+        return try_exact(lambda: self.open(prompt), self.vocabulary)
 
     @property
     def state_dtype(self) -> mx.Dtype:
@@ -265,7 +271,9 @@ class EncoderDecoderModel:
         def read() -> EncodedSources:
             parts: dict[int, EncodedSources] = {}
             for row, prompt in enumerate(prompts):
-                encoded = self._encodings.get(tuple(prompt)) if self._shares else None
+                # What another request has encoded in a batch may have other bits.
+                shares = self._shares and not rows_stand_alone()
+                encoded = self._encodings.get(tuple(prompt)) if shares else None
                 if row in snapshots:
                     parts[row] = EncodedSources(snapshots[row][:1], snapshots[row][1:])
                 elif encoded is not None:

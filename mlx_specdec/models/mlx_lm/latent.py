@@ -14,6 +14,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models import base, mla
 
+from ..attention_parts import attend_by_kernel
 from ..patches import LATENT
 
 
@@ -88,8 +89,13 @@ def absorbed(
         queries = queries[..., :width]
     _recent.absorbed += 1
     rows, latent = expanded_keys.module(queries), expanded_keys.latent
-    mixed = base.scaled_dot_product_attention(rows, latent, latent, cache, scale, mask)
-    result: mx.array = expanded_values.module(mixed)
+
+    def mixed(rows: mx.array, keys: Any, values: Any, mask: Any) -> mx.array:
+        made: mx.array = base.scaled_dot_product_attention(rows, keys, values, cache, scale, mask)
+        return made
+
+    attended = attend_by_kernel(mixed, rows, latent, latent, mask)
+    result: mx.array = expanded_values.module(attended)
     return result
 
 

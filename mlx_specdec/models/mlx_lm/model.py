@@ -31,12 +31,12 @@ from ..attention_parts import PROMPT_SIZES
 from ..base import Base, check_prompt, family_of
 from ..cache_settings import CACHE_GROUP_SIZES, CacheSettings
 from ..cpu_layers import lighten
+from ..exact import ExactPasses, try_exact
 from ..kv_cache import STEP
 from ..number_format import nbytes, on_cpu
 from ..patches import QUANTIZED_ATTENTION
 from ..rows import DROP, Rows
-from . import latent
-from .attention import SCORES_NBYTES, attend_in_parts, replace_in
+from .attention import SCORES_NBYTES, attend_in_parts, divide_recurrences, replace_in
 from .caches import BatchedCache, MakeCache, batched
 from .context import DecoderOnlyContext
 from .mends import factors_of
@@ -248,12 +248,10 @@ class DecoderOnlyModel(CapturingNetwork):
         return absorb(self, self.untried)
 
     @cached_property
-    def why_not_exact(self) -> str:
-        if self._opaque:
-            return "the model has caches that cannot drop a single token"
-        if latent.expanding(self.network):
-            return "its latent attention multiplies all rows of a pass at once"
-        return ""
+    def exact(self) -> ExactPasses:
+        replace_in(self.network)
+        divide_recurrences(self.network)
+        return try_exact(self._opened, self.vocabulary)
 
     def prefix(self, prompt: Sequence[int]) -> list[int]:
         return list(prompt)
