@@ -23,7 +23,7 @@ from ..proposers.combined import FirstOf
 from ..proposers.drafter import Drafter, Setup
 from ..proposers.lookup import forcing, predicting
 from ..proposers.own import Checked
-from ..types import TARGET, Cached
+from ..types import TARGET, Cached, Context
 from .pair import Pair
 from .prompt_cache import PromptCache
 from .request import Overrides, for_model, make_rule, open_row
@@ -175,10 +175,8 @@ class Opener:
     one_by_one: bool
 
     def __post_init__(self) -> None:
-        if self.options.exact:
-            if why_not := self.pair.target.exact.why_not:
-                raise OptionError(f"exact is impossible for {self.pair.name}: {why_not}")
-            self.cache = None
+        if self.options.exact and (why_not := self.pair.target.exact.why_not):
+            raise OptionError(f"exact is impossible for {self.pair.name}: {why_not}")
         if not self.pair.target.rows_agree:
             self.cache = None
             if self.overrides.proposer is not None:
@@ -223,9 +221,6 @@ class Opener:
             row.processed, row.to_prefill = length, row.committed[length:-1]
             if self.proposer is not None and (length or states):
                 self.proposer.restore(row, states)
-        length = len(first.prompt)
-        early = self.cache is not None and context.checkpoints and length > 4 * CHECKPOINT
-        early = early and first.processed < length - CHECKPOINT
         return Group(
             rows=rows,
             target=context,
@@ -234,9 +229,27 @@ class Opener:
             worth=self.worth,
             watch=watch,
             chunk=self._chunk(rows),
-            checkpoint=CHECKPOINT if early else 0,
+            checkpoint=self._checkpoint(first, context),
             progress=self.overrides.progress,
         )
+
+    def _checkpoint(self, row: Row, context: Context) -> int:
+        """Return how many tokens before the end of a row's prompt its state is cached, or 0 if it
+        is cached at the end of the prompt."""
+        if self.cache is None:
+            return 0
+        length = len(row.prompt)
+        if self._caches_chunks:
+            chunk = self._chunk([row])
+            return length - (length - 1) // chunk * chunk
+        early = context.checkpoints and length > 4 * CHECKPOINT
+        return CHECKPOINT if early and row.processed < length - CHECKPOINT else 0
+
+    @property
+    def _caches_chunks(self) -> bool:
+        """Whether only whole chunks of prompts are cached. With exact, the bits of other positions
+        depend on where a prompt ends."""
+        return self.options.exact and self.pair.target.kind == "decoder-only"
 
     def _chunk(self, rows: Sequence[Row]) -> int:
         """Return the prefill chunk for the prompts of these rows, in tokens per prompt."""
@@ -266,15 +279,17 @@ class Opener:
 
     def keep(self, row: Row, group: Group) -> None:
         """Cache the computed state of a row, for later prompts with the same prefix."""
-        if self.cache is not None:
+        whole = row.processed < len(row.prompt) and row.processed % self._chunk([row]) == 0
+        if self.cache is not None and (whole or not self._caches_chunks):
             self.cache.keep(row.prompt, row.committed, group.snapshot(row), self._owner(row))
 
     def _owner(self, row: Row) -> str:
         """Return the tenant whose cached prefixes a row may use. Rotary factors for short sequences
-        have entries of their own."""
+        have entries of their own, and so have exact passes with each size of chunks."""
         long = self.pair.reaching(sys.maxsize)
         same = (long.target, long.draft) == (self.pair.target, self.pair.draft)
-        return row.request.tenant if same else f"{row.request.tenant}, short"
+        exact = f", exact {self._chunk([row])}" if self.options.exact else ""
+        return row.request.tenant + ("" if same else ", short") + exact
 
     def judge(self, row: Row) -> None:
         """Warn, once per pair, of a drafter whose draft tokens are hardly ever accepted."""
@@ -329,6 +344,9 @@ class Opener:
         most = len(self.pair.target.prefix(row.prompt)) - 1 - hidden
         try:
             found = self.cache.find(row.prompt, most, needs, self._owner(row))
+            if found and self._caches_chunks:
+                most = found[TARGET].length // (chunk := self._chunk([row])) * chunk
+                found = self.cache.find(row.prompt, most, needs, self._owner(row))
         except Exception as problem:
             self.cache.clear()
             self.failed(problem)

@@ -101,7 +101,7 @@ class Scheduler:
         key = drafting(self.options), self.pair.target, self.pair.draft
         self._openers = {key: self._opener}
         self.why_not = self._opener.why_not
-        if not self._opener.batched:
+        if not (self._opener.batched or (self.options.exact and not self._listed)):
             self.size = BatchSize(1)
         self._watch = Stopwatch(timed=self.overrides.timed)
         self._waiting: list[Row] = []
@@ -242,6 +242,8 @@ class Scheduler:
     def _opener_of(self, options: Options, pair: Pair) -> Opener:
         """Return the opener of requests with these options and models. Raises OptionError."""
         shared = options if self._listed else self.options
+        if shared.exact != options.exact:
+            shared = replace(shared, exact=options.exact, num_draft=options.num_draft)
         key = drafting(shared), pair.target, pair.draft
         if key not in self._openers:
             self._openers[key] = replace(self._opener, options=shared, pair=pair)

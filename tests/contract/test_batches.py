@@ -290,15 +290,19 @@ def test_what_never_fits_into_memory_is_an_error_with_the_numbers(llama: Any) ->
     assert re.search(r"ask for at most [\d,]+ tokens, or raise memory-budget", str(many.error))
 
 
-def test_exact_decodes_one_request_after_another_without_a_prefix_cache(llama: Any) -> None:
+def test_exact_decodes_one_request_after_another_and_caches_whole_chunks(llama: Any) -> None:
     options, cache = replace(FREE, exact=True), PromptCache(1 << 24)
-    requests = [Request(LONG[:length], options) for length in (9, 3, 14)]
+    requests = [Request(LONG[:length], options) for length in (9, 3, 600)]
     expected = [alone(llama, replace(one, options=FREE)).key for one in requests]
-    for _ in range(2):
+    # What others have cached does not count, nor do completions and the ends of prompts.
+    alone(llama, replace(requests[-1], options=FREE), cache=cache)
+    for chunk in (0, 512):
         outcomes = [alone(llama, request, cache=cache) for request in requests]
         assert [outcome.key for outcome in outcomes] == expected
-        assert all(one.result.labels.cached_tokens == 0 for one in outcomes)
+        assert [one.result.labels.cached_tokens for one in outcomes] == [0, 0, chunk]
         assert all(one.result.labels.exact for one in outcomes)
+    longer = alone(llama, Request([*LONG[:590], 7, 8, 9], options), cache=cache)
+    assert longer.result.labels.cached_tokens == 512
     run = stream_many(llama, requests, options, batch_size=3)
     assert run.why_not == "exact decodes one sequence in a pass"
     found = {step.number: step.result.tokens for step in run if step.result is not None}

@@ -8,7 +8,17 @@ from dataclasses import replace
 import mlx.core as mx
 import pytest
 
-from mlx_specdec import CacheSettings, Options, Request, generate, load
+from mlx_specdec import (
+    CacheSettings,
+    Options,
+    PromptCache,
+    Request,
+    Result,
+    generate,
+    load,
+    stream_generate,
+)
+from mlx_specdec.engine.pair import Pair
 from mlx_specdec.models import exact
 from mlx_specdec.models.attention_parts import in_single_rows
 from mlx_specdec.models.base import Base
@@ -19,7 +29,7 @@ from mlx_specdec.types import Context
 
 from ..support import simulated_metal, tiny
 from ..support.families import config_of
-from ..support.pairs import PROMPT, decoder, decoder_only, translator
+from ..support.pairs import PROMPT, decoder, decoder_only, pair_of, translator
 from ..support.shipped import ROOT, prompts
 from ..support.simulated_metal import off_cpu
 
@@ -148,6 +158,28 @@ def test_outputs_are_equal_under_other_rounding(metal: None, name: str) -> None:
     )
     assert all(result.stats.drafted for result in drafted)
     assert [r.tokens for r in drafted] == [r.tokens for r in expected]
+
+
+@pytest.mark.parametrize("name", ["llama", "windows", "gated delta", "T5"])
+def test_outputs_are_equal_from_the_prefix_cache(metal: None, name: str) -> None:
+    pair, cache = pair_of(MODELS[name](), None), PromptCache(1 << 26)
+    options = Options(
+        max_tokens=20, temperature=1.0, seed=5, exact=True, proposer="ngram", prefill_step_size=24
+    )
+    prompts = [[5 + place * place % 50 for place in range(length)] for length in (34, 54, 34)]
+    prompts[2][28:] = [9] * 6
+    whole = prompts[0]
+    # The cache also holds what passes with other bits have computed.
+    generate_from(cache, pair, whole, replace(options, exact=False))
+    for prompt in (*prompts, *prompts):
+        expected = generate(pair, prompt, replace(options, regular=True))
+        result = generate_from(cache, pair, prompt, options)
+        assert result.tokens == expected.tokens
+    assert result.labels.cached_tokens == (34 if name == "T5" else 24)
+
+
+def generate_from(cache: PromptCache, pair: Pair, prompt: list[int], options: Options) -> Result:
+    return stream_generate(pair, prompt, options, cache=cache).result()
 
 
 class Passes:
