@@ -40,6 +40,9 @@ from mlx_specdec.types import Context, feed
 ROWS = 16
 """Number of output tokens that one pass scores. 16 rows of 256,000 float32 logits take 16 MB."""
 
+NOISE_ROWS = 128
+"""Number of random tokens by which the noise of a model is measured."""
+
 
 @dataclass(frozen=True)
 class SmallestMargin:
@@ -56,8 +59,8 @@ class Margins:
     Attributes:
         values: The lead of the best token over the second one, in log-probabilities with noise. If
             the distance to a cut of top-k, top-p or min-p is smaller, that distance.
-        ties: Whether the two best tokens lie within one rounding of the target's dtype. At a tie
-            a kernel that rounds differently may choose the other token."""
+        ties: Whether the margin is at most the noise of the target's passes; see `noise_of`. At a
+            tie, a pass over another number of rows may choose the other token."""
 
     values: tuple[float, ...]
     ties: tuple[bool, ...]
@@ -127,7 +130,7 @@ def score(pair: Pair, options: Options, prompt: Prompt, tokens: Sequence[int]) -
     for start in range(0, len(committed) - 1, PREFILL_CHUNK):
         feed(context, [committed[:-1][start : start + PREFILL_CHUNK]])
         context.evaluate()
-    eps = float(mx.finfo(pair.target.state_dtype).eps)
+    noise_limit = noise_of(pair, exact=options.exact)
     values: list[float] = []
     ties: list[bool] = []
     for start in range(0, len(tokens), rows):
@@ -139,8 +142,7 @@ def score(pair: Pair, options: Options, prompt: Prompt, tokens: Sequence[int]) -
         gumbel = noise.at(0, start).target(len(new))
         scored = scored if gumbel is None else scored + gumbel
         margins = lead(scored)
-        # A unit in the last place of the best score is at most this large.
-        tied = margins <= eps * mx.abs(mx.max(scored, axis=-1))
+        tied = margins <= noise_limit
         if options.filters and gumbel is not None:
             distances = cut_distance(scored, before, gumbel, options)
             margins = mx.where(distances < margins, distances, margins)
@@ -150,6 +152,22 @@ def score(pair: Pair, options: Options, prompt: Prompt, tokens: Sequence[int]) -
             constraint.take(new)
         committed += new
     return Margins(tuple(values), tuple(ties))
+
+
+def noise_of(pair: Pair, *, exact: bool = False) -> float:
+    """Return the largest change, on this device, of the lead of the best token if a pass has one
+    row instead of ROWS. It is 0 for exact passes."""
+    if exact:
+        return 0.0
+    tokens = mx.random.randint(0, pair.vocabulary, (1, NOISE_ROWS), mx.int32, key=mx.random.key(0))
+    leads = []
+    for rows in (1, ROWS):
+        context = pair.target.open(tokens[0, :8].tolist())  # type: ignore[arg-type]
+        parts = [tokens[:, start : start + rows] for start in range(0, NOISE_ROWS, rows)]
+        logits = mx.concatenate([context.advance(part).logits for part in parts], axis=1)
+        leads.append(lead(logits[..., : pair.vocabulary]))
+    largest_change: Any = mx.max(mx.abs(leads[0] - leads[1])).item()
+    return float(largest_change)
 
 
 def lead(scored: mx.array) -> mx.array:

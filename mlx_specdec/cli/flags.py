@@ -228,9 +228,9 @@ class RuleFlags(Flags, panel="Verification"):
     )
     exact: bool = flag(
         False,
-        "Keep the output equal to plain decoding, to the last bit, although a GPU rounds one row "
-        "and several rows differently. Each pass then has at least two rows, and a round has at "
-        "most 4 draft tokens. Prompts are decoded one at a time, without the prompt cache.",
+        "Keep the output equal to plain decoding where kernels round one row and several rows "
+        "differently. A round then has at most 4 draft tokens, a pass has one prompt, and only "
+        "whole chunks of prompts are cached.",
     )
 
 

@@ -20,7 +20,7 @@ RULES = ("coupled", "token", "block", "typical")
 MOST_DRAFTED = 64
 MOST_EXACT = 4
 """Most draft tokens of a round with `Options.exact`. Metal's kernels sum in one order in passes
-of 2 to 5 rows, and in another order in larger passes."""
+of 2 to 5 rows, and in another order in larger passes. A model may allow fewer; see ExactPasses."""
 LARGEST_BIAS = 1e20
 """Largest magnitude of a bias or penalty. It exceeds any logit, and sums of it fit float32."""
 TEMPERATURE_LIMITS = (1e-30, 1e30)
@@ -79,8 +79,8 @@ class Options:
             or pad it. If False, it includes sentinels such as <extra_id_0> if the prompt has one,
             or if an output without stop strings would be blank without them.
         exact: Compute each position with the same bits whatever was drafted. Half precision on a
-            GPU needs it for equal outputs. Rounds then have at most 4 draft tokens, and prompts are
-            decoded one by one, without a prefix cache.
+            GPU needs it for equal outputs. Rounds then have at most 4 draft tokens, with MKL on a
+            CPU at most 2. A pass has one sequence, and only whole chunks of prompts are cached.
         regular: Decode plainly, without a proposer.
         cost_cache: Begin with the costs that earlier runs have saved on this machine, and save
             the costs of this run, if `num_draft` is "auto".

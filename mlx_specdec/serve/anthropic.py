@@ -33,6 +33,7 @@ from .settings import Limits
 
 MESSAGES_FIELDS = (
     *("max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "stream", "speculative"),
+    "exact",
 )
 """Fields that a chat completion of OpenAI's API has as well."""
 FUNCTION = {"name": "name", "description": "description", "parameters": "input_schema"}

@@ -37,7 +37,7 @@ ITEMS_READ += ("function_call_output", "custom_tool_call_output")
 RESPONSES_FIELDS = (
     *("model", "stream", "temperature", "top_p", "top_k", "seed", "stop"),
     *("presence_penalty", "frequency_penalty", "speculative", "parallel_tool_calls"),
-    "structured_outputs",
+    *("structured_outputs", "exact"),
 )
 """Fields of a Responses request that have the same meaning in a chat completion."""
 CUSTOM: Body = {

@@ -289,6 +289,7 @@ class Generated(Sampled):
     model: String | None = None
     stream: Boolean | None = None
     max_tokens: MaxTokens | None = None
+    exact: Boolean | None = None
     speculative: (
         Annotated[
             Boolean | Speculative,

@@ -30,7 +30,7 @@ from .settings import ServiceSettings
 from .stored import StoredResponses
 
 LANGUAGES = ("target_lang", "source_lang")
-OPTION_FIELDS: tuple[str, ...] = ("temperature", "top_p", "min_p")
+OPTION_FIELDS: tuple[str, ...] = ("temperature", "top_p", "min_p", "exact")
 OPTION_FIELDS += ("xtc_probability", "xtc_threshold")
 PENALTIES = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0}
 """The values that turn penalties off."""

@@ -17,7 +17,8 @@ LONG = {"model": "tiny", "prompt": PROMPT, "max_tokens": 3000, "ignore_eos": Tru
 
 
 def settings(seed: int) -> dict[str, Any]:
-    """Return the fields of a request; some are greedy, some short, and some do not speculate."""
+    """Return the fields of a request; some are greedy, some short, some exact, and some
+    do not speculate."""
     dice = random.Random(seed)
     return {
         "prompt": [dice.randrange(3, 300) for _ in range(dice.choice([1, 4, 15, 40]))],
@@ -26,6 +27,7 @@ def settings(seed: int) -> dict[str, Any]:
         "seed": seed,
         **dice.choice([{}, {"top_k": 20}, {"top_p": 0.9}, {"frequency_penalty": 0.7}]),
         **dice.choice([{}, {"speculative": False}, {"speculative": {"max": 1}}]),
+        **dice.choice([{}, {"exact": True}]),
     }
 
 

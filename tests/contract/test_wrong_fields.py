@@ -46,6 +46,7 @@ FIELDS: dict[str, list[Any]] = {
     "stop": [5, ["a"] * 17, "a" * 2000],
     "logit_bias": [{"a": 1}, {"": None}, {"1": 1e39}, {"1": "much"}],
     "logprobs": [21, True],
+    "exact": ["yes"],
     "speculative": [3, {"max": 99}],
     "presence_penalty": [-1e39],
     "prediction": [{"type": "guess"}],

@@ -1,12 +1,11 @@
 """How close the choices of an output were: scored again, and against every other choice."""
 
-from dataclasses import replace
-
 import mlx.core as mx
 import numpy as np
 import pytest
 
-from benchmarks.margins import Parting, compare, cut_distance, lead, score
+from benchmarks import margins as program
+from benchmarks.margins import Parting, compare, cut_distance, lead, noise_of, score
 from mlx_specdec.core.distribution import Distribution
 from mlx_specdec.core.noise import CoupledNoise
 from mlx_specdec.core.options import Options
@@ -86,23 +85,21 @@ def test_an_output_that_fits_a_grammar_is_scored_among_what_the_grammar_allows()
     assert compare(pair, settings, PROMPT, tokens, tokens[:last]) == Parting(last, None, False)
 
 
-def test_positions_that_tie_within_the_rounding_of_the_dtype_are_counted() -> None:
-    """A token that a bias lifts to within a fifth of the best one ties in bfloat16 at 32."""
+def test_positions_that_tie_within_the_measured_noise_are_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     pair = decoder_only("llama")
     settings = options(max_tokens=1, logit_bias={5: 32.0, 6: 31.8})
     tokens = generate(pair, PROMPT, settings).tokens
     [value] = score(pair, settings, PROMPT, tokens).values
-
-    class Half:
-        state_dtype = mx.bfloat16
-
-        def __getattr__(self, name: str) -> object:
-            return getattr(pair.target, name)
-
-    half = replace(pair, target=Half())
-    step = 2**-7 * 32
     assert score(pair, settings, PROMPT, tokens).ties == (False,)
-    assert score(half, settings, PROMPT, tokens).ties == (value <= step,) == (True,)
+    monkeypatch.setattr(program, "noise_of", lambda pair, *, exact: value)
+    assert score(pair, settings, PROMPT, tokens).ties == (True,)
+
+
+def test_the_noise_is_that_of_rounding_and_exact_passes_have_none() -> None:
+    pair = decoder_only("llama")
+    assert 0 <= noise_of(pair) < 1e-4 and noise_of(pair, exact=True) == 0
 
 
 @pytest.mark.parametrize(
