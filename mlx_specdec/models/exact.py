@@ -21,7 +21,7 @@ from ..errors import first_line
 from ..types import Context, Reusable, Scores
 from .patches import PRODUCTS
 
-HELD, COMPARED = 6, 14
+FIRST_TOKENS, COMPARED_TOKENS = 6, 14
 """Numbers of tokens in a trial: those in the cache before the compared rows, and the latter."""
 INPUTS = 3
 """Number of random inputs of a trial. The last bits of two kernels differ in few numbers, so that
@@ -161,13 +161,13 @@ def try_exact(open_: Callable[[], Context], vocabulary: int) -> ExactPasses:
 
 def _equal(open_: Callable[[], Context], vocabulary: int, way: ExactPasses, seed: int) -> bool:
     """Return whether single rows have the bits of rows in passes of up to `way.most` rows."""
-    key, count = mx.random.key(seed), HELD + COMPARED
+    key, count = mx.random.key(seed), FIRST_TOKENS + COMPARED_TOKENS
     tokens = mx.random.randint(0, vocabulary, (1, count), mx.int32, key=key)
     sizes = sorted(range(1, way.most + 1), key=lambda size: size % 2)  # 2, 4, 1, 3, 5
 
     def rows(sizes: Sequence[int]) -> mx.array:
-        context, kept, at, number = ExactContext(open_(), way.least), [], HELD, 0
-        context.advance(tokens[:, :HELD])
+        context, kept, at, number = ExactContext(open_(), way.least), [], FIRST_TOKENS, 0
+        context.advance(tokens[:, :FIRST_TOKENS])
         while at < count:
             part = tokens[:, at : at + sizes[number % len(sizes)]]
             logits = context.advance(part, part.shape[1] - 1).logits
