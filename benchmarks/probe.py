@@ -25,7 +25,8 @@ if __name__ == "__main__":
 
 from mlx_specdec.core.options import Options
 from mlx_specdec.engine.generate import generate
-from mlx_specdec.engine.pair import LEAST_ACCEPTED, Pair
+from mlx_specdec.engine.opening import LEAST_ACCEPTED
+from mlx_specdec.engine.pair import Pair
 from mlx_specdec.errors import OptionError
 from mlx_specdec.models.base import layer_of
 from mlx_specdec.models.drafters.kinds import kind_named, try_out
