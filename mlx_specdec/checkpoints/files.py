@@ -90,23 +90,16 @@ class Weights(TensorReader):
         return Contents(**parts)
 
     @property
-    def exact(self) -> list[str]:
-        """GGUF's names of the quantized types that MLX represents exactly, which stay quantized."""
-        return [kind for model in self._models for kind in model.exact]
+    def types(self) -> list[str]:
+        return [kind for reader in self._files.values() for kind in reader.types]
 
-    @property
-    def expanded(self) -> list[str]:
-        """GGUF's names of the quantized types that are returned as float32."""
-        return [kind for model in self._models for kind in model.expanded]
-
-    @property
-    def _models(self) -> list[GgufFile]:
-        return [file for file in self._files.values() if isinstance(file, GgufFile)]
+    def note(self) -> str:
+        return "; ".join(filter(None, (reader.note() for reader in self._files.values())))
 
     def read(self, name: str) -> mx.array:
         """Return a tensor, as a lazy array if `lazy` is true."""
         if not self.lazy:
-            return self.rows(name, 0, self.infos[name].extent)
+            return self.tensor(name).read()
         array = self._lazy(name)
         factors = self._factors.get(name)
         return array if factors is None else _multiplied(array, self._lazy(factors))

@@ -1,8 +1,9 @@
 """Tensors of files: dtypes and shapes from headers, and values that are read piece by piece."""
 
 import math
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -54,6 +55,16 @@ class Tensor:
         for begin in range(0, extent, step):
             yield begin, self.rows(begin, min(begin + step, extent))
             drop_pages()
+
+    def read(self) -> mx.array:
+        """Return the whole tensor. While it is read, memory holds one piece more."""
+        whole = mx.zeros(self.shape, dtype=self.dtype)
+        for begin, piece in self.pieces():
+            if piece.shape == self.shape:
+                return piece
+            whole[begin : begin + piece.shape[0]] = piece
+            mx.eval(whole)  # in place, since nothing else refers to the array
+        return whole
 
 
 def same(first: Tensor, second: Tensor) -> bool:
@@ -188,10 +199,42 @@ class TensorReader(ABC):
         """The tensors under the names and types in the files, with those that are left out."""
         return Contents(self.infos, {name: name for name in self.infos})
 
+    @property
+    def types(self) -> list[str]:
+        """GGUF's names of the quantized types."""
+        return []
+
+    def note(self) -> str:
+        """Return a sentence for the user about tensors that were changed when they were read."""
+        return ""
+
     def tensor(self, name: str) -> Tensor:
         """Return a tensor that can be read in pieces."""
         info = self.infos[name]
         return Tensor(DTYPES[info.dtype], info.shape, partial(self.rows, name))
+
+
+_NAME_PARTS = re.compile(r"(.*?)(?:(?<=\.)(\d+)(?=\.)(.*))?", re.DOTALL)
+
+
+def by_layers(names: Iterable[str]) -> dict[str, list[str]]:
+    """Group tensors that differ in the layer alone. Return a name such as
+    "model.layers.{0,1}.mlp.gate.weight" -> the names in the group."""
+    groups: dict[tuple[str, str], dict[str, str]] = {}
+    for name in names:
+        before, number, after = _NAME_PARTS.fullmatch(name).groups("")  # type: ignore[union-attr]
+        groups.setdefault((before, after), {})[number] = name
+    return {
+        f"{before}{'{' + ','.join(group) + '}' if len(group) > 1 else next(iter(group))}{after}": [
+            *group.values()
+        ]
+        for (before, after), group in groups.items()
+    }
+
+
+def summary_of(names: Iterable[str]) -> str:
+    """List tensors, with layers in one entry; see `by_layers`."""
+    return ", ".join(by_layers(names))
 
 
 UNFIT = (

@@ -15,11 +15,11 @@ import mlx.nn as nn
 from ..checkpoints import files, mtp_layers
 from ..checkpoints.files import LM_HEAD
 from ..checkpoints.quantization import Quantization, WeightFormat
-from ..checkpoints.tensors import Tensor
+from ..checkpoints.tensors import Tensor, summary_of
 from ..errors import CheckpointError, OptionError
 from ..models.mlx_lm.loader import embedding_of, open_model
 from ..system import open_files_kept
-from .plan import Plan, gguf_notes, summary_of, unsettled
+from .plan import Plan, gguf_notes, unsettled
 from .report import TensorReport, report_tensors
 
 with open_files_kept():

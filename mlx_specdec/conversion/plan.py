@@ -1,13 +1,13 @@
 """The plan of a conversion, and helpers for the plans of several kinds of models."""
 
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
 
 from ..checkpoints.files import Weights
+from ..checkpoints.formats.gguf_blocks import TYPES
 from ..checkpoints.quantization import Quantization, WeightFormat, most_common, quantization_entry
 from ..checkpoints.tensors import Tensor
 from ..checkpoints.writer import ResultTensor
@@ -96,34 +96,19 @@ def gguf_notes(
     weights: Weights, weight_format: WeightFormat, stored: Mapping[str, Quantization]
 ) -> Iterator[str]:
     """Yield sentences about GGUF's quantized types. stored: See `Plan`."""
-    how, keeps = weight_format.quantization, not stored or weight_format.fits(stored)
-    expanded = [*weights.expanded, *([] if keeps else weights.exact)]
-    names = ", ".join(expanded)
-    if names and how is not None:
+    how, kept = weight_format.quantization, {name: TYPES[name].bits for name in weights.types}
+    if kept and weight_format.fits(stored):
+        exact = [name for name in kept if not name.endswith("_K")]
+        rounded = [f"{name} at {bits} bits" for name, bits in kept.items() if name not in exact]
+        if exact:
+            yield f"kept {', '.join(exact)} bit for bit, in MLX's groups of 32"
+        if rounded:
+            yield (
+                f"kept {', '.join(rounded)} in groups of 32: their scales are rounded to float16, "
+                "by at most 0.05 %"
+            )
+    elif kept and how is not None:
         yield (
-            f"quantized {names} again, to {how.bits} bits: rounding a second time costs accuracy; "
-            "more --q-bits cost less, and without --quantize nothing is lost"
+            f"quantized {', '.join(kept)} again, to {how.bits} bits: rounding a second time costs "
+            "accuracy; more --q-bits cost less, and without --quantize nothing is lost"
         )
-    elif names:
-        halves = "" if weight_format.dtype else "--dtype float16 halves the result, "
-        yield (
-            f"expanded {names} to {weight_format.dtype or 'float32'}: {halves}--quantize makes it "
-            "small again, and rounds a second time"
-        )
-    if keeps and weights.exact:
-        yield f"kept {', '.join(weights.exact)} bit for bit, in MLX's groups of 32"
-
-
-_NAME_PARTS = re.compile(r"(.*?)(?:(?<=\.)(\d+)(?=\.)(.*))?", re.DOTALL)
-
-
-def summary_of(names: Iterable[str]) -> str:
-    """List tensors, with layers in one entry: "model.layers.{0,1}.mlp.gate.weight"."""
-    groups: dict[tuple[str, str], list[str]] = {}
-    for name in names:
-        before, number, after = _NAME_PARTS.fullmatch(name).groups("")  # type: ignore[union-attr]
-        groups.setdefault((before, after), []).append(number)
-    return ", ".join(
-        f"{before}{layers[0] if len(layers) == 1 else '{' + ','.join(layers) + '}'}{after}"
-        for (before, after), layers in groups.items()
-    )

@@ -12,13 +12,13 @@ from mlx.utils import tree_flatten
 from ..checkpoints.disk import read_json
 from ..checkpoints.files import Weights
 from ..checkpoints.quantization import ALL_PARTS, Quantization, WeightFormat
-from ..checkpoints.tensors import DTYPES, Tensor, same
+from ..checkpoints.tensors import DTYPES, Tensor, same, summary_of
 from ..errors import CheckpointError, OptionError
 from ..models import families
 from ..models.drafters import kinds
 from ..models.drafters.files import IN_16_BITS, DrafterFiles
 from ..models.encoder_decoder.family import EncoderDecoderFamily
-from .plan import Plan, gguf_notes, summary_of, unsettled
+from .plan import Plan, gguf_notes, unsettled
 from .report import TensorReport, report_tensors
 
 

@@ -9,20 +9,15 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..checkpoints import files, shards
+from ..checkpoints import files
 from ..checkpoints.formats.gguf import GgufFile
 from ..errors import CheckpointError, OptionError
-from ..system import show_size
 from ..text.tokenizer import Kind
-from . import families, number_format
+from . import families
 from .base import Base
 from .cache_settings import CacheSettings
 from .number_format import NumberFormat, dequantize, twin_of
 from .trainable import Trainable
-
-GROWTH_TO_NOTE = 2.5
-"""A note is shown if a GGUF model takes at least this many times its files' size in memory. On a
-CPU, half precision takes 2 times as much, and K types take at least 4 times as much."""
 
 
 @dataclass(frozen=True)
@@ -79,8 +74,7 @@ def load_model(
         directory, config, numbers, caches, adapter, group, pipeline=pipeline
     )
     note = numbers.choice(directory.name, model.network, "quantization" in config)
-    note = note or _growth(directory, model.network)
-    note = "; ".join(filter(None, (note, getattr(model.network, "note", ""))))
+    note = "; ".join(filter(None, (note, model.network.note)))
     sampling = files.sampling_settings(directory)
     return Loaded(model, eos_token_ids, family.kind, words, task_prefix(config), note, sampling)
 
@@ -96,21 +90,6 @@ def why_not(source: Path) -> str:
     except CheckpointError as problem:
         return str(problem).replace(f"{source} ", "")
     return ""
-
-
-def _growth(directory: Path, network: nn.Module) -> str:
-    """Return a note if a large GGUF model takes much more memory than its files, otherwise ""."""
-    if shards.format_of(directory) != "gguf":
-        return ""
-    parts = shards.parts_of(shards.find(directory).files[0])
-    stored, needed = sum(part.stat().st_size for part in parts), number_format.nbytes(network)
-    if needed < max(number_format.NOTED_ABOVE, GROWTH_TO_NOTE * stored):
-        return ""
-    return (
-        f"{directory.name}: its {show_size(stored)} become {show_size(needed)} in memory, "
-        "because MLX lacks its quantized types; "
-        "mlx-specdec convert --quantize writes a model that stays small"
-    )
 
 
 def task_prefix(config: Mapping[str, Any]) -> str:

@@ -1,6 +1,10 @@
-"""GGUF's simple types keep their bits in MLX, and what is rounded a second time is said."""
+"""GGUF's quantized types keep their size in MLX, and what is rounded is said."""
 
+import gc
+import math
+import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +15,45 @@ from gguf import GGML_QUANT_SIZES, quants
 from gguf import GGMLQuantizationType as Type
 from mlx_lm.utils import load_model
 
-from mlx_specdec import convert, load
+from mlx_specdec import CheckpointError, Options, convert, generate, load
 
-from ..support.gguf_files import Gguf, llama
+from ..support.gguf_files import SCALES, Gguf, llama, wide
 from .converted import config_of, dequantized, provenance, tensors
-from .scores import letters, scores
-from .support import ROOT, command
+from .scores import letter, letters, scores
+from .support import ROOT, command, served
 
 FIXTURES = ROOT / "tests" / "fixtures" / "gguf"
 EMBEDDING, QUERY = "token_embd.weight", "blk.0.attn_q.weight"
-EXACT = {"Q4_0": 4, "Q4_1": 4, "Q8_0": 8}
+EXACT = {"Q4_0": 4, "Q4_1": 4, "Q5_0": 5, "Q5_1": 5, "Q8_0": 8}
 """The types whose blocks MLX has, bit for bit, and their bits."""
-KINDS = [*EXACT, "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ1_S", "IQ1_M"]
-KINDS += ["IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS"]
-KINDS += ["TQ1_0", "TQ2_0", "MXFP4", "NVFP4"]
+TOPS = {"Q2_K": 3, "Q3_K": 7, "Q4_K": 15, "Q5_K": 31, "Q6_K": 63}
+"""K type -> the largest integer of a weight."""
+INTEGERS = {
+    "Q2_K": slice(16, 80),
+    "Q3_K": slice(0, 96),
+    "Q4_K": slice(16, 144),
+    "Q5_K": slice(16, 176),
+    "Q6_K": slice(0, 192),
+}
+"""K type -> the bytes of a block that hold the weights' integers."""
+BITS = {**EXACT, "Q4_K": 4, "Q5_K": 5, "Q2_K": 5, "Q3_K": 6, "Q6_K": 8}
+JOINED = ("Q2_K", "Q3_K", "Q6_K")
+"""The types in which 16 weights share a scale."""
+KINDS = list(BITS)
+REFUSED = ["IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS"]
+REFUSED += ["TQ1_0", "TQ2_0", "MXFP4", "NVFP4"]
+MIXTURES = {
+    "Q4_K_M": ["Q4_K", "Q6_K", "Q4_K"],
+    "Q5_K_M": ["Q5_K", "Q6_K"],
+    "Q3_K_L": ["Q3_K", "Q5_K", "Q4_K", "Q6_K"],
+    "Q4_K_M of odd widths": ["Q4_K", "Q5_0", "Q8_0", "Q6_K", "Q5_1"],
+}
+MODELS = {**{name: [name] for name in KINDS}, **MIXTURES}
+MOST = {"Q4_K": 0.002, "Q5_K": 0.002, "Q3_K": 0.02, "Q2_K": 0.06}
+"""The largest mean difference of log-probabilities, if it is not 0.01."""
+ROUNDING, EIGHTH = 2.0**-11, 0.13
+"""The largest relative error of float16, and the largest change of a weight by joining, in
+scales."""
 TOKENS = list(range(12))
 
 
@@ -47,33 +76,169 @@ def converted(model: Gguf, directory: Path, *flags: object) -> tuple[Path, str]:
     return out, done.err
 
 
-@pytest.mark.parametrize("kind", [Type[name] for name in KINDS], ids=KINDS)
-def test_every_block_has_the_values_that_the_library_gguf_gives_it(
-    kind: Type, tmp_path: Path
+def written(kind: str, directory: Path) -> tuple[Gguf, dict[str, mx.array]]:
+    """Return a model whose embedding has one type, and the embedding's tensors after a conversion:
+    weight, scales and biases."""
+    model = wide([Type[kind]])
+    out = convert(str(model.write(directory / "m.gguf")), directory / "out").path
+    entry, name = config_of(out)["quantization"], "model.embed_tokens"
+    how = entry.get(name, entry)
+    assert (how["bits"], how["group_size"]) == (BITS[kind], 32)
+    found = tensors(out)
+    return model, {part: found[f"{name}.{part}"] for part in ("weight", "scales", "biases")}
+
+
+def values_of(arrays: dict[str, mx.array], bits: int) -> np.ndarray:
+    """Dequantize with scales in float32."""
+    scales, biases = (arrays[part].astype(mx.float32) for part in ("scales", "biases"))
+    return np.array(mx.dequantize(arrays["weight"], scales, biases, group_size=32, bits=bits))
+
+
+def groups_of(blocks: np.ndarray, kind: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return the scale and the bias of each weight of a K type, float32, which the gguf package
+    finds in blocks whose integers are 0 or the largest ones, and whose minimum is 0 for scales."""
+    low, high = blocks.copy(), blocks.copy()
+    low[:, INTEGERS[kind]], high[:, INTEGERS[kind]] = 0, 255
+    if len(SCALES[kind]) > 1:
+        high[:, SCALES[kind][1] :][:, :2] = 0
+    lowest, highest = (quants.dequantize(part, Type[kind]) for part in (low, high))
+    return (highest if len(SCALES[kind]) > 1 else highest - lowest) / TOPS[kind], lowest
+
+
+@pytest.mark.parametrize("kind", EXACT)
+def test_types_without_k_keep_every_value(kind: str, tmp_path: Path) -> None:
+    model, arrays = written(kind, tmp_path)
+    assert np.array_equal(values_of(arrays, BITS[kind]), model.values().arrays[EMBEDDING])
+
+
+@pytest.mark.parametrize("kind", ["Q4_K", "Q5_K"])
+def test_k_types_with_groups_of_32_keep_their_integers_and_round_scales_to_float16(
+    kind: str, tmp_path: Path
 ) -> None:
-    """All bytes of the blocks are random, but only blocks of finite, not huge values are taken."""
-    width, random, model = 256, np.random.default_rng(3), llama()
-    model.metadata["llama.embedding_length"] = width
-    for name, array in model.arrays.items():
-        sizes = {32: width, 16: width // 2}
-        shape = [sizes.get(extent, extent) for extent in array.shape]
-        model.arrays[name] = np.ones(shape, array.dtype)
-    size, nbytes = GGML_QUANT_SIZES[kind]
-    raw = random.integers(0, 256, (200 * width // size, nbytes), np.uint8)
-    with np.errstate(all="ignore"):
-        values = quants.dequantize(raw, kind).astype(np.float32)
-    usual = np.flatnonzero(np.abs(values).max(axis=-1) < 1e4)[: 40 * width // size]
-    raw, values = raw[usual].reshape(40, -1), values[usual].reshape(40, width)
-    model.arrays[EMBEDDING], model.packed[EMBEDDING] = raw, ((width, 40), kind.value)
-    out = convert(str(model.write(tmp_path / "m.gguf")), tmp_path / "out").path
-    written, name = tensors(out), "model.embed_tokens"
-    if kind.name in EXACT:
-        entry = config_of(out)["quantization"]
-        how = entry.get(name, entry)
-        assert (how["bits"], how["group_size"]) == (EXACT[kind.name], 32)
-        written = dequantized(written, config_of(out))
-    found = written[f"{name}.weight"].astype(mx.float32)
-    assert np.array_equal(np.array(found), values)
+    model, arrays = written(kind, tmp_path)
+    expected = model.values().arrays[EMBEDDING]
+    blocks = model.arrays[EMBEDDING].reshape(-1, GGML_QUANT_SIZES[Type[kind]][1])
+    scale, bias = (part.reshape(expected.shape)[:, ::32] for part in groups_of(blocks, kind))
+    exact = {"scales": mx.array(scale), "biases": mx.array(bias)}
+    assert np.array_equal(values_of({**arrays, **exact}, BITS[kind]), expected)
+    for part, array in exact.items():
+        assert arrays[part].dtype == mx.float16
+        assert mx.array_equal(arrays[part], array.astype(mx.float16))
+    most = ROUNDING * (np.abs(scale) * TOPS[kind] + np.abs(bias)).repeat(32, axis=1)
+    assert (np.abs(values_of(arrays, BITS[kind]) - expected) <= 1.001 * most).all()
+
+
+@pytest.mark.parametrize("kind", JOINED)
+def test_joined_groups_change_no_weight_by_more_than_an_eighth_of_their_larger_scale(
+    kind: str, tmp_path: Path
+) -> None:
+    model, arrays = written(kind, tmp_path)
+    expected = model.values().arrays[EMBEDDING]
+    blocks = model.arrays[EMBEDDING].reshape(-1, GGML_QUANT_SIZES[Type[kind]][1])
+    scale, bias = (part.reshape(-1, 2, 16) for part in groups_of(blocks, kind))
+    larger = np.abs(scale).max(axis=(1, 2))
+    ends = np.abs(np.stack([bias, bias + TOPS[kind] * scale])).max(axis=(0, 2, 3))
+    change = np.abs(values_of(arrays, BITS[kind]) - expected).reshape(-1, 32).max(axis=1)
+    assert (change <= EIGHTH * larger + 2 * ROUNDING * ends).all()
+    # The group with the larger scale is only rounded, in most pairs.
+    off = np.abs(values_of(arrays, BITS[kind]) - expected).reshape(-1, 2, 16).max(axis=2)
+    first = off[np.arange(len(off)), np.abs(scale[:, :, 0]).argmax(axis=1)]
+    assert (first <= 2 * ROUNDING * ends).mean() > 0.75
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_and_choices_are_those_of_the_expanded_weights(name: str, tmp_path: Path) -> None:
+    model = wide([Type[kind] for kind in MODELS[name]])
+    places = {"packed": model, "whole": model.values()}
+    pairs = {}
+    for place, file in places.items():
+        file.write(letters(tmp_path / place, 40) / "m.gguf")
+        pairs[place] = load(tmp_path / place, expand_weights=False)
+    pairs["expanded"] = load(tmp_path / "packed", expand_weights=True)
+    convert(str(tmp_path / "packed"), tmp_path / "out")
+    pairs["converted"] = load(letters(tmp_path / "out", 40), expand_weights=False)
+    found = {place: scores(pair, TOKENS, None, 40) for place, pair in pairs.items()}
+    assert np.array_equal(found["converted"], found["packed"])
+    assert np.allclose(found["expanded"], found["packed"], atol=1e-4)
+    most = 1e-6 if name in EXACT else MOST.get(name, 0.01)
+    assert np.abs(found["packed"] - found["whole"]).mean() < most
+    assert (found["packed"].argmax(axis=1) == found["whole"].argmax(axis=1)).mean() > 0.9
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_drafts_change_nothing(name: str, tmp_path: Path) -> None:
+    wide([Type[kind] for kind in MIXTURES[name]]).write(letters(tmp_path, 40) / "m.gguf")
+    pair = load(tmp_path, expand_weights=False)
+    for temperature in (0.0, 1.0):
+        plain = Options(max_tokens=24, temperature=temperature, seed=3, proposer="none")
+        drafted = replace(plain, proposer="ngram", num_draft=4, ngram_min=1)
+        runs = [generate(pair, [3, 4, 5, 3, 4, 5], options) for options in (plain, drafted)]
+        assert runs[0].tokens == runs[1].tokens
+        assert temperature or runs[1].stats.drafted > 0
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_memory_is_that_of_the_bits_and_loading_needs_one_tensor_more(
+    name: str, tmp_path: Path
+) -> None:
+    model = wide([Type[kind] for kind in MODELS[name]], vocabulary=4096)
+    model.write(letters(tmp_path, 40) / "m.gguf")
+    gc.collect()
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    pair = load(tmp_path, expand_weights=False, dtype="float16")
+    held, peak = (get() - before for get in (mx.get_active_memory, mx.get_peak_memory))
+    shapes = {name: model.values().arrays[name].shape for name in model.packed}
+    sizes = {
+        name: (BITS[Type(kind).name] + 1) * math.prod(shapes[name]) // 8
+        for name, (_, kind) in model.packed.items()
+    }
+    others = 100_000
+    assert sum(sizes.values()) <= held < sum(sizes.values()) + others
+    assert peak < held + max(sizes.values()) + others
+    del pair
+
+
+def test_tensors_whose_groups_were_joined_are_named_with_their_largest_change(
+    tmp_path: Path,
+) -> None:
+    model = wide([Type.Q4_K])
+    for name in ("token_embd.weight", "blk.0.ffn_down.weight"):
+        model.arrays[name] = np.ones(
+            (40 if "embd" in name else 256, 256 if "embd" in name else 512)
+        )
+        model.fill(name, Type.Q6_K)
+    model.write(letters(tmp_path, 40) / "m.gguf")
+    [note] = load(tmp_path).notes
+    assert re.search(r"model\.embed_tokens 0\.12\d", note)
+    assert re.search(r"model\.layers\.0\.mlp\.down_proj 0\.12\d", note)
+    assert "up_proj" not in note
+    _, err = converted(model, tmp_path)
+    assert "model.embed_tokens 0.12" in " ".join(err.split())
+    assert "kept Q4_K at 4 bits, Q6_K at 8 bits" in " ".join(err.split())
+    assert "by at most 0.05 %" in " ".join(err.split())
+
+
+def test_a_mixture_is_served(tmp_path: Path) -> None:
+    wide([Type.Q4_K, Type.Q6_K]).write(letters(tmp_path, 40) / "m.gguf")
+    prompt = "".join(map(letter, [3, 4, 5]))
+    body = {"prompt": prompt, "max_tokens": 5, "temperature": 0}
+    with served("--model", tmp_path, "--no-expand-weights") as server:
+        answer = server.ask("/v1/completions", body)
+    options = Options(max_tokens=5, chat_template=False)
+    expected = generate(load(tmp_path, expand_weights=False), prompt, options)
+    assert answer.json["choices"][0]["text"] == expected.text
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_types_that_mlx_lacks_are_refused_by_name(kind: str, tmp_path: Path) -> None:
+    model = wide([Type.Q4_K])
+    size, nbytes = GGML_QUANT_SIZES[Type[kind]]
+    model.arrays[EMBEDDING] = np.zeros((40, 256 // size * nbytes), np.uint8)
+    model.packed[EMBEDDING] = (256, 40), Type[kind].value
+    file = model.write(tmp_path / "m.gguf")
+    with pytest.raises(CheckpointError, match=f"holds {kind}, which is not read"):
+        load(file)
 
 
 @pytest.mark.parametrize("quantize", [False, True])
@@ -121,19 +286,6 @@ def test_other_bits_than_those_of_the_file_are_rounded_again_and_said(
     assert config_of(out)["quantization"]["bits"] == (5 if 5 in flags else 4)
     assert provenance(out)["result"]["largest_difference_of_quantized"] > 0
     assert "Q8_0" in err and "rounding a second time" in err and "kept Q" not in err
-
-
-def test_types_that_mlx_lacks_are_expanded_and_only_then_small_again(tmp_path: Path) -> None:
-    texts = {}
-    for name, flags in {"whole": (), "half": ("--dtype", "float16"), "again": ("-q",)}.items():
-        place = ("--mlx-path", tmp_path / name)
-        done = command("convert", "--model", FIXTURES / "llama-many.gguf", *place, *flags)
-        texts[name] = " ".join(done.err.split())
-        assert done.code == 0
-    assert "Q4_K" in texts["whole"] and "to float32: --dtype float16 halves" in texts["whole"]
-    assert "--dtype" not in texts["half"]
-    assert "a second time costs accuracy; more --q-bits cost less" in texts["again"]
-    assert "small again" not in texts["again"]
 
 
 def test_a_matrix_in_half_precision_is_quantized_beside_those_that_are(tmp_path: Path) -> None:

@@ -2,14 +2,18 @@
 
 import copy
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import GGMLQuantizationType, quants
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
 
+SCALES = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
+"""K type -> the positions in a block of the float16 scale and minimum."""
+SIZES = {"Q2_K": 3e-3, "Q3_K": 8e-4, "Q4_K": 3e-4, "Q5_K": 1.5e-4, "Q6_K": 3e-5}
+"""K type -> the largest scale of a block with usual weights, before it is multiplied."""
 TYPES = {"float32": 0, "float16": 1, "int8": 24, "int32": 26, "float64": 28}
 SMALL: Mapping[str, Any] = {
     "llama.block_count": 1,
@@ -73,6 +77,43 @@ class Gguf:
         self.packed[name] = array.shape[::-1], kind.value
         self.arrays[name] = quants.quantize(array.astype(np.float32), kind)
 
+    def fill(self, name: str, kind: GGMLQuantizationType) -> None:
+        """Store one matrix as random blocks of a type, with values of a usual size around 0."""
+        array, (size, nbytes) = self.arrays[name], GGML_QUANT_SIZES[kind]
+        random = np.random.default_rng(len(self.packed))
+        if kind.name not in SCALES:
+            self.arrays[name] = random.normal(0, 0.05, array.shape).astype(np.float32)
+            self.quantize(name, kind)
+            return
+        blocks = random.integers(0, 256, (array.size // size, nbytes), np.uint8)
+        # Neighboring groups have scales of a similar size, which may have different signs.
+        if kind.name == "Q2_K":
+            factors = blocks[:, :16] & 7 | 8
+            near = factors + random.integers(-1, 2, factors.shape)
+            blocks[:, :16] = factors | near.clip(0, 15).astype(np.uint8) << 4
+        if kind.name == "Q3_K":
+            blocks[:, 104:108] = (blocks[:, 104:108] & 0x55) * 3
+        if kind.name == "Q6_K":
+            factors = blocks[:, 192:208]
+            factors[:] = np.where(factors < 128, factors | 64, factors & 191)
+        scale, *minimum = SCALES[kind.name]
+        values = random.uniform(0.5, 1, (len(blocks), 1)) * SIZES[kind.name]
+        blocks[:, scale : scale + 2] = values.astype(np.float16).view(np.uint8)
+        for place in minimum:
+            values = values * ((1 << int(kind.name[1])) - 1) / 2
+            blocks[:, place : place + 2] = values.astype(np.float16).view(np.uint8)
+        self.packed[name] = array.shape[::-1], kind.value
+        self.arrays[name] = blocks.reshape(*array.shape[:-1], -1)
+
+    def values(self) -> "Gguf":
+        """Return the same model in float32, dequantized by the gguf package."""
+        model = copy.deepcopy(self)
+        for name, (_, kind) in self.packed.items():
+            array = quants.dequantize(self.arrays[name], GGMLQuantizationType(kind))
+            model.arrays[name] = array.astype(np.float32)
+        model.packed.clear()
+        return model
+
     def write(self, file: Path) -> Path:
         """The whole file, on disk."""
         file.write_bytes(self.bytes())
@@ -132,6 +173,18 @@ def llama(**changes: Any) -> Gguf:
     arrays["token_embd.weight"], arrays["output.weight"] = matrix(40, 32), matrix(40, 32)
     arrays["output_norm.weight"] = np.ones(32, np.float32)
     return Gguf("llama", {**SMALL, **changes}, arrays)
+
+
+def wide(kinds: Sequence[GGMLQuantizationType], vocabulary: int = 40) -> Gguf:
+    """A Llama with rows of 256 weights. Its matrices have the types in turn."""
+    model, sizes = llama(), {32: 256, 16: 128, 48: 512, 40: vocabulary}
+    model.metadata |= {"llama.embedding_length": 256, "llama.feed_forward_length": 512}
+    for name, array in model.arrays.items():
+        model.arrays[name] = np.ones([sizes[extent] for extent in array.shape], np.float32)
+    matrices = [name for name, array in model.arrays.items() if array.ndim > 1]
+    for number, name in enumerate(matrices):
+        model.fill(name, kinds[number % len(kinds)])
+    return model
 
 
 def halves(model: Gguf) -> tuple[Gguf, Gguf]:

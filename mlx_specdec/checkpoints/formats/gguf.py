@@ -13,17 +13,12 @@ import numpy as np
 from .. import shards
 from ..disk import open_map
 from ..quantization import ALL_PARTS, Quantization, most_common, quantization_entry
-from ..tensors import DTYPES, Contents, TensorInfo, TensorReader, naming
+from ..tensors import DTYPES, Contents, TensorInfo, TensorReader, by_layers, naming
+from .gguf_blocks import TYPES
 from .gguf_families import GGUF_EMBEDDING, GGUF_HEAD, Finder, TensorPlace, describe
 from .gguf_header import Metadata, Stored, read_header
 from .vocabularies import ends_by_name, tokenizer_files
 
-EXACT = {"Q4_0": Quantization(4, 32), "Q4_1": Quantization(4, 32), "Q8_0": Quantization(8, 32)}
-"""GGUF type -> MLX quantization of the types that MLX represents exactly. A block of 32 weights has
-integers q, a scale d and maybe a minimum m. The values are d * (q - 8) in Q4_0, d * q + m in Q4_1,
-and d * q in Q8_0."""
-_ZERO = {"Q4_0": 8, "Q8_0": 128}
-"""GGUF type -> the zero point, an unsigned integer that stands for 0. Q4_1 has none."""
 _HALF = {"F16": mx.float16, "BF16": mx.bfloat16}
 _SAMPLED_LENGTH = 1 << 20
 """Longest vector that is read to see whether 16 bits hold its values exactly."""
@@ -31,12 +26,11 @@ _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
 class GgufFile(TensorReader):
-    """The tensors of one model. Matrices of the types in EXACT stay quantized. Other quantized
-    tensors are returned as F32.
+    """The tensors of one model. Quantized matrices stay quantized. Other quantized tensors are
+    returned as F32.
 
     Attributes:
         config: The config.json of the model.
-        exact, expanded: Names of the quantized types that stay quantized, and of the others.
     """
 
     def __init__(self, file: Path) -> None:
@@ -52,21 +46,32 @@ class GgufFile(TensorReader):
             finder = Finder(self._stored)
             self.config = describe(self.metadata, finder)
             self._places, self._left = finder.places, sorted(finder.left)
-            kinds = {name: stored.kind for name, stored in self._stored.items()}
             self._quantized = {
-                name.removesuffix(".weight"): EXACT[kind]
+                name.removesuffix(".weight"): TYPES[kind].quantization
                 for name, place in self._places.items()
-                if place.is_matrix and (kind := kinds[place.name].name) in EXACT
+                if place.is_matrix and (kind := self._stored[place.name].kind.name) in TYPES
             }
             self.infos = self._infos()
         if self._quantized:
             default = most_common(self._quantized)
             self.config["quantization"] = quantization_entry(default, self._quantized)
-        names: dict[bool, set[str]] = {True: set(), False: set()}
-        for name, place in self._places.items():
-            if not kinds[place.name].numpy:
-                names[name.removesuffix(".weight") in self._quantized].add(kinds[place.name].name)
-        self.exact, self.expanded = sorted(names[True]), sorted(names[False])
+        self._changes: dict[str, float] = {}
+
+    @property
+    def types(self) -> list[str]:
+        kinds = {self._stored[place.name].kind.name for place in self._places.values()}
+        return [name for name in TYPES if name in kinds]
+
+    def note(self) -> str:
+        if not self._changes:
+            return ""
+        groups = by_layers(self._changes).items()
+        largest = ((name, max(self._changes[path] for path in paths)) for name, paths in groups)
+        changes = [f"{name} {change:.3f}" for name, change in largest]
+        return (
+            "groups of 16 weights were joined, which changes weights by at most this part of their "
+            f"scale: {', '.join(changes)}"
+        )
 
     @property
     def contents(self) -> Contents:
@@ -86,7 +91,10 @@ class GgufFile(TensorReader):
             chosen = rotary_rows(begin, end, place.shape[0] // place.heads)
         if is_part:
             stored = self._stored_as(place)
-            return part_of(part, stored.kind.name, stored.raw[chosen])
+            array, change = TYPES[stored.kind.name].part(part, stored.raw[chosen])
+            if change:
+                self._changes[path] = max(change, self._changes.get(path, 0))
+            return array
         return self._read(place, chosen).astype(DTYPES[self.infos[name].dtype])
 
     def _infos(self) -> dict[str, TensorInfo]:
@@ -162,39 +170,6 @@ def _ends(metadata: Metadata) -> dict[str, Any]:
     names = {"bos": "bos_token_id", "padding": "pad_token_id"}
     named: dict[str, Any] = {name: ids[id] for id, name in names.items() if id in ids}
     return {**named, "eos_token_id": ends if len(ends) > 1 else ends[0]} if ends else named
-
-
-def part_of(part: str, kind: str, raw: np.ndarray) -> mx.array:
-    """Return one part of a matrix in MLX's layout, with exactly the same values.
-
-    Args:
-        part: "weight", "scales" or "biases".
-        kind: A key of EXACT.
-        raw: The rows' bytes, uint8, shape (..., bytes of a row).
-
-    Returns:
-        The weight as uint32, shape (..., columns * bits / 32), or the scales or biases as float16,
-        shape (..., columns / 32).
-    """
-    how = EXACT[kind]
-    halves, weights = (2 if kind == "Q4_1" else 1), how.group_size * how.bits // 8
-    blocks = raw.reshape(*raw.shape[:-1], -1, 2 * halves + weights)
-    if part != "weight":
-        stored = np.ascontiguousarray(blocks[..., : 2 * halves]).view("<f2").astype(np.float16)
-        if part == "scales" or kind == "Q4_1":
-            return mx.array(stored[..., 0 if part == "scales" else 1])
-        # Products with a power of two are exact.
-        with np.errstate(over="ignore", invalid="ignore"):
-            return mx.array(stored[..., 0] * np.float16(-_ZERO[kind]))
-    numbers = blocks[..., 2 * halves :]
-    if how.bits == 8:
-        packed = numbers ^ np.uint8(128)
-    else:
-        # A byte holds weights i and i + 16 of its block in GGUF, and two neighbors in MLX.
-        ordered = np.concatenate([numbers & 15, numbers >> 4], axis=-1)
-        packed = ordered[..., ::2] | ordered[..., 1::2] << 4
-    rows = np.ascontiguousarray(packed.reshape(*raw.shape[:-1], -1))
-    return mx.array(rows.view("<u4").astype(np.uint32))
 
 
 def rotary_rows(begin: int, end: int, head_width: int) -> np.ndarray[Any, Any]:

@@ -15,6 +15,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..tensors import ELEMENTS, Malformed, TensorInfo, check_name, to_mlx
+from .gguf_blocks import TYPES
 
 VERSIONS = (2, 3)
 ALIGNMENT = 32
@@ -30,13 +31,11 @@ class GgufType:
     """An element type of GGUF. A row is a whole number of blocks.
 
     Attributes:
-        kind: The member of the gguf package's enumeration.
         block, nbytes: Elements and bytes of a block.
         stored: The type of the values when read, a key of `tensors.ELEMENTS`.
         numpy: The numpy type, "" for quantized types.
     """
 
-    kind: Any
     name: str
     block: int
     nbytes: int
@@ -69,10 +68,17 @@ class Stored:
     def rows(self, chosen: slice | np.ndarray[Any, Any]) -> mx.array:
         """Return entries along the first axis, dequantized."""
         if len(self.shape) > 1:
-            return _expand(self.raw[chosen], self.kind)
+            return self._values(self.raw[chosen])
         # A quantized vector is one row of blocks, and only whole rows can be dequantized.
-        values = _expand(self.raw, self.kind)[0]
+        values = self._values(self.raw)[0]
         return values[chosen if isinstance(chosen, slice) else mx.array(chosen)]
+
+    def _values(self, raw: np.ndarray[Any, Any]) -> mx.array:
+        """Return the values of rows: (..., bytes of a row) -> (..., elements)."""
+        if self.kind.numpy:
+            raw = np.ascontiguousarray(raw)
+            return to_mlx(raw.view(f"<{self.kind.numpy}"), self.kind.stored)
+        return TYPES[self.kind.name].dequantize(raw)
 
 
 def read_header(data: mmap.mmap | bytes) -> tuple[Mapping[str, Any], dict[str, Stored]]:
@@ -154,35 +160,24 @@ class _Reader:
 
 @cache
 def element_type(number: int) -> GgufType:
-    """Return the type with ggml's number. Raises Malformed if it cannot be dequantized."""
+    """Return the type with ggml's number. Raises Malformed if it is not read."""
     from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
-    unknown = f"holds ggml's type {number}, which the gguf package does not know"
     try:
         kind = GGMLQuantizationType(number)
         block, nbytes = GGML_QUANT_SIZES[kind]
     except (ValueError, KeyError):
-        raise Malformed(unknown) from None
-    name, plain = kind.name, kind.name in _UNQUANTIZED
-    stored, numpy = (name, ELEMENTS[name][1]) if plain else ("F32", "")
-    gguf_type = GgufType(kind, name, block, nbytes, stored, numpy)
-    try:
-        _expand(np.zeros((1, nbytes), np.uint8), gguf_type)
-    except NotImplementedError:
-        raise Malformed(f"holds {name}, which the gguf package cannot expand") from None
-    return gguf_type
-
-
-def _expand(raw: np.ndarray[Any, Any], kind: GgufType) -> mx.array:
-    """Return the values of rows: (..., bytes of a row) -> (..., elements)."""
-    raw = np.ascontiguousarray(raw)
-    if kind.numpy:
-        return to_mlx(raw.view(f"<{kind.numpy}"), kind.stored)
-    from gguf.quants import dequantize
-
-    # Infinite and NaN values are refused later by the code that reads weights.
-    with np.errstate(all="ignore"):
-        return mx.array(dequantize(raw, kind.kind))
+        raise Malformed(
+            f"holds ggml's type {number}, which the gguf package does not know"
+        ) from None
+    if kind.name in _UNQUANTIZED:
+        return GgufType(kind.name, block, nbytes, kind.name, ELEMENTS[kind.name][1])
+    if kind.name in TYPES:
+        return GgufType(kind.name, block, nbytes, "F32", "")
+    raise Malformed(
+        f"holds {kind.name}, which is not read: take a file of the types {', '.join(TYPES)}, or a "
+        "mixture of them such as Q4_K_M"
+    )
 
 
 class Metadata:

@@ -175,8 +175,7 @@ class EncoderDecoderFamily(ABC):
         types = (DTYPES[weights.infos[place].dtype] for place in places.values())
         widest = mx.result_type(*filter(_is_float, types))
         floating = numbers.floating(widest, overflows=self.overflows)
-        notes = network.note, numbers.range_note(directory.name, widest, floating)
-        network.note = "; ".join(filter(None, notes))
+        notes = [network.note, numbers.range_note(directory.name, widest, floating)]
         if numbers.q_bits is not None:
             self._quantize_on_load(network, config, numbers)
         modules = dict(network.named_modules())
@@ -185,6 +184,7 @@ class EncoderDecoderFamily(ABC):
             if not weights.lazy:
                 mx.eval(parts)  # so that the source's array can be freed
             network.load_weights(parts, strict=False)
+        network.note = "; ".join(filter(None, (*notes, weights.note())))
         if stored is not None and numbers.expands(number_format.count(network)):
             number_format.expand(network)
             stored = None

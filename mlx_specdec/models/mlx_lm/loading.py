@@ -50,6 +50,7 @@ def load(
     opened = open_model(directory, config, source, tensors)
     model = opened.model
     model.load_weights(list(opened.weights.items()))
+    model.note = source.note()
     del opened, tensors, source  # free the tensors as soon as the model has replaced them
     adapted = None if adapter is None else adapt(model, adapter)
     model = with_numbers(model, str(directory), numbers)

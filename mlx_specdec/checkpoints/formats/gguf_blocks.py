@@ -1,0 +1,246 @@
+"""GGUF's quantized types in MLX's affine format, where a weight is q * scale + bias, with a scale
+and a bias for each group of 32 weights.
+
+Layouts of blocks: https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h. All integers stay
+as they are, except those of Q2_K, Q3_K and Q6_K. There 16 weights share a scale, so pairs of groups
+are joined, with a finer scale for both. Scales and biases are rounded to float16. That is exact for
+types without a K, and otherwise changes q * scale and the bias by at most 0.05 % (2**-11) each."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from ..quantization import ALL_PARTS, Quantization
+
+Array = np.ndarray[Any, Any]
+GROUP = 32
+"""Number of weights that share a scale in MLX."""
+CHUNK_BYTES = 1 << 16
+"""Bytes of blocks that are converted at a time, so that NumPy's arrays stay in the CPU's cache."""
+
+
+@dataclass(frozen=True)
+class Field:
+    """Integers in a block. In each chunk of `width` bytes, the lowest bits of the bytes come first,
+    and the highest bits come last. Integers of 8 bits are signed.
+
+    Attributes:
+        begin, nbytes: The position and the number of bytes.
+        bits: Bits of an integer.
+    """
+
+    begin: int
+    nbytes: int
+    bits: int
+    width: int
+
+    def read(self, blocks: Array) -> Array:
+        """Return the integers, and signed ones plus 128, as uint8: (blocks, bytes) -> (blocks,
+        integers)."""
+        part = blocks[:, self.begin : self.begin + self.nbytes]
+        if self.bits == 8:
+            return part ^ np.uint8(128)
+        shifts = np.arange(0, 8, self.bits, dtype=np.uint8)[:, None]
+        chunks = part.reshape(len(blocks), -1, 1, self.width)
+        return (chunks >> shifts & np.uint8((1 << self.bits) - 1)).reshape(len(blocks), -1)
+
+
+@dataclass(frozen=True)
+class SixBits:
+    """The factors of Q4_K and Q5_K: 8 for the scale, then 8 for the minimum, with 6 bits each."""
+
+    begin: int
+    bits: int = 6
+
+    def read(self, blocks: Array) -> Array:
+        """Return the integers, as `Field.read` does."""
+        from gguf.quants import Q4_K
+
+        packed = np.ascontiguousarray(blocks[:, self.begin : self.begin + Q4_K.K_SCALE_SIZE])
+        return np.concatenate(Q4_K.get_scale_min(packed), axis=-1)
+
+
+@dataclass(frozen=True)
+class BlockType:
+    """A quantized type. A weight is (integer - zero) * scale + minimum.
+
+    Attributes:
+        bits: Bits of a weight in MLX.
+        nbytes: Bytes of a block.
+        integers: The fields whose bits make up the weights' integers, the lowest bits first.
+        zero: The integer that stands for 0.
+        scale: The position of the block's scale, a float16.
+        minimum: The position of the block's minimum, a float16, or None.
+        factors: The fields of the factors by which groups multiply the block's scale. If there is a
+            minimum, its negative factors follow. () means that the block is one group.
+        factor_zero: The factor that stands for 0.
+        finer: By how much the scale of two joined groups is smaller than the larger one of their
+            scales, unless their ranges differ too much for that; 0 if no groups are joined.
+    """
+
+    bits: int
+    nbytes: int
+    integers: tuple[Field, ...]
+    zero: int = 0
+    scale: int = 0
+    minimum: int | None = None
+    factors: tuple[Field | SixBits, ...] = ()
+    factor_zero: int = 0
+    finer: int = 0
+
+    @property
+    def top(self) -> int:
+        """The largest integer of a weight in a block."""
+        return (1 << sum(field.bits for field in self.integers)) - 1
+
+    @property
+    def quantization(self) -> Quantization:
+        return Quantization(self.bits, GROUP)
+
+    def dequantize(self, raw: Array) -> mx.array:
+        """Return the values of rows, float32: (..., bytes of a row) -> (..., columns)."""
+        return self.quantization.dequantize(*(self.part(name, raw)[0] for name in ALL_PARTS))
+
+    def part(self, name: str, raw: Array) -> tuple[mx.array, float]:
+        """Return one part of a matrix in MLX's layout.
+
+        Args:
+            name: "weight", "scales" or "biases".
+            raw: The rows' bytes, uint8, shape (..., bytes of a row).
+
+        Returns:
+            The weight as uint32, shape (..., columns * bits / 32), or the scales or biases as
+            float16, shape (..., columns / 32). Then the largest change of a weight by the joining
+            of groups, relative to the larger of their scales; 0 for scales and biases.
+        """
+        blocks = raw.reshape(-1, self.nbytes)
+        chunk = CHUNK_BYTES // self.nbytes
+        # Infinite and NaN values are refused later by the code that reads weights.
+        with np.errstate(all="ignore"):
+            parts = [self._part(name, blocks[i : i + chunk]) for i in range(0, len(blocks), chunk)]
+        arrays, changes = zip(*parts, strict=True)
+        return mx.array(np.concatenate(arrays).reshape(*raw.shape[:-1], -1)), max(changes)
+
+    def _part(self, name: str, blocks: Array) -> tuple[Array, float]:
+        scale, bias = self._groups(blocks)
+        common = _halves(*self._common(scale, bias)) if self.finer else (scale, bias)
+        if name != "weight":
+            return common[name == "biases"].astype(np.float16).reshape(-1), 0.0
+        integers, change = _values(self.integers, blocks), 0.0
+        if self.finer:
+            integers, change = self._finer(integers, scale, bias, *common)
+        return _packed(integers, self.bits).view(np.uint32), change
+
+    def _groups(self, blocks: Array) -> tuple[Array, Array]:
+        """Return the scales and biases of the groups in the file, float32, shape (blocks,
+        groups)."""
+        scale = _float16(blocks, self.scale)
+        minimum = np.zeros_like(scale) if self.minimum is None else _float16(blocks, self.minimum)
+        if self.factors:
+            factors = _values(self.factors, blocks).astype(np.float32) - self.factor_zero
+            if self.minimum is not None:
+                factors, of_minimum = np.split(factors, 2, axis=-1)
+                minimum = minimum * -of_minimum
+            scale = scale * factors
+        return scale, minimum - self.zero * scale
+
+    def _common(self, scale: Array, bias: Array) -> tuple[Array, Array]:
+        """Return the scale and the bias of each pair of groups, shape (pairs,). If the range of the
+        pair permits, they represent the group with the larger scale exactly."""
+        scale, bias = _pairs(scale), _pairs(bias)
+        ends = np.stack([bias, bias + self.top * scale])
+        low, high = ends.min(axis=(0, 1)), ends.max(axis=(0, 1))
+        second = np.abs(scale[1]) > np.abs(scale[0])
+        largest, start = (np.where(second, array[1], array[0]) for array in (np.abs(scale), bias))
+        # One integer is left free, for a bias below `low`.
+        step = np.maximum(largest / self.finer, (high - low) / ((1 << self.bits) - 2))
+        return step, start - step * np.ceil((start - low) / np.where(step > 0, step, 1))
+
+    def _finer(
+        self, integers: Array, scale: Array, bias: Array, step: Array, lowest: Array
+    ) -> tuple[Array, float]:
+        """Return the nearest integers for the scales `step` and the biases `lowest` of pairs of
+        groups, and the largest change of a weight, relative to the larger scale of its pair."""
+        divisor = np.where(step > 0, step, 1)
+        factor, offset = _pairs(scale) / divisor, (_pairs(bias) - lowest) / divisor
+        # NumPy is fast if the last axis is long: (weights of a group, 2, pairs).
+        exact = np.ascontiguousarray(integers.reshape(step.size, 2, -1).T) * factor
+        exact += offset
+        nearest = np.rint(exact).clip(0, (1 << self.bits) - 1)
+        exact -= nearest
+        changes = np.abs(exact, out=exact).max(axis=(0, 1)) / np.abs(factor).max(axis=0)
+        largest = float(changes.max(where=changes < np.inf, initial=0))
+        return np.ascontiguousarray(nearest.astype(np.uint8).T), largest
+
+
+def _pairs(groups: Array) -> Array:
+    """Return the first and the second group of each pair: (blocks, groups) -> (2, pairs)."""
+    return np.ascontiguousarray(groups.reshape(-1, 2).T)
+
+
+def _halves(*arrays: Array) -> tuple[Array, ...]:
+    return tuple(array.astype(np.float16).astype(np.float32) for array in arrays)
+
+
+def _float16(blocks: Array, begin: int) -> Array:
+    """Return one float16 of each block, as float32, shape (blocks, 1)."""
+    return np.ascontiguousarray(blocks[:, begin : begin + 2]).view("<f2").astype(np.float32)
+
+
+def _values(fields: tuple[Field | SixBits, ...], blocks: Array) -> Array:
+    """Return the integers whose bits several fields hold."""
+    values, shift = fields[0].read(blocks), fields[0].bits
+    for field in fields[1:]:
+        values |= field.read(blocks) << np.uint8(shift)
+        shift += field.bits
+    return values
+
+
+def _packed(integers: Array, bits: int) -> Array:
+    """Pack integers of 8 bits into a little-endian stream of fewer bits, as MLX stores them."""
+    lanes = np.ascontiguousarray(integers).reshape(-1).view("<u8")
+    for width in (8, 16, 32) if bits < 8 else ():
+        lower = np.uint64((2**64 - 1) // (2**width + 1))  # every other lane of `width` bits
+        upper = (lanes >> np.uint64(width) & lower) << np.uint64(width * bits // 8)
+        lanes = lanes & lower | upper
+    return np.ascontiguousarray(lanes.view(np.uint8).reshape(-1, 8)[:, :bits]).reshape(-1)
+
+
+TYPES = {
+    "Q4_0": BlockType(4, 18, (Field(2, 16, 4, 16),), zero=8),
+    "Q4_1": BlockType(4, 20, (Field(4, 16, 4, 16),), minimum=2),
+    "Q5_0": BlockType(5, 22, (Field(6, 16, 4, 16), Field(2, 4, 1, 1)), zero=16),
+    "Q5_1": BlockType(5, 24, (Field(8, 16, 4, 16), Field(4, 4, 1, 1)), minimum=2),
+    "Q8_0": BlockType(8, 34, (Field(2, 32, 8, 32),), zero=128),
+    "Q2_K": BlockType(
+        *(5, 84, (Field(16, 64, 2, 32),)),
+        scale=80,
+        minimum=82,
+        factors=(Field(0, 16, 4, 16),),
+        finer=4,
+    ),
+    "Q3_K": BlockType(
+        *(6, 110, (Field(32, 64, 2, 32), Field(0, 32, 1, 32))),
+        zero=4,
+        scale=108,
+        factors=(Field(96, 8, 4, 8), Field(104, 4, 2, 4)),
+        factor_zero=32,
+        finer=8,
+    ),
+    "Q4_K": BlockType(4, 144, (Field(16, 128, 4, 32),), minimum=2, factors=(SixBits(4),)),
+    "Q5_K": BlockType(
+        *(5, 176, (Field(48, 128, 4, 32), Field(16, 32, 1, 32))), minimum=2, factors=(SixBits(4),)
+    ),
+    "Q6_K": BlockType(
+        *(8, 210, (Field(0, 128, 4, 64), Field(128, 64, 2, 32))),
+        zero=32,
+        scale=208,
+        factors=(Field(192, 16, 8, 16),),
+        factor_zero=128,
+        finer=4,
+    ),
+}
+"""Name of a quantized type -> its blocks. Other types are not read. Most take their values from tables,
+which the affine format cannot represent."""
