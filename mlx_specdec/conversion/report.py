@@ -76,7 +76,7 @@ def report_tensors(
             if origins.get(place, name) != name
         },
         tied={**contents.tied, **twins},
-        joined=tuple(origins[name] for name in joined),
+        joined=tuple(origins[name] for name in joined if name in origins),
         computed=tuple(computed),
         dropped={**contents.dropped, **{origins[name]: why for name, why in dropped.items()}},
     )

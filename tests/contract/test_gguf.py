@@ -26,7 +26,7 @@ from .support import ROOT
 
 FIXTURES = ROOT / "tests" / "fixtures" / "gguf"
 MODELS = sorted(file.stem for file in FIXTURES.glob("*.gguf"))
-CONVERTED = ("llama-bf16", "mixtral-old", "t5-copied-head", "t5-f16", "umt5-f32")
+CONVERTED = ("llama-bf16", "t5-copied-head", "t5-f16", "umt5-f32")
 """Files that are converted, too. test_gguf_blocks.py converts those whose blocks MLX has."""
 TEXTS = json.loads((FIXTURES / "texts.json").read_text(encoding="utf-8"))
 

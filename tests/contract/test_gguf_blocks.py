@@ -244,7 +244,7 @@ def test_types_that_mlx_lacks_are_refused_by_name(kind: str, tmp_path: Path) -> 
 @pytest.mark.parametrize("quantize", [False, True])
 @pytest.mark.parametrize(
     ("name", "bits"),
-    [("llama-q4_0", 4), ("qwen2-q8_0", 8), ("mixtral", 8), ("t5-q4_1", 4)],
+    [("llama-q4_0", 4), ("qwen2-q8_0", 8), ("mixtral", 8), ("mixtral-old", 8), ("t5-q4_1", 4)],
 )
 def test_a_conversion_keeps_every_bit(name: str, bits: int, quantize: bool, tmp_path: Path) -> None:
     how: dict[str, Any] = {"quantize": bits} if quantize else {}

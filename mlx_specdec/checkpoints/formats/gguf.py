@@ -53,8 +53,11 @@ class GgufFile(TensorReader):
             }
             self.infos = self._infos()
         if self._quantized:
-            default = most_common(self._quantized)
-            self.config["quantization"] = quantization_entry(default, self._quantized)
+            modules = {
+                self._places[f"{path}.weight"].module or path: how
+                for path, how in self._quantized.items()
+            }
+            self.config["quantization"] = quantization_entry(most_common(modules), modules)
         self._changes: dict[str, float] = {}
 
     @property

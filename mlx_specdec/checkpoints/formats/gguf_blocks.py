@@ -1,10 +1,10 @@
-"""GGUF's quantized types in MLX's affine format, where a weight is q * scale + bias, with a scale
-and a bias for each group of 32 weights.
+"""GGUF's quantized types in MLX's affine format. A weight is q * scale + bias there, and a group of
+32 weights has one scale and one bias.
 
-Layouts of blocks: https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h. All integers stay
-as they are, except those of Q2_K, Q3_K and Q6_K. There 16 weights share a scale, so pairs of groups
-are joined, with a finer scale for both. Scales and biases are rounded to float16. That is exact for
-types without a K, and otherwise changes q * scale and the bias by at most 0.05 % (2**-11) each."""
+Layouts of blocks: https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h. Integers stay as
+they are, except those of Q2_K, Q3_K and Q6_K. Groups of these types have 16 weights, so pairs of
+groups are joined, with a finer scale for both. Scales and biases are rounded to float16, by
+at most 0.05 % (2**-11). For types without a K that is exact."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -76,8 +76,8 @@ class BlockType:
         factors: The fields of the factors by which groups multiply the block's scale. If there is a
             minimum, its negative factors follow. () means that the block is one group.
         factor_zero: The factor that stands for 0.
-        finer: By how much the scale of two joined groups is smaller than the larger one of their
-            scales, unless their ranges differ too much for that; 0 if no groups are joined.
+        finer: The larger scale of two groups divided by the scale of the joined group; 0 if groups
+            are not joined. A joined group with a wide range gets a larger scale.
     """
 
     bits: int
@@ -242,5 +242,5 @@ TYPES = {
         finer=4,
     ),
 }
-"""Name of a quantized type -> its blocks. Other types are not read. Most take their values from tables,
-which the affine format cannot represent."""
+"""Name of a quantized type -> its blocks. Other types are not read. Most take their values
+from tables, which the affine format cannot represent."""

@@ -27,6 +27,7 @@ class TensorPlace:
         heads: The number of rotary heads whose rows are in llama.cpp's order; 0 for other tensors.
         excess: The constant that llama.cpp's converter added to every value.
         is_matrix: Whether the model supports the tensor in quantized form.
+        module: The path of the module of a matrix that is joined with others; "" for the tensor's.
     """
 
     name: str
@@ -34,6 +35,7 @@ class TensorPlace:
     heads: int = 0
     excess: float = 0
     is_matrix: bool = False
+    module: str = ""
 
 
 @dataclass
@@ -325,7 +327,8 @@ def _take_single_experts(finder: Finder, hf_name: str, joined: str, shape: tuple
         raise Malformed(f"lacks the tensor {joined}: download it again")
     block, part = _name_in_map(hf_name).split(".experts.")
     for expert in range(shape[0]):
-        place = TensorPlace(f"{gguf_name}.{expert}.weight", shape[1:])
+        single, module = f"{gguf_name}.{expert}.weight", hf_name.removesuffix(".weight")
+        place = TensorPlace(single, shape[1:], is_matrix=True, module=module)
         finder.take(f"{block}.experts.{expert}.{part}", place)
 
 
