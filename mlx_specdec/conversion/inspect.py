@@ -11,6 +11,7 @@ from typing import Any
 
 from ..checkpoints import files, shards
 from ..checkpoints.disk import check_directory, read_json
+from ..checkpoints.formats.gguf_blocks import TYPES
 from ..checkpoints.source import as_directory, resolve, temporary_directory
 from ..checkpoints.tensors import LARGEST_EXTENT, Contents, TensorInfo, TensorReader
 from ..errors import CheckpointError, SourceError, SpecdecError
@@ -25,7 +26,6 @@ _SIZES = (
     *("num_layers", "num_hidden_layers", "n_layer", "num_decoder_layers"),
     *("num_heads", "num_attention_heads", "n_head", "num_key_value_heads", "vocab_size"),
 )
-_QUANTIZED = ("Q", "IQ", "TQ", "MXFP", "NVFP")  # prefixes of GGUF's quantized types
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ def _row(name: str, contents: Contents, report: TensorReport | None) -> TensorRo
 
 def _quantization(stored: Mapping[str, TensorInfo], plan: Plan | None) -> str:
     """Describe the quantization; return "" if there is none, or if it is not known."""
-    if names := sorted({i.dtype for i in stored.values() if i.dtype.startswith(_QUANTIZED)}):
+    if names := sorted({info.dtype for info in stored.values()} & TYPES.keys()):
         return ", ".join(names)
     if plan is not None and plan.stored:
         (how, _), *rest = Counter(plan.stored.values()).most_common()

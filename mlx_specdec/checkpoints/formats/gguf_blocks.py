@@ -1,10 +1,10 @@
 """GGUF's quantized types in MLX's affine format. A weight is q * scale + bias there, and a group of
 32 weights has one scale and one bias.
 
-Layouts of blocks: https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h. Integers stay as
-they are, except those of Q2_K, Q3_K and Q6_K. Groups of these types have 16 weights, so pairs of
-groups are joined, with a finer scale for both. Scales and biases are rounded to float16, by
-at most 0.05 % (2**-11). For types without a K that is exact."""
+Layouts of blocks: https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h. Groups of
+Q2_K, Q3_K and Q6_K have 16 weights, so pairs of groups are joined, with a finer scale for both. The
+integers of the other types stay as they are. Scales and biases of K types are rounded to float16,
+by at most 0.05 % (2**-11). The other types have float16 in the file too."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -125,12 +125,14 @@ class BlockType:
 
     def _part(self, name: str, blocks: Array) -> tuple[Array, float]:
         scale, bias = self._groups(blocks)
-        common = _halves(*self._common(scale, bias)) if self.finer else (scale, bias)
+        stored = self._common(scale, bias) if self.finer else (scale, bias)
+        halves = [array.astype(np.float16) for array in stored]
         if name != "weight":
-            return common[name == "biases"].astype(np.float16).reshape(-1), 0.0
+            return halves[name == "biases"].reshape(-1), 0.0
         integers, change = _values(self.integers, blocks), 0.0
         if self.finer:
-            integers, change = self._finer(integers, scale, bias, *common)
+            rounded = (array.astype(np.float32) for array in halves)
+            integers, change = self._finer(integers, scale, bias, *rounded)
         return _packed(integers, self.bits).view(np.uint32), change
 
     def _groups(self, blocks: Array) -> tuple[Array, Array]:
@@ -161,8 +163,8 @@ class BlockType:
     def _finer(
         self, integers: Array, scale: Array, bias: Array, step: Array, lowest: Array
     ) -> tuple[Array, float]:
-        """Return the nearest integers for the scales `step` and the biases `lowest` of pairs of
-        groups, and the largest change of a weight, relative to the larger scale of its pair."""
+        """Return the nearest integers of pairs of groups, and the largest change of a weight,
+        relative to the larger scale of its pair. step, lowest: The pairs' scales and biases."""
         divisor = np.where(step > 0, step, 1)
         factor, offset = _pairs(scale) / divisor, (_pairs(bias) - lowest) / divisor
         # NumPy is fast if the last axis is long: (weights of a group, 2, pairs).
@@ -178,10 +180,6 @@ class BlockType:
 def _pairs(groups: Array) -> Array:
     """Return the first and the second group of each pair: (blocks, groups) -> (2, pairs)."""
     return np.ascontiguousarray(groups.reshape(-1, 2).T)
-
-
-def _halves(*arrays: Array) -> tuple[Array, ...]:
-    return tuple(array.astype(np.float16).astype(np.float32) for array in arrays)
 
 
 def _float16(blocks: Array, begin: int) -> Array:
