@@ -96,7 +96,7 @@ def test_weights_are_expanded_up_to_a_share_of_the_memory(
     monkeypatch.setattr(number_format, "NOTED_ABOVE", 1)
     needed = 4 * 4 * count
     for memory, expanded in ((needed + 4, True), (needed, False)):
-        monkeypatch.setattr(number_format.sizes, "memory", lambda memory=memory: memory)
+        monkeypatch.setattr(number_format.system, "memory", lambda memory=memory: memory)
         loaded = load_model(directory)
         assert loaded.dtype == ("float32" if expanded else "4-bit, float32")
         assert number_format.count(loaded.model.network) == count
