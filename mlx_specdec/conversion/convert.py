@@ -123,7 +123,7 @@ def convert(
                 dtype=weight_format.describe(),
                 written=written,
                 tensor_report=plan.report,
-                notes=notes,
+                notes=(*notes, *filter(None, [plan.weights.note()])),
                 verified=verified,
                 verdict=_verdict(verified, weight_format),
             )
@@ -164,8 +164,6 @@ def _notes(plan: Plan, weight_format: WeightFormat, directory: Path) -> Iterator
             )
             remaining = f"the rows of the others do not divide into {groups}"
             yield f"quantized only {share:.0%} of the weights: {remaining}"
-    if note := plan.weights.note():
-        yield note
     # ByT5's tokenizer needs no files.
     alone = plan.config.get("tokenizer_class") == "ByT5Tokenizer"
     if not plan.not_run and not alone and not files.has_vocabulary(directory):
