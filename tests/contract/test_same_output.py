@@ -222,3 +222,36 @@ def test_an_identical_draft_model_is_always_right(name: str, tmp_path: Path) -> 
         draft = result.stats.by_source.get("draft", result.stats)
         assert 0 < draft.accepted == draft.drafted
     assert any(0 < result.stats.accepted < result.stats.drafted for result in found)
+
+
+@pytest.mark.parametrize("name", ["llama", "mamba2", T5])
+def test_an_identical_draft_model_is_always_right_beside_others(name: str, tmp_path: Path) -> None:
+    """Rows join late and leave early, some with plain steps of their own before they draft."""
+    target = model(tmp_path, name)
+    pair, words = load(target, target), dict.fromkeys((3, 4, 5, 9, 14, 26), 7.0)
+    free = words | dict.fromkeys(load(target).eos_token_ids, -math.inf)
+    usual = Options(proposer="draft", temperature=1.0, logit_bias=free, cost_cache=False)
+    requests = [
+        Request([5, 9, 14, 7, 5, 33][:length], replace(usual, max_tokens=tokens, num_draft=drafts))
+        for length, tokens, drafts in ((3, 9, 3), (1, 30, 1), (6, 21, 5), (2, 12, 0), (4, 17, 3))
+    ]
+    found = [outcome.result.stats for outcome in together(pair, requests, usual, batch_size=3)]
+    assert all(stats.accepted == stats.drafted for stats in found)
+    assert [stats.drafted > 0 for stats in found] == [True, True, True, False, True]
+
+
+def test_a_draft_model_with_fewer_positions_stops_drafting(tmp_path: Path) -> None:
+    target = model(tmp_path / "target", "llama")
+    pair = load(target, model(tmp_path / "draft", "llama", max_position_embeddings=12))
+    free = dict.fromkeys(pair.eos_token_ids, -math.inf)
+    usual = Options(proposer="draft", num_draft=3, max_tokens=20, logit_bias=free, cost_cache=False)
+    requests = [
+        Request([5, 9, 12, 7] * 4, usual),
+        Request([5, 9, 12, 7], usual),
+        Request([6], usual),
+    ]
+    plain = [generate(pair, one.prompt, replace(usual, regular=True)).tokens for one in requests]
+    found = [one.result for one in together(pair, requests, usual, batch_size=3)]
+    assert [result.tokens for result in found] == plain
+    drafted = [result.stats.drafted for result in found]
+    assert drafted[0] == 0 < drafted[1] < drafted[2]

@@ -56,15 +56,3 @@ def test_rows_that_leave_join_and_change_order_keep_their_own_columns() -> None:
             count += size
         draws.shuffle(rows)
         positions(rows)
-
-
-def test_nothing_is_copied_if_the_rows_are_the_same() -> None:
-    rows = opened(0, 1, 2)
-    assert positions(rows).copies == positions(list(rows)).copies == 0
-    assert positions(rows[::2]).copies == positions(rows[::2]).copies == 1
-
-
-def test_rows_that_join_at_the_end_are_copied_once() -> None:
-    rows, late = opened(0, 1), opened(2)
-    assert positions(rows + late).copies == 1
-    assert late[0].state["draft"].place is rows[0].state["draft"].place

@@ -9,9 +9,8 @@ import pytest
 
 from mlx_specdec.core.noise import IndependentNoise, SilentNoise
 from mlx_specdec.core.options import Options
-from mlx_specdec.engine.generate import generate
 from mlx_specdec.engine.loading import load
-from mlx_specdec.errors import OptionError, VocabularyError
+from mlx_specdec.errors import OptionError
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.proposers.draft_model import DraftModel
 from mlx_specdec.text.vocabulary import Translation
@@ -69,23 +68,6 @@ def pair_on_disk(tmp_path: Path) -> tuple[Path, Path]:
     pieces[300], pieces[301] = pieces[301], pieces[300]
     file.write_text(json.dumps(content), encoding="utf-8")
     return target, draft
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_the_text_is_that_of_plain_decoding(
-    pair_on_disk: tuple[Path, Path], temperature: float
-) -> None:
-    target, draft = pair_on_disk
-    with pytest.raises(VocabularyError, match="token 300"):
-        load(target, draft)
-    pair = load(target, draft, draft_vocab="intersect")
-    settings = {"max_tokens": 40, "temperature": temperature, "seed": 5}
-    prompt = "Les pates a midi"
-    plain = generate(pair, prompt, Options(regular=True, **settings))
-    for count in (1, 4):
-        result = generate(pair, prompt, Options(num_draft=count, **settings))
-        assert result.tokens == plain.tokens
-        assert result.stats.drafted > 0
 
 
 def test_another_word_for_it_is_refused(pair_on_disk: tuple[Path, Path]) -> None:

@@ -13,7 +13,9 @@ from mlx_specdec.engine.generate import generate
 from mlx_specdec.engine.loading import load
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.errors import OptionError
+from mlx_specdec.models.drafters import DRAFTER_KINDS
 
+from ..support.drafter_pairs import MAKERS
 from ..support.models import make_llama, make_t5
 from . import repeat
 
@@ -53,6 +55,13 @@ def test_a_module_and_a_line_in_the_table_make_a_name_for_the_options(
     assert result.tokens == own_tokens
     assert result.labels.proposer == "repeat"
     assert result.stats.drafted > 0
+
+
+def test_every_kind_of_drafter_has_a_name() -> None:
+    named = {
+        name for name, module in drafting.DRAFTERS.items() if module in ("hidden_state", "mtp")
+    }
+    assert named == set(DRAFTER_KINDS) == {*MAKERS, "gemma4_assistant"}
 
 
 def test_the_docs_show_the_proposer_that_is_tested() -> None:
