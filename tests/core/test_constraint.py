@@ -183,18 +183,6 @@ def test_schemas_that_lead_deep_do_not_crash() -> None:
     assert constraint.forced() == [7, 4, 3, 7]
 
 
-def test_what_takes_more_than_the_limits_is_stuck() -> None:
-    """The number of derivations grows with the square of the text's length."""
-    grammar = compiled(None, None, 'start: "a" | start start | start start start')
-    constraint = alphabet(PIECES).constraint(grammar, ENDS)
-    taken = 0
-    while constraint.take([1]) == 1:
-        taken += 1
-        assert taken < 1000
-        constraint.masks([])
-    assert constraint.stuck and taken > 20
-
-
 # Compilation in several threads
 
 

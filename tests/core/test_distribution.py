@@ -12,7 +12,6 @@ from mlx_lm import sample_utils
 from mlx_specdec.core.distribution import (
     Distribution,
     apply_penalties,
-    choose,
     exclude_top_choices,
     keep_min_p,
     keep_top_k,
@@ -20,7 +19,6 @@ from mlx_specdec.core.distribution import (
     keep_top_p,
 )
 from mlx_specdec.core.options import Options
-from mlx_specdec.errors import OptionError
 
 from ..support.nothing import NO_DRAFT
 
@@ -57,7 +55,7 @@ FILTERS = [
 ]
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(("filtered", "reference", "settings"), FILTERS)
 def test_filters_keep_what_mlx_lm_keeps(
     seed: int, filtered: Any, reference: Any, settings: tuple[Any, ...]
@@ -159,45 +157,9 @@ def test_penalties_inside_a_block_advance_as_token_by_token(settings: Options) -
         np.testing.assert_allclose(np.array(row[0, 0]), np.array(at_once[0, index]), atol=1e-6)
 
 
-def test_logit_bias_can_forbid_and_force_tokens() -> None:
-    logits = random_logits(7, rows=1)
-    best = int(mx.argmax(logits[0]).item())
-    banning, forcing = (
-        Distribution(Options(logit_bias=bias), VOCABULARY)
-        for bias in ({best: -float("inf")}, {3: 1000.0})
-    )
-    forbidden = banning.log_probabilities(logits[None], [], NO_DRAFT)
-    assert int(choose(forbidden, None).item()) != best
-    forced = forcing.log_probabilities(logits[None], [], NO_DRAFT)
-    assert int(choose(forced, None).item()) == 3
-
-
 @pytest.mark.parametrize("k", [0, 1, 5, 40, 64, 99])
 @pytest.mark.parametrize("p", [1e-6, 0.3, 0.9, 0.999, 1.0])
 def test_top_k_and_top_p_together_keep_what_one_after_the_other_keeps(k: int, p: float) -> None:
     rows = 3 * mx.random.normal((2, 3, 64), key=mx.random.key(k))
     expected = keep_top_p(keep_top_k(rows, k), p)
     assert mx.array_equal(keep_top_k_and_p(rows, k, p), expected)
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"temperature": -0.1},
-        {"temperature": float("nan")},
-        {"top_k": -1},
-        {"top_p": 0.0},
-        {"top_p": 1.1},
-        {"min_p": 1.1},
-        {"min_p": -0.1},
-        {"repetition_penalty": 0.0},
-        {"xtc_probability": -0.1},
-        {"xtc_threshold": 0.51},
-        {"presence_penalty": float("inf")},
-        {"logit_bias": {-1: 1.0}},
-    ],
-)
-def test_settings_out_of_range_are_refused_by_name(wrong: dict) -> None:
-    name = next(iter(wrong)).replace("_", "-")
-    with pytest.raises(OptionError, match=name):
-        Options(**wrong)

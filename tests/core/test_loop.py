@@ -10,7 +10,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from mlx_specdec.core.loop import LARGE_CHUNK, PREFILL_CHUNK, Group, chunk_size
+from mlx_specdec.core.loop import Group
 from mlx_specdec.core.noise import IndependentNoise
 from mlx_specdec.core.options import Options
 from mlx_specdec.core.row import Request
@@ -83,22 +83,6 @@ def partly_right(tokens: Sequence[int], **named: Any) -> Guesser:
         return [token if dice.random() < 0.7 else 3 for token in right if dice.random() < 0.9]
 
     return Guesser(guess, **named)
-
-
-@pytest.mark.parametrize(
-    ("held", "prompts", "expected"),
-    # A Mac of 16 GiB, of which its GPU may use 10.7.
-    [(4.0, 1, LARGE_CHUNK), (4.0, 2, PREFILL_CHUNK), (9.6, 1, PREFILL_CHUNK)],
-)
-def test_chunks_of_a_prefill_are_long_on_an_accelerator_with_free_memory(
-    held: float, prompts: int, expected: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(mx, "default_device", lambda: mx.Device(mx.gpu))
-    info = {"memory_size": 16 << 30, "max_recommended_working_set_size": int(10.7 * (1 << 30))}
-    monkeypatch.setattr(mx, "device_info", lambda device=None: info)
-    monkeypatch.setattr(mx, "get_active_memory", lambda: int(held * (1 << 30)))
-    assert chunk_size(prompts, holds_scores=False) == expected
-    assert chunk_size(prompts, holds_scores=True) == PREFILL_CHUNK
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3", *RECURRENT])
@@ -232,16 +216,6 @@ def test_a_step_that_was_interrupted_in_its_middle_is_not_continued(pair: Pair) 
     with pytest.raises(DecodingError, match="interrupted"):
         run.result()
     assert run.interrupt().finish_reason == "interrupted"
-
-
-def test_the_scores_of_a_row_are_cut_out_only_if_they_are_read() -> None:
-    logits, states = mx.arange(24).reshape(2, 3, 4), mx.arange(12).reshape(2, 3, 2)
-    whole = Scores(logits, {"final": states}, [mx.array([1]), mx.array([2])])
-    row = whole.of(1, 2)
-    assert not {"logits", "hidden", "encoded"} & row.__dict__.keys()
-    assert mx.array_equal(row.logits, logits[1:, :2])
-    assert mx.array_equal(row.hidden["final"], states[1:, :2])
-    assert [encoded.item() for encoded in row.encoded] == [2]
 
 
 def test_architecture_prints_the_loop_as_it_is() -> None:

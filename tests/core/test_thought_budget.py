@@ -3,10 +3,8 @@
 from dataclasses import replace
 
 import mlx.core as mx
-import numpy as np
 import pytest
 
-from mlx_specdec.core.constraint import Masks
 from mlx_specdec.core.distribution import Distribution, log_probabilities
 from mlx_specdec.core.options import Options
 from mlx_specdec.core.thought_budget import ThoughtBudget
@@ -67,28 +65,6 @@ def test_a_token_that_is_never_forced_is_free_after_all_tokens(thoughts: Thought
             continued = [
                 each.after([token]) for each in continued for token in (BEGIN, END, 3, 5, 9)
             ]
-
-
-def test_the_last_free_token_is_not_held_for_a_forced_one() -> None:
-    assert opened(3).never_forced(3) and not opened(3).never_forced(4)
-    assert Thoughts((BEGIN,), (END,), False, 3).never_forced(4)
-
-
-def allowed(row: Masks) -> list[int]:
-    return np.flatnonzero(row).tolist()
-
-
-def test_masks_switch_within_a_draft() -> None:
-    budget = ThoughtBudget(opened(2), SIZE)
-    rows = budget.masks([9, 9, END, 9])
-    assert [len(allowed(row)) for row in rows] == [SIZE, SIZE, 1, SIZE, SIZE]
-    assert allowed(rows[2]) == [END]
-    # A draft that closes the thought by itself is free afterwards.
-    assert [len(allowed(row)) for row in budget.masks([9, END, 9])] == [SIZE] * 4
-    assert budget.verifiable([9, 9, 8, 8]) == 3 and budget.verifiable([9, 9, END, 8]) == 4
-    assert budget.take([9]) == 1
-    assert [len(allowed(row)) for row in budget.masks([9])] == [SIZE, 1]
-    assert not budget.stuck and not budget.complete
 
 
 def test_a_constraint_rests_far_from_the_budget() -> None:
