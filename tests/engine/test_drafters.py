@@ -6,11 +6,9 @@ from typing import Any, cast
 
 import pytest
 
-from mlx_specdec import system
 from mlx_specdec.core import worth as costs
 from mlx_specdec.core.noise import SilentNoise
 from mlx_specdec.core.options import Options
-from mlx_specdec.core.worth import Memory
 from mlx_specdec.engine import loading
 from mlx_specdec.engine.generate import generate, stream_generate
 from mlx_specdec.engine.opening import candidate, drafters, make_proposer, pair_key, worth_of
@@ -20,7 +18,6 @@ from mlx_specdec.types import Proposal, Proposer
 
 from ..support.lengths import teach
 from ..support.models import make_llama
-from ..support.pairs import with_heads
 from ..support.rows import row_of
 
 NOISE = SilentNoise().at(0, 0)
@@ -38,26 +35,6 @@ def pair(alone: Pair) -> Pair:
 
 def names(pair: Pair, **settings) -> tuple[str, ...]:
     return tuple(drafter.name for drafter in drafters(pair, Options(**settings)))
-
-
-@pytest.mark.parametrize(
-    ("settings", "expected", "lookup"),
-    [
-        ({}, ("ngram", "draft", "medusa"), ("ngram",)),
-        ({"proposer": "auto", "num_draft": 3}, ("ngram", "draft"), ("ngram",)),
-        ({"num_draft": 3}, ("draft",), ("ngram",)),
-        ({"proposer": "medusa"}, ("medusa",), None),
-        ({"num_draft": 0}, (), ()),
-        ({"proposer": "none"}, (), ()),
-        ({"regular": True}, (), ()),
-    ],
-)
-def test_options_choose_the_drafters_of_a_pair_and_of_a_model_alone(
-    settings: dict, expected: tuple[str, ...], lookup: tuple[str, ...] | None, pair: Pair
-) -> None:
-    assert names(with_heads(pair), **settings) == expected
-    if lookup is not None:
-        assert names(replace(pair, draft=None, draft_name=None), **settings) == lookup
 
 
 class Counted:
@@ -121,19 +98,6 @@ def test_a_proposer_that_a_caller_passes_teaches_nothing_of_the_pair(pair: Pair)
     assert json.dumps(memory.entries) == before
 
 
-def test_completions_of_a_loaded_pair_learn_from_one_another_if_nothing_is_saved(
-    alone: Pair,
-) -> None:
-    pair = replace(alone, draft=alone.target, draft_name="draft", learned=Memory())
-    options = Options(max_tokens=24, proposer="draft", cost_cache=False)
-    generate(pair, [5, 6, 7], options)
-    [name] = [name for name in pair.learned.entries if name.startswith("acceptance")]
-    counts = pair.learned.entries[name]
-    assert sum(counts[0]) > 0 and not system.cache_directory("draft-length").exists()
-    worth_of(pair, drafters(pair, options), options)
-    assert pair.learned.entries[name] is counts
-
-
 def proposed(pair: Pair, repeated: int, **settings: Any) -> tuple[str, list[int]]:
     """Return the proposer and the tokens if the last `repeated` tokens came before, and then 9."""
     options = Options(**{"proposer": "auto", "num_draft": 1, **settings})
@@ -152,12 +116,3 @@ def test_before_a_draft_lookup_trusts_longer_matches_only(pair: Pair, alone: Pai
     assert proposed(pair, 3)[0] == "draft"
     assert proposed(pair, 2, ngram_min=2) == ("ngram", [9])
     assert proposed(alone, 2)[1] == [9]
-
-
-def test_rounds_are_timed_in_parts_only_if_that_is_requested(pair: Pair) -> None:
-    options = Options(max_tokens=40, num_draft=2)
-    quick = generate(pair, "hello", options)
-    assert quick.stats.timed_rounds == 0 and quick.stats.seconds.draft is None
-    report = stream_generate(pair, "hello", options, timed=True).result()
-    assert report.stats.timed_rounds > 0 and report.stats.seconds.draft is not None
-    assert report.tokens == quick.tokens

@@ -58,16 +58,6 @@ def live(pair: Pair, cache: PromptCache | None = None) -> Scheduler:
     return Scheduler(pair, None, options(), BatchSize(16), cache)
 
 
-def test_a_step_reads_one_chunk(pair: Pair, passes: list[tuple[int, int]]) -> None:
-    run = live(pair)
-    for number in range(12):
-        run.add(number, Request(LONG[number : number + 20 + 9 * number], options()))
-    while not run.idle:
-        passes.clear()
-        run.step()
-        assert sum(rows * width for rows, width in passes if width > 1) <= CHUNK
-
-
 def test_prompts_of_like_length_are_read_and_decoded_in_one_rectangle(
     pair: Pair, passes: list[tuple[int, int]]
 ) -> None:
