@@ -9,28 +9,23 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from mlx.utils import tree_flatten
 
-from mlx_specdec import Options, generate, generate_many, load
+from mlx_specdec import Options, generate, generate_many
 from mlx_specdec.checkpoints import files
-from mlx_specdec.conversion.convert import convert
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.engine.request import beginning, encode
 from mlx_specdec.errors import CheckpointError, OptionError
 from mlx_specdec.models import families
-from mlx_specdec.models.bart import SWITCHES_OF_TYPE, Bart, BartConfig
+from mlx_specdec.models.bart import Bart, BartConfig
 from mlx_specdec.models.encoder_decoder.context import EncoderDecoderModel, share_equal_encoder
 from mlx_specdec.models.loading import load_model
 from mlx_specdec.text.tokenizer import load_tokenizer
 
 from ..support.checkpoints import save
-from ..support.models import make_pegasus
 from ..support.pairs import BART, FIXTURES, pair_of, perturbed, translator
 
 NAMES = sorted(path.name for path in BART.iterdir())
 TOKENIZERS = BART.parent / "bart-tokenizers"
-CLOSE = 2e-5
-MARIANS = ("marian", "marian-two-vocabularies")
 
 
 def directory_of(name: str) -> Path:
@@ -78,18 +73,6 @@ def test_a_forced_first_token_is_part_of_the_beginning(tmp_path: Path) -> None:
     assert load_model(old).model.prefix([5]) == [2, 7]
 
 
-def test_nothing_else_of_generation_config_changes_a_text(tmp_path: Path) -> None:
-    """Beams, bans, lengths and forced ends are what transformers does without arguments."""
-    directory = make_pegasus(tmp_path)
-    plain = generate(load(directory), "some words", Options(max_tokens=30))
-    settings = {"num_beams": 4, "no_repeat_ngram_size": 2, "min_length": 56, "length_penalty": 2.0}
-    settings |= {"repetition_penalty": 2.0, "max_length": 20, "forced_eos_token_id": 1}
-    (directory / "generation_config.json").write_text(json.dumps(settings))
-    again = generate(load(directory), "some words", Options(max_tokens=30))
-    assert (again.tokens, again.finish_reason) == (plain.tokens, "length")
-    assert len(plain.tokens) == 30
-
-
 # Files.
 
 
@@ -117,11 +100,6 @@ def test_a_checkpoint_without_a_head_and_one_that_repeats_its_table_are_read(
         load_model(path)
 
 
-def test_the_encoders_layers_are_not_counted_for_the_decoder(tmp_path: Path) -> None:
-    path = copied("bart-scaled", tmp_path / "bart", num_hidden_layers=3)
-    assert len(load_model(path).model.network.layers) == 2
-
-
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
@@ -135,30 +113,6 @@ def test_a_configuration_of_no_model_is_refused(
 ) -> None:
     with pytest.raises(CheckpointError, match=message):
         load_model(copied(name, tmp_path / "model", **changes))
-
-
-@pytest.mark.parametrize("name", ["bart", "m2m100", "marian-two-vocabularies", "mbart", "pegasus"])
-def test_converted_and_quantized_models_load_and_speak(name: str, tmp_path: Path) -> None:
-    """At least 8 bits for tables of words, none for tables of positions."""
-    convert(str(BART / name), tmp_path / "plain", dtype="float32")
-    wanted, _ = logits_of(translator(name), name)
-    assert np.abs(logits_of(load_model(tmp_path / "plain").model, name)[0] - wanted).max() == 0
-    wide = copied(name, tmp_path / "wide", d_model=32)
-    network = Bart(
-        BartConfig.from_dict(json.loads((wide / "config.json").read_text())),
-        has_bias=SWITCHES_OF_TYPE[config_of(name)["model_type"]].bias,
-    )
-    save(wide / "model.safetensors", dict(tree_flatten(network.parameters())))
-    convert(str(wide), tmp_path / "small", quantize=4, q_group_size=32)
-    entry = json.loads((tmp_path / "small" / "config.json").read_text())["quantization"]
-    tables = [path for path in entry if path.endswith(("shared", "embed_tokens"))]
-    assert tables and all(entry[path]["bits"] == 8 for path in tables)
-    small = load_model(tmp_path / "small", expand=False).model.network
-    quantized = {path for path, module in small.named_modules() if hasattr(module, "bits")}
-    assert {*tables, "model.decoder.layers.1.encoder_attn.v_proj"} <= quantized
-    assert not any("positions" in path for path in quantized)
-    model = load_model(tmp_path / "small", expand=False).model
-    assert generate(pair_of(model, None), [5, 6, 2], Options(max_tokens=5)).tokens
 
 
 # Encoders that are shared.
@@ -225,32 +179,6 @@ def speaking(name: str, **changes: Any) -> Pair:
     return replace(pair, tokenizer=tokenizer, vocabulary=tokenizer.size, languages=languages)
 
 
-@pytest.mark.parametrize("name", ["m2m100", "marian", "mbart", "mbart-50", "pegasus"])
-def test_ids_are_those_of_transformers(name: str) -> None:
-    """Of mBART and M2M100 with English as the source's language, which is transformers' default."""
-    pair = speaking(name)
-    reference = json.loads((TOKENIZERS / name / "expected.json").read_text())
-    target = {"target_lang": "fr"} if name in ("m2m100", "mbart", "mbart-50") else {}
-    for text, ids, back in zip(
-        reference["texts"], reference["ids"], reference["decoded"], strict=True
-    ):
-        assert encode(pair, text, Options(**target)) == ids
-        assert pair.tokenizer.decode(ids).strip() == back.removeprefix("__en__").strip()
-
-
-def test_marians_ids_are_of_its_vocabulary_and_its_texts_of_the_targets_pieces() -> None:
-    """Not of sentencepiece, whose ids are others; the source's pieces are not the target's."""
-    tokenizer = load_tokenizer(TOKENIZERS / "marian-two-vocabularies", kind="encoder-decoder")
-    source, target = (
-        json.loads((TOKENIZERS / "marian-two-vocabularies" / f"{part}vocab.json").read_text())
-        for part in ("", "target_")
-    )
-    ids = tokenizer.encode("Where is")
-    assert "".join(list(source)[id] for id in ids[:-1]) == "▁Where▁is"
-    pain = [target[piece] for piece in ("▁", "p", "a", "i", "n") if piece in target]
-    assert tokenizer.size == len(target) and tokenizer.decode(pain).strip() in ("pain", "pan", "p")
-
-
 @pytest.mark.parametrize(
     ("name", "begin", "end", "prefix"),
     [
@@ -299,20 +227,3 @@ def test_old_files_of_nllb_end_a_source_with_its_language(tmp_path: Path) -> Non
         english = tokenizer.pieces().index("eng_Latn")
         ids = languages.source("la gare", tokenizer.encode, None, "fra_Latn")
         assert (ids[-2:] == [2, english]) == legacy == (ids[0] != english)
-
-
-@pytest.mark.parametrize(
-    ("file", "content", "message"),
-    [
-        ("vocab.json", '{"</s>": 0, "<unk>": 900}', "no vocabulary"),
-        ("vocab.json", '{"</s>": 0, "a": 1}', "without </s> and <unk>"),
-        ("source.spm", "x", "source.spm is damaged"),
-    ],
-)
-def test_damaged_vocabularies_are_refused(
-    file: str, content: str, message: str, tmp_path: Path
-) -> None:
-    shutil.copytree(TOKENIZERS / "marian", tmp_path / "marian")
-    (tmp_path / "marian" / file).write_text(content)
-    with pytest.raises(CheckpointError, match=message):
-        load_tokenizer(tmp_path / "marian", kind="encoder-decoder")

@@ -12,17 +12,11 @@ from mlx_specdec.engine.generate import stream_many
 from mlx_specdec.errors import OptionError
 from mlx_specdec.models.mlx_lm.caches import BatchedCache
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
-from mlx_specdec.models.mlx_lm.trials import ATTEMPTS, MASK_AXES, TRIAL_LENGTHS, try_batches
+from mlx_specdec.models.mlx_lm.trials import TRIAL_LENGTHS
 from mlx_specdec.models.rows import Place
 from mlx_specdec.types import Scores
 
-from ..support import tiny
 from ..support.pairs import PROMPT, model_of, pair_of
-from ..support.thread_ranks import Rank, adding_up, on_every, ranks
-
-EVERY = range(len(TRIAL_LENGTHS))
-LAST = (ATTEMPTS - 1) * len(MASK_AXES)
-"""The number of the last attempt with masks of 4 axes, which Llama needs."""
 
 
 def damaged(
@@ -43,38 +37,6 @@ def damaged(
 
     model.run = changed  # type: ignore[method-assign]
     return model
-
-
-def shifted(logits: mx.array, sequences: Sequence[int]) -> mx.array:
-    """Return logits that are far off in some sequences of a batch."""
-    logits[mx.array(list(sequences))] += mx.arange(logits.shape[-1])
-    return logits
-
-
-@pytest.mark.parametrize("sequence", EVERY)
-def test_one_sequence_that_is_off_in_every_attempt_counts_as_rounding(sequence: int) -> None:
-    model = damaged(lambda logits, attempt: shifted(logits, [sequence]))
-    assert model.why_not_batched == ""
-
-
-def test_attempts_that_are_off_are_followed_by_others() -> None:
-    def damage(logits: mx.array, attempt: int) -> mx.array:
-        return shifted(logits, EVERY) if attempt < LAST else logits
-
-    assert not damaged(damage).why_not_batched
-
-
-def test_the_reason_against_batches_is_the_least_distance_of_all_attempts() -> None:
-    def damage(logits: mx.array, attempt: int) -> mx.array:
-        far, near = shifted(logits + 0, [0, 1]), logits * 1.25
-        return near if attempt == LAST else far
-
-    model = damaged(damage)
-    run = stream_many(pair_of(model, None), [PROMPT, PROMPT], Options(max_tokens=2), batch_size=2)
-    assert run.why_not == (
-        "target cannot take several sequences in one pass: in a trial its logits were off by 0.25 "
-        "of their norm; 0.001 is allowed"
-    )
 
 
 def test_a_draft_model_that_fails_is_named_with_the_first_line_of_its_error() -> None:
@@ -144,25 +106,3 @@ def test_a_wrong_mask_is_found(
 
     monkeypatch.setattr(Place, "visible", changed)
     assert model_of("llama", dtype).why_not_batched
-
-
-@pytest.mark.parametrize("failing", [0, 1])
-def test_ranks_make_as_many_attempts_as_rank_0(
-    monkeypatch: pytest.MonkeyPatch, failing: int
-) -> None:
-    def damage(logits: mx.array, attempt: int) -> mx.array:
-        raise RuntimeError("no kernel for this")
-
-    def mask_axes(rank: Rank) -> int | None:
-        model = DecoderOnlyModel(tiny.build("llama"))
-        model.group = rank  # type: ignore[assignment]
-        if rank.rank() == failing:
-            damaged(damage, model)
-        # A cached property would make the threads wait for each other.
-        return try_batches(model, model._opened).mask_axes
-
-    group = ranks(2)
-    with adding_up(monkeypatch):
-        assert on_every(group, mask_axes) == [None if failing == 0 else 4] * 2
-    attempts = ATTEMPTS * len(MASK_AXES) if failing == 0 else 1
-    assert [rank.sums for rank in group] == [attempts] * 2

@@ -9,7 +9,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from mlx_specdec.errors import OptionError, RewindError
+from mlx_specdec.errors import OptionError
 from mlx_specdec.models.cache_settings import CacheSettings
 from mlx_specdec.models.kv_cache import BATCH_STEP, KVCache
 from mlx_specdec.models.loading import load_model
@@ -17,13 +17,6 @@ from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.models.rows import Rows
 
 from ..support import tiny
-
-
-@pytest.mark.parametrize("family", ["gemma3", "mamba2", "qwen3_next"])
-@pytest.mark.parametrize("settings", [CacheSettings(8, 32), CacheSettings(max_size=16)])
-def test_models_with_caches_of_their_own_refuse_both(family: str, settings: CacheSettings) -> None:
-    with pytest.raises(OptionError, match="caches of their own"):
-        DecoderOnlyModel(tiny.build(family), caches=settings)
 
 
 def test_a_model_that_cannot_read_packed_keys_says_so_without_blaming_the_groups() -> None:
@@ -50,15 +43,6 @@ def append(rows: Rows, cache: KVCache, new: mx.array, proposed: int = 0) -> mx.a
     keys, values = cache.append(new, -new)
     assert mx.array_equal(values, -keys)
     return keys
-
-
-@pytest.mark.parametrize("lengths", [(-1,), (2,), (9,), (4, 4), ()])
-def test_what_is_final_stays_and_what_was_not_seen_cannot(lengths: tuple[int, ...]) -> None:
-    rows, cache = opened()
-    append(rows, cache, entries(8), proposed=5)
-    with pytest.raises(RewindError):
-        rows.rewind(lengths)
-    assert rows.lengths == (8,)
 
 
 class Twins:
@@ -134,21 +118,3 @@ def test_scaled_positions_reach_further(
     directory = tiny.write("llama", tmp_path, **changes)
     assert load_model(directory).model.max_length == longest
     assert load_model(directory, caches=WINDOW).model.max_length is None
-
-
-def test_the_layers_of_an_uneven_pass_share_the_arrays_of_its_positions() -> None:
-    model = DecoderOnlyModel(tiny.build("llama"))
-    context = model.open_batch([[3, 4, 5], [3, 4, 5]])
-    context.advance(mx.array([[3, 4], [3, 4]]), proposed=2)
-    context.rewind((2, 1))
-    given: list[Any] = []
-    plain = model.network
-
-    def seen(tokens: mx.array, cache: Any) -> mx.array:
-        given.extend(each.offset for each in cache)
-        return plain(tokens, cache=cache)
-
-    model.network = seen  # type: ignore[assignment]
-    context.advance(mx.array([[5], [6]]))
-    assert len(given) > 1 and all(each is given[0] for each in given)
-    assert given[0].tolist() == [2, 1]

@@ -2,7 +2,6 @@
 
 import io
 from collections.abc import Iterator
-from pathlib import Path
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -11,14 +10,9 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 
 from benchmarks.compare import as_mlx_has_it
-from mlx_specdec.errors import OptionError
 from mlx_specdec.models import cpu_layers
 from mlx_specdec.models.cpu_layers import SUBMIT, lighten, shared, submit_every
-from mlx_specdec.models.loading import load_model
-from mlx_specdec.models.mlx_lm import network as mlx_lm_network
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
-from mlx_specdec.models.mlx_lm.network import CapturingNetwork
-from mlx_specdec.types import FINAL, after
 
 from ..support import tiny
 from ..support.families import config_of
@@ -56,16 +50,6 @@ def test_rotations_of_one_pass_share_what_they_are_made_of(
         assert all(map(mx.array_equal, results, expected))
 
 
-def test_positions_that_others_write_to_are_read_anew() -> None:
-    lighten(holder := nn.Sequential(nn.RoPE(8)))
-    [rope], rows = holder.layers, mx.random.normal((2, 2, 1, 8))
-    offsets = mx.array([3, 5])
-    before = rope(rows, offset=offsets)
-    offsets += 1  # the same object, as in mlx-lm's batches
-    assert mx.array_equal(rope(rows, offset=offsets), nn.RoPE(8)(rows, mx.array([4, 6])))
-    assert not mx.array_equal(before, rope(rows, offset=offsets))
-
-
 @pytest.mark.cpu_only
 @pytest.mark.parametrize("shape", [(1, 1, 64), (1, 70, 64), (3, 1, 64), (2, 3, 64), (5, 64)])
 def test_products_are_the_same_and_follow_other_weights(shape: tuple[int, ...]) -> None:
@@ -98,25 +82,6 @@ def test_a_network_keeps_its_bits_and_its_names(name: str) -> None:
     assert all(few < many for few, many in counts)
 
 
-@pytest.mark.parametrize("hidden", [(), (FINAL, after(0))])
-def test_the_device_begins_with_each_layer_but_not_of_whole_texts_which_are_trained_on(
-    hidden: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    network = tiny.from_config(config_of("llama"))
-    plain = network(mx.array([[1, 2, 3]]), cache=make_prompt_cache(network))
-    capturing = CapturingNetwork(network, pipeline=False)
-    assert len({type(layer) for layer in network.layers}) == 1
-    for name in hidden:
-        capturing.capture(name)
-    begun: list[mx.array] = []
-    monkeypatch.setattr(mlx_lm_network, "begin", begun.append)
-    scores = capturing.run(mx.array([[1, 2, 3]]), make_prompt_cache(network), hidden)
-    assert len(begun) == capturing.layers and mx.array_equal(scores.logits, plain)
-    capturing.run(mx.array([[1, 2, 3]]), None, hidden)
-    network(mx.array([[1, 2, 3]]), cache=make_prompt_cache(network))
-    assert len(begun) == capturing.layers
-
-
 @pytest.fixture
 def submitted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[mx.array]]:
     """Records the layers' results that are submitted, off the CPU."""
@@ -139,24 +104,3 @@ def test_a_gpu_begins_with_every_nth_layer_if_a_variable_says_so(
         model.run(mx.array([[token]]), make_prompt_cache(model.network))
     assert len(submitted) == of_ten
     assert all(states.shape == (1, 1, model.width) for states in submitted)
-
-
-def test_a_gpu_begins_with_layers_of_encoder_decoders_too(
-    submitted: list[mx.array], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(SUBMIT, "1")
-    fixture = Path(__file__).parents[1] / "fixtures" / "t5" / "own-head-scaled"
-    model = load_model(fixture, dtype="float32").model
-    submitted.clear()
-    model.open([5, 6, 1]).advance(mx.array([[0]]))
-    assert len(submitted) == model.layers + 1, "and the last norm"
-
-
-@pytest.mark.parametrize("wrong", ["0", "-1", "2.5", "all"])
-def test_a_wrong_number_of_layers_is_refused_where_a_model_is_made(
-    wrong: str, submitted: list[mx.array], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    network = tiny.build("llama")
-    monkeypatch.setenv(SUBMIT, wrong)
-    with pytest.raises(OptionError, match=f"{SUBMIT} must be a whole number.*'{wrong}'"):
-        DecoderOnlyModel(network)

@@ -1,6 +1,5 @@
 """Loading mlx-lm directories, sound and damaged, and what a loaded model promises."""
 
-import itertools
 import json
 import threading
 from collections.abc import Callable
@@ -15,9 +14,8 @@ from mlx.utils import tree_flatten
 from mlx_specdec.errors import CheckpointError, OptionError
 from mlx_specdec.models import number_format
 from mlx_specdec.models.loading import load_model
-from mlx_specdec.models.mlx_lm.mends import mend
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
-from mlx_specdec.types import FINAL, after
+from mlx_specdec.types import FINAL
 
 from ..support import tiny
 from ..support.pairs import read
@@ -45,20 +43,6 @@ def edit_config(directory: Path, **changes: Any) -> None:
     config = json.loads(file.read_text())
     config.update(changes)
     file.write_text(json.dumps({k: v for k, v in config.items() if v is not None}))
-
-
-@pytest.mark.parametrize("family", sorted(tiny.CONFIGS))
-def test_a_written_model_loads_as_it_was(family: str, tmp_path: Path) -> None:
-    model, eos, dtype = load(tiny.write(family, tmp_path / family))
-    assert dtype == "float32"
-    assert eos == ((1, 2) if family == "gemma3_wrapped" else (1,))
-    assert model.vocabulary == tiny.VOCABULARY
-    assert model.max_length == (None if family == "mamba2" else 4096)
-    module = tiny.build(family)
-    mend(module, tiny.CONFIGS[family])
-    assert model.nbytes == sum(array.nbytes for _, array in tree_flatten(module.parameters()))
-    want = np.array(module(mx.array([[5, 9, 3]]))[:, -1:])
-    np.testing.assert_allclose(logits_of(model, [5, 9, 3]), want, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("large", [True, False])
@@ -139,34 +123,6 @@ def test_a_damaged_directory_is_named_in_one_line(damage: str, tmp_path: Path) -
     with pytest.raises(CheckpointError, match=message) as caught:
         load(directory)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("family", sorted(tiny.CONFIGS))
-def test_every_layer_shows_what_it_puts_out_and_no_logit_changes(family: str) -> None:
-    module = tiny.build(family)
-    model = DecoderOnlyModel(module)
-    names = [after(layer) for layer in range(model.layers)]
-    fed = mx.array([[5, 9, 4]])
-    plain = model.open([5]).advance(fed)
-    scores = model.open([5]).advance(fed, hidden=(*names, FINAL))
-    assert mx.array_equal(scores.logits, plain.logits)
-    assert {scores.hidden[name].shape for name in names} == {(1, 3, model.width)}
-    # Each layer is given what the one before it puts out.
-    states = [model.embed(fed), *(scores.hidden[name] for name in names)]
-    for given, returned in itertools.pairwise(states):
-        assert not mx.allclose(given, returned), "a layer does nothing"
-    assert mx.array_equal(model.open([5]).advance(fed).logits, plain.logits)
-
-
-def test_embedding_and_head_are_the_familys_own_scaled_and_capped() -> None:
-    gemma = tiny.build("gemma3")
-    fed = mx.array([[5, 9, 4]])
-    scaled = gemma.model.embed_tokens(fed) * 32**0.5
-    assert mx.allclose(DecoderOnlyModel(gemma).embed(fed), scaled, rtol=1e-2)
-    for family in ("llama", "recurrent_gemma", "falcon_h1"):
-        model = DecoderOnlyModel(tiny.build(family))
-        scores = model.open([5]).advance(fed, hidden=(FINAL,))
-        assert mx.allclose(model.head(scores.hidden[FINAL]), scores.logits, atol=1e-5)
 
 
 def test_threads_do_not_see_each_others_hidden_states() -> None:

@@ -1,6 +1,5 @@
 """Passes of a few rows off the CPU, divided into calls that Metal's vector kernel takes."""
 
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -15,15 +14,12 @@ from mlx_specdec.engine.request import Request
 from mlx_specdec.models import attention_parts
 from mlx_specdec.models.attention_parts import in_parts
 from mlx_specdec.models.cache_settings import CacheSettings
-from mlx_specdec.models.encoder_decoder.layers import Attention
-from mlx_specdec.models.mlx_lm import model as mlx_lm_model
 from mlx_specdec.models.mlx_lm.attention import ATTENTION_FUNCTION, attend, replace_in
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 
 from ..support import tiny
 from ..support.pairs import PROMPT, pair_of, perturbed
 
-ROUNDING = 1e-5
 SIZE = 64
 """A head size that the vector kernel takes."""
 
@@ -98,17 +94,6 @@ def test_every_call_of_a_short_pass_is_within_the_kernels_limits(
                 assert heads == group and count <= min(most, keys)
 
 
-@pytest.mark.parametrize("mask", [None, "causal"])
-def test_heads_of_512_numbers_attend_one_row_at_a_time(
-    mask: str | None, kernel_calls: list[tuple[int, ...]]
-) -> None:
-    for rows in range(2, 33):
-        kernel_calls.clear()
-        attend(*arrays(8, 1, rows, 1023 + rows, 512), None, 0.1, mask)
-        assert [call[0] for call in kernel_calls] == [1] * rows
-        assert min(call[2] for call in kernel_calls) >= 1024
-
-
 @pytest.mark.parametrize(
     ("heads", "shared", "rows", "keys", "size", "mask"),
     [
@@ -164,34 +149,6 @@ def test_a_divided_attention_is_the_whole_one(
         divided = attend(*shown, None, 0.125, mask, sinks)
         assert calls == [[4] * (rows // 4) + [rows % 4] * (rows % 4 > 0)]
         assert mx.allclose(divided, expected, rtol=1e-6, atol=1e-6)
-
-
-@pytest.mark.parametrize("axes", [1, 2, 3])
-def test_masks_with_more_axes_are_divided_by_rows(axes: int) -> None:
-    rows, keys = 7, 9
-    mask = mx.arange(rows * keys).reshape(*[1] * axes, 1, rows, keys)
-    shown = arrays(4, 4, rows, keys, SIZE)
-    parts = [part[3] for part in in_parts(3, *shown, mask)]
-    assert [part.shape[-2] for part in parts] == [3, 3, 1]
-    assert mx.array_equal(mx.concatenate(parts, axis=-2), mask)
-
-
-@pytest.mark.cpu_only
-def test_nothing_is_divided_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention_parts, "in_parts", None)
-    attend(*arrays(8, 1, 5, 40, SIZE), None, 0.1, "causal")
-
-
-def test_own_attention_is_divided_too(calls: list[list[int]]) -> None:
-    """Encoder-decoder models have one query head per key-value head."""
-    attention = Attention(32, 2, 2, SIZE, scale=0.125)
-    states = mx.random.normal((3, 17, 32), key=mx.random.key(4))
-    shown, bias = attention.keys_values(states), mx.random.normal((1, 2, 17, 17))
-    divided = attention(states, shown, bias)
-    assert calls == [[8, 8, 1]]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(attention_parts, "FEW", 1)
-        assert mx.allclose(divided, attention(states, shown, bias), rtol=1e-6, atol=1e-6)
 
 
 def grouped(heads: int, shared: int, family: str = "llama", **changes: Any) -> DecoderOnlyModel:
@@ -252,15 +209,3 @@ def test_texts_are_those_of_whole_passes(
     assert all(result.stats.drafted for result in together)
     assert max(map(len, calls), default=0) > 1 or name == "8 bits"
     assert any(result.stats.drafted > result.stats.accepted > 0 for result in alone)
-
-
-@pytest.mark.cpu_only
-def test_attention_is_put_in_place_off_the_cpu_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    tiny.build("qwen2")
-    module = sys.modules["mlx_lm.models.qwen2"]
-    monkeypatch.setattr(module, ATTENTION_FUNCTION, base.scaled_dot_product_attention)
-    DecoderOnlyModel(tiny.build("qwen2"))
-    assert getattr(module, ATTENTION_FUNCTION) is base.scaled_dot_product_attention
-    monkeypatch.setattr(mlx_lm_model, "on_cpu", lambda: False)
-    DecoderOnlyModel(tiny.build("qwen2"))
-    assert getattr(module, ATTENTION_FUNCTION) is attend

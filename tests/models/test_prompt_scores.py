@@ -7,17 +7,12 @@ import pytest
 
 from mlx_specdec.core import loop
 from mlx_specdec.core.loop import LARGE_CHUNK, PREFILL_CHUNK, chunk_size
-from mlx_specdec.core.options import Options
-from mlx_specdec.engine.generate import generate
 from mlx_specdec.engine.memory import Extent, MemoryBudget
-from mlx_specdec.models.cache_settings import CacheSettings
-from mlx_specdec.models.loading import load_model
 from mlx_specdec.models.mlx_lm import model as mlx_lm_model
-from mlx_specdec.models.mlx_lm.attention import SCORES_NBYTES
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 
 from ..support import tiny
-from ..support.pairs import FIXTURES, pair_of
+from ..support.pairs import pair_of
 
 PROMPT, STEP = 8000, 512
 
@@ -74,56 +69,10 @@ def test_scores_are_held_with_their_softmax_unless_a_kernel_fuses_them(
     assert target.prefill_nbytes(PROMPT, STEP) == 2 * heads * SCORES
 
 
-def test_scores_in_half_precision_take_half(off_cpu: None) -> None:
-    unfused = model(head_dim=256)
-    unfused.network.set_dtype(mx.bfloat16)
-    assert unfused.prefill_nbytes(PROMPT, STEP) == 4 * SCORES
-
-
-def test_keys_and_values_of_different_sizes_are_not_fused(off_cpu: None) -> None:
-    assert model("deepseek_v3").holds_scores
-
-
-@pytest.mark.parametrize("size", [64, 256])
-def test_a_cpu_holds_the_scores_of_every_head_size(size: int) -> None:
-    on_cpu = model(head_dim=size)
-    assert on_cpu.holds_scores and on_cpu.prefill_nbytes(PROMPT, STEP) == 4 * SCORES
-
-
-def test_a_quantized_cache_bounds_the_scores(off_cpu: None) -> None:
-    quantized = DecoderOnlyModel(
-        tiny.build("llama", head_dim=256), caches=CacheSettings(bits=8, group_size=32)
-    )
-    assert not quantized.holds_scores
-    assert quantized.prefill_nbytes(PROMPT, LARGE_CHUNK) == SCORES_NBYTES
-
-
-def test_an_encoder_decoder_reads_its_start_in_one_pass() -> None:
-    assert not load_model(FIXTURES / "own-head-scaled").model.holds_scores
-
-
 def test_passes_are_short_if_they_hold_scores(accelerator: None) -> None:
     assert chunk_size(1, holds_scores=False) == LARGE_CHUNK
     assert chunk_size(1, holds_scores=True) == PREFILL_CHUNK
     assert chunk_size(1000, holds_scores=False) == PREFILL_CHUNK, "too little memory"
-
-
-@pytest.mark.parametrize(("size", "longest"), [(64, 699), (256, 512)])
-def test_prompts_are_read_in_passes_of_that_length(
-    size: int, longest: int, accelerator: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    target, passes = model(head_dim=size), []
-    plain = DecoderOnlyModel.run
-
-    def run(self: DecoderOnlyModel, tokens: mx.array, *rest: Any) -> Any:
-        passes.append(tokens.shape[1])
-        return plain(self, tokens, *rest)
-
-    monkeypatch.setattr(DecoderOnlyModel, "run", run)
-    prompt = [place % 60 + 3 for place in range(700)]
-    pair = pair_of(target, None)
-    generate(pair, prompt, Options(max_tokens=2, regular=True, cost_cache=False))
-    assert max(passes) == longest
 
 
 def test_admission_counts_the_scores_of_one_such_pass(accelerator: None) -> None:

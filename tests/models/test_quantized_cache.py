@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import mlx.core as mx
 import pytest
-from mlx_lm.models import base
 
 from mlx_specdec import load
 from mlx_specdec.core.options import Options
@@ -81,12 +80,6 @@ def test_texts_with_drafts_are_those_without(
     assert all(result.stats.drafted for result in together)
     assert [result.tokens for result in together] == plain
     assert any(result.stats.drafted > result.stats.accepted > 0 for result in alone)
-
-
-def test_the_scores_of_a_prompt_take_a_bounded_part_of_memory() -> None:
-    model = quantized("llama", 8)
-    assert base.quantized_scaled_dot_product_attention is attend_in_parts
-    assert model.prefill_nbytes(8192, 2048) == attention.SCORES_NBYTES
 
 
 def test_a_quantized_cache_is_said_to_give_up_equal_outputs() -> None:

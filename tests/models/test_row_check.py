@@ -10,8 +10,6 @@ import mlx.nn as nn
 import pytest
 from mlx.utils import tree_flatten
 
-from mlx_specdec.core.options import Options
-from mlx_specdec.engine.generate import generate, stream_generate
 from mlx_specdec.errors import CheckpointError
 from mlx_specdec.models import cpu_layers
 from mlx_specdec.models.cache_settings import CacheSettings
@@ -19,11 +17,10 @@ from mlx_specdec.models.loading import load_model
 from mlx_specdec.models.mlx_lm import trials
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.models.mlx_lm.trials import LEAST_LAYERS
-from mlx_specdec.proposers.lookup import PromptLookup
 
 from ..support import tiny
 from ..support.families import config_of
-from ..support.pairs import PROMPT, model_of, pair_of
+from ..support.pairs import model_of
 
 WRONG = ("phi3small",)
 MANTISSA = 0xFFFFE000
@@ -61,12 +58,6 @@ def test_rows_agree_if_an_accelerator_multiplies_several_of_them_in_tf32(
         assert DecoderOnlyModel(tiny.build(family)).rows_agree
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_mask_is_found_where_products_may_be_in_tf32(not_on_cpu: None, name: str) -> None:
-    with pytest.warns(RuntimeWarning, match=f"mlx-lm's {name} models"):
-        assert not model_of(name).rows_agree
-
-
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16])
 @pytest.mark.parametrize("name", WRONG)
 def test_a_family_that_is_wrong_is_reported_once(name: str, dtype: mx.Dtype) -> None:
@@ -91,15 +82,6 @@ def test_a_window_wider_than_memory_costs_nothing(window: int) -> None:
     network = tiny.from_config(config_of("llama"))
     assert DecoderOnlyModel(network, caches=CacheSettings(max_size=window)).rows_agree
     assert mx.get_peak_memory() < 1 << 30
-
-
-@pytest.mark.filterwarnings("ignore:mlx-lm's:RuntimeWarning")
-def test_a_proposer_of_the_callers_own_is_not_requested() -> None:
-    pair = pair_of(model_of("phi3small"), None)
-    plain = generate(pair, PROMPT, Options(max_tokens=40, regular=True))
-    run = stream_generate(pair, PROMPT, Options(max_tokens=40), proposer=PromptLookup())
-    assert run.result().tokens == plain.tokens
-    assert run.result().stats.drafted == 0 and run.result().labels.proposer == "none"
 
 
 def test_phi3small_with_ids_that_mlx_lm_writes_past_is_refused(tmp_path: Path) -> None:

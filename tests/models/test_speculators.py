@@ -15,13 +15,11 @@ import numpy as np
 import pytest
 
 from mlx_specdec.errors import CheckpointError
-from mlx_specdec.models.drafters.eagle import Eagle3
 from mlx_specdec.models.drafters.kinds import read
 from mlx_specdec.models.drafters.layers import rope_of
 
-from ..support import speculators
 from ..support.lender import FIXTURES, LIMIT, Lender, Run, differ, drafts_of, network_of
-from ..support.speculators import HEAD_DIM, VOCABULARY, WIDTH, eagle3
+from ..support.speculators import HEAD_DIM, WIDTH, eagle3
 
 CASES = sorted(path.name for path in FIXTURES.iterdir())
 
@@ -85,25 +83,6 @@ def test_a_layer_whose_configuration_cannot_be_is_refused(
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(CheckpointError, match=says):
         network_of(tmp_path, Lender(mx.zeros((40, 16))))
-
-
-def test_a_round_of_a_p_eagle_is_one_pass(tmp_path: Path, monkeypatch) -> None:
-    passes: list[int] = []
-    step = Eagle3.step
-
-    def counted(self, tokens, *rest):
-        passes.append(tokens.shape[1])
-        return step(self, tokens, *rest)
-
-    monkeypatch.setattr(Eagle3, "step", counted)
-    directory = speculators.peagle(tmp_path / "peagle")
-    embedding = mx.random.normal((VOCABULARY, WIDTH), key=mx.random.key(0))
-    hidden = mx.random.normal((20, 3 * WIDTH), key=mx.random.key(1))
-    run = Run(network_of(directory, Lender(embedding)), [5] * 20, hidden)
-    for length, count in ((6, 4), (7, 4), (9, 3), (10, 1)):
-        run.draft(length, count)
-    # A pass has the accepted tokens and the positions to fill.
-    assert passes == [5 + 3, 1 + 3, 2 + 2, 1]
 
 
 # Scaled positions of drafters, as transformers turns them.

@@ -8,7 +8,6 @@ import mlx.core as mx
 import pytest
 
 from mlx_specdec.errors import CheckpointError
-from mlx_specdec.models.drafters import DRAFTER_KINDS
 from mlx_specdec.models.drafters.files import DrafterFiles
 from mlx_specdec.models.drafters.kinds import check_is_none, kind_named, kind_of, read
 
@@ -22,7 +21,6 @@ from ..support.speculators import (
     peagle,
     speculators_eagle3,
 )
-from ..support.tokenizers import byte_level
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "drafters"
 
@@ -69,12 +67,6 @@ def prefixed(directory: Path) -> Path:
     return speculators.write(directory, config, {f"model.{n}": a for n, a in tensors.items()})
 
 
-def weights(directory: Path, config: dict, tensors: dict[str, tuple[int, ...]]) -> Path:
-    return speculators.write(
-        directory, config, {name: mx.zeros(shape) for name, shape in tensors.items()}
-    )
-
-
 def test_kinds_are_reported_by_their_files(tmp_path: Path) -> None:
     for name, kind, directory in (
         ("authors", "eagle3", eagle3(tmp_path / "1")),
@@ -105,11 +97,6 @@ def test_kinds_are_reported_by_their_files(tmp_path: Path) -> None:
         check_is_none(tmp_path / "13")
 
 
-def test_a_tokenizer_beside_a_drafter_changes_nothing(tmp_path: Path) -> None:
-    byte_level(peagle(tmp_path))
-    assert kind_of(tmp_path) == "peagle"
-
-
 def test_an_eagle_reads_the_inputs_of_the_head_alone(tmp_path: Path) -> None:
     unused = {"lm_head.weight": (VOCABULARY, WIDTH), "layers.0.self_attn.rotary_emb.inv_freq": (4,)}
     files = files_of(eagle(tmp_path / "1", extra=unused))
@@ -123,39 +110,6 @@ def test_a_p_eagle_names_its_mask_token_and_its_depth(tmp_path: Path) -> None:
         assert network_of(peagle(tmp_path / str(number), **named)).mask_token == 7
     assert network_of(tmp_path / "0").most == 8
     assert network_of(speculators_peagle(tmp_path / "4", tokens=5)).most == 5
-
-
-@pytest.mark.parametrize(
-    ("config", "tensors", "what"),
-    [
-        ({"model_type": "mlp_speculator"}, {}, "an MLPSpeculator"),
-        ({"model_type": "llama"}, {"speculator.emb.0.weight": (4, 4)}, "an MLPSpeculator"),
-        ({"medusa_num_heads": 3}, {}, "Medusa heads, which are given as the model"),
-        ({"hydra_num_heads": 3}, {}, "Hydra heads"),
-        ({"dflash_config": {"projector_type": "domino"}}, {}, "a Domino"),
-        ({"speculators_model_type": "dflash", "projector_type": "domino"}, {}, "a Domino"),
-        ({"exit_dim": 8, "num_draft_layers": 2}, {}, "a ReDrafter"),
-        ({"speculators_model_type": "eagle"}, {}, "a drafter that says it is 'eagle'"),
-        (
-            {"model_type": "exaone_moe"},
-            {"mtp.fc.weight": (4, 8)},
-            "layers for multi-token prediction of another family",
-        ),
-        (
-            {"model_type": "mimo_v2_flash"},
-            {"model.mtp.layers.0.eh_proj.weight": (4, 8)},
-            "layers for multi-token prediction of another family",
-        ),
-    ],
-)
-def test_known_drafters_that_are_not_supported_are_named(
-    config: dict, tensors: dict, what: str, tmp_path: Path
-) -> None:
-    directory = weights(tmp_path / "drafter", config, tensors or {"some.weight": (2, 2)})
-    with pytest.raises(
-        CheckpointError, match=rf"{what}.* not supported: .*{', '.join(sorted(DRAFTER_KINDS))}"
-    ):
-        read(directory)
 
 
 def test_the_key_decides_how_layers_are_counted(tmp_path: Path) -> None:
@@ -190,27 +144,6 @@ def test_layers_that_nothing_names_are_the_usual_ones(tmp_path: Path) -> None:
     config = {"mask_token_id": 3}
     nameless = changed(dflash(tmp_path / "2", hidden_count=3), dflash_config=config)
     assert files_of(nameless).hidden_layers_of(36) == (1, 17, 33)
-
-
-def test_d2t_is_an_offset(tmp_path: Path) -> None:
-    ids = files_of(eagle3(tmp_path / "1")).target_ids
-    assert ids == tuple(range(1, VOCABULARY, 2))
-    same = eagle3(tmp_path / "2", drafted=VOCABULARY, tensors={"d2t": mx.zeros(64, mx.int64)})
-    assert files_of(same).target_ids == tuple(range(VOCABULARY))
-    assert files_of(eagle3(tmp_path / "3", drafted=None)).target_ids is None
-
-
-@pytest.mark.parametrize(
-    ("offset", "match"),
-    [
-        (lambda ids: 2 * ids + 2, r"d2t that leads to token 65, and the target has 64"),
-        (lambda ids: ids - 40, r"d2t that leads to token -40"),
-    ],
-)
-def test_a_d2t_that_leads_nowhere_is_refused(offset, match: str, tmp_path: Path) -> None:
-    table = offset(mx.arange(32, dtype=mx.int64))
-    with pytest.raises(CheckpointError, match=match):
-        read(eagle3(tmp_path / "eagle3", tensors={"d2t": table}))
 
 
 def test_norm_output_means_two_things(tmp_path: Path) -> None:
@@ -273,83 +206,3 @@ def test_slots_of_layers_with_a_window_see_backwards_by_default(tmp_path: Path) 
     ):
         network = network_of(dflash(tmp_path / str(number), **settings, **kinds))
         assert network.sight == tuple(zip(windows, causal, strict=True))
-
-
-def test_what_is_the_targets_own_is_not_read_again(tmp_path: Path) -> None:
-    frozen = {"embed_tokens.weight": (VOCABULARY, WIDTH), "lm_head.weight": (VOCABULARY, WIDTH)}
-    tensors = files_of(dflash(tmp_path / "1", extra=frozen)).tensors
-    assert not {"embed_tokens.weight", "lm_head.weight"} & tensors.keys()
-    embedded = files_of(eagle3(tmp_path / "2", extra={"embed_tokens.weight": (VOCABULARY, WIDTH)}))
-    assert "embed_tokens.weight" in embedded.tensors
-
-
-@pytest.mark.parametrize(
-    ("facts", "match"),
-    [
-        ((48, 2, 64), "hidden states of width 32, and this one has 48"),
-        ((32, 2, 99), "vocabulary of 64, and this one has 99"),
-        ((32, 1, 64), "layer 1 of the target puts out, and the target has layers 0 to 0"),
-    ],
-)
-def test_another_target_is_refused(facts: tuple[int, int, int], match: str, tmp_path: Path) -> None:
-    for make in (eagle3, dflash):
-        files = files_of(make(tmp_path / make.__name__))
-        files.check(32, 2, 64)
-        files.check(None, None, None)
-        with pytest.raises(CheckpointError, match=match):
-            files.check(*facts)
-        width, layers, vocabulary = facts
-        sizes = {"hidden_size": width, "num_hidden_layers": layers, "vocab_size": vocabulary}
-        for config in (sizes, {"text_config": sizes}):
-            with pytest.raises(CheckpointError, match=match):
-                files.check_config(config)
-        files.check_config({"model_type": "unknown"})
-
-
-@pytest.mark.parametrize(
-    ("make", "changes", "match"),
-    [
-        (eagle3, {"target_hidden_size": 31}, "embed_tokens.weight is missing"),
-        (eagle3, {"hidden_size": 64}, r"has shape .* where config.json asks for"),
-        (eagle3, {"num_hidden_layers": 2}, "layers.1.input_layernorm.weight is missing"),
-        (eagle3, {"draft_vocab_size": 31}, "can be built .ValueError"),
-        (eagle3, {"hidden_act": "gelu"}, "'gelu' for hidden_act"),
-        (eagle3, {"eagle_aux_hidden_state_layer_ids": 1}, "can be built .TypeError"),
-        (eagle3, {"extra": {"midlayer.more.weight": (2, 2)}}, "layers.0.more.weight is not part"),
-        (eagle3, {"layer_types": ["sliding_attention"]}, "layer_types"),
-        (eagle3, {"rope_scaling": {"rope_type": "yarn"}}, "KeyError: 'factor'"),
-        (eagle, {"hidden_size": 48}, "has shape .* where config.json asks for"),
-        (eagle, {"extra": {"norm.weight": (WIDTH,)}}, "norm.weight is not part"),
-        (peagle, {"mask_token_id": None}, "has no mask_token_id"),
-        (peagle, {"mask_token_id": 64}, "one of the target's 64 tokens"),
-        (peagle, {"tensors": {"mask_hidden": mx.zeros((2, 3 * WIDTH))}}, "mask_hidden has shape"),
-        (dflash, {"layer_types": ["full_attention"]}, "layer_types"),
-        (dflash, {"layer_types": ["sliding_attention"] * 2}, "has no sliding_window"),
-        (dflash, {"block_size": 1}, "1 for block_size"),
-        (dflash, {"nested": {"mask_token_id": 64}}, "one of the target's 64 tokens"),
-        (dflash, {"model_type": "gemma4"}, "'gemma4' for model_type"),
-        (dflash, {"second": True, "nested": {"selector_rank": 9}}, "shape .* asks for"),
-        (dflash, {"markov": "bigram"}, "'bigram' for markov_head_type"),
-        (dflash, {"nested": {"markov_rank": 8}}, "markov_head.markov_w1.weight is missing"),
-    ],
-)
-def test_files_that_contradict_themselves_are_refused(
-    make, changes: dict, match: str, tmp_path: Path
-) -> None:
-    with pytest.raises(CheckpointError, match=match):
-        read(make(tmp_path / "drafter", **changes))
-
-
-def test_missing_and_damaged_tensors_are_named(tmp_path: Path) -> None:
-    directory = eagle3(tmp_path / "1")
-    file = directory / "model.safetensors"
-    tensors = dict(mx.load(str(file)))
-    for name in ("midlayer.hidden_norm.weight", "d2t", "norm.weight"):
-        mx.save_safetensors(
-            str(file), {key: array for key, array in tensors.items() if key != name}
-        )
-        with pytest.raises(CheckpointError, match=name.replace("midlayer", "layers.0")):
-            read(directory)
-    file.write_bytes(file.read_bytes()[:-100])
-    with pytest.raises(CheckpointError, match="truncated"):
-        read(directory)

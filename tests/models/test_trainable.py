@@ -53,17 +53,6 @@ def test_a_model_without_gradient_is_refused() -> None:
         trainable(DecoderOnlyModel(tiny.build("recurrent_gemma")))
 
 
-def test_packed_layers_are_unpacked_in_the_copy_alone() -> None:
-    network = tiny.build("llama", hidden_size=96, intermediate_size=64)
-    nn.quantize(network, 32, 4)
-    model = DecoderOnlyModel(network)
-    draft = trainable(model)
-    arrays = [array for _, array in tree_flatten(draft.network.parameters())]
-    assert {array.dtype for array in arrays} == {mx.float32}
-    assert any(isinstance(module, nn.QuantizedLinear) for module in network.modules())
-    check_same(model, draft)
-
-
 @pytest.mark.parametrize("family", ["llama", "t5"])
 def test_gradients_are_those_of_finite_differences(family: str) -> None:
     if family == "llama":

@@ -11,7 +11,6 @@ from mlx.utils import tree_flatten
 from mlx_lm.tuner.utils import linear_to_lora_layers
 from mlx_lm.utils import load_model
 
-from mlx_specdec.models.bart import Bart, BartConfig
 from mlx_specdec.models.loading import load_model as load_any
 from mlx_specdec.models.t5 import T5, T5Config
 from mlx_specdec.text.tokenizer import load_tokenizer
@@ -42,21 +41,6 @@ def make_t5(directory: Path, seed: int = 0, extra: tuple[str, ...] = ()) -> Path
     weights["lm_head.weight"][1] = 0
     mx.save_safetensors(str(directory / "model.safetensors"), weights)
     return directory
-
-
-def make_pegasus(directory: Path, seed: int = 0) -> Path:
-    """A random Pegasus with the same tokenizer."""
-    size = load_tokenizer(unigram(directory), kind="encoder-decoder").size
-    config = {"model_type": "pegasus", "vocab_size": size, "d_model": 32, "scale_embedding": True}
-    config |= {f"{stack}_{name}": 2 for stack in STACKS for name in ("layers", "attention_heads")}
-    config |= {f"{stack}_ffn_dim": 64 for stack in STACKS}
-    weights = _written(directory, config, Bart(BartConfig.from_dict(config), has_bias=True), seed)
-    weights["final_logits_bias"][0, 1] = -9
-    mx.save_safetensors(str(directory / "model.safetensors"), weights)
-    return directory
-
-
-STACKS = ("encoder", "decoder")
 
 
 def _written(

@@ -2,7 +2,6 @@
 
 import functools
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import mlx.core as mx
@@ -13,7 +12,6 @@ from mlx_specdec.engine.generate import stream_generate
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.engine.prompt_cache import PromptCache
 from mlx_specdec.models.base import Base
-from mlx_specdec.models.drafters.medusa import MedusaHeads
 from mlx_specdec.models.encoder_decoder.context import EncoderDecoderModel
 from mlx_specdec.models.loading import load_model
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
@@ -23,15 +21,6 @@ from mlx_specdec.types import Context, Model, feed
 
 from . import tiny
 from .families import config_of
-
-
-def with_heads(pair: Pair) -> Pair:
-    """Three heads, which guess at random."""
-    width, key = pair.target.width, mx.random.key(1)
-    weight = 0.1 * mx.random.normal((3, width, width), key=key)
-    heads = MedusaHeads(pair.target, [(weight, mx.zeros((3, width)))])
-    return replace(pair, heads=heads)
-
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "t5"
 BART = FIXTURES.parent / "bart"
