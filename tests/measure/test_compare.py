@@ -1,137 +1,27 @@
 """transformers as a baseline, with a stand-in for it: what it is asked, and what is counted."""
 
 from pathlib import Path
-from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import pytest
-from mlx_lm.generate import BatchGenerator
 
-from benchmarks import compare
 from benchmarks.compare import (
     NoBaselineError,
     build,
-    find_baselines,
-    mlx_lm_file_methods,
     settings,
-    transformers_file_methods,
-    transformers_methods,
     weights,
 )
 from mlx_specdec.checkpoints import files
-from mlx_specdec.core.options import Options
-from mlx_specdec.engine.loading import load
-from mlx_specdec.engine.pair import Pair
-from mlx_specdec.errors import PromptError
 from mlx_specdec.models.loading import load_model
 
 from ..support.fake_hugging_face import FakeHuggingFace, FakeModel
-from ..support.models import make_llama, make_t5
+from ..support.models import make_llama
 
 
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_llama(tmp_path_factory.mktemp("llama"))
-
-
-@pytest.fixture(scope="module")
-def pair(llama: Path) -> Pair:
-    return load(llama, llama, dtype="float32")
-
-
-def fake_for(pair: Pair, count: int = 2) -> tuple[FakeHuggingFace, list[FakeModel]]:
-    target: Any = pair.target
-    models = [FakeModel(shapes(weights(target.network))) for _ in range(count)]
-    return FakeHuggingFace(*models), models
-
-
-def test_plain_and_every_fixed_length_are_methods_on_the_same_weights(pair: Pair) -> None:
-    fake, (target, draft) = fake_for(pair)
-    methods = transformers_methods(pair, Options(), [1, 4, "auto"], fake.installed)
-    assert [(one.name, one.num_draft, one.same_text) for one in methods] == [
-        ("transformers plain", 0, True),
-        ("transformers 1", 1, True),
-        ("transformers 4", 4, True),
-    ]
-    for method in methods:
-        method.run([3, 4])
-    plain, _, assisted = target.calls[-3:]
-    assert "assistant_model" not in plain and assisted["assistant_model"] is draft
-    assert assisted["tokens"].tolist() == [[3, 4]]
-    drafting = draft.generation_config
-    assert drafting.num_assistant_tokens == 4 and drafting.assistant_confidence_threshold == 0
-    assert drafting.num_assistant_tokens_schedule == "constant"
-    assert set(fake.threads) == {2} and set(fake.seeds) == {0}
-
-
-def test_a_text_ends_where_ours_does(pair: Pair) -> None:
-    fake, (target, _) = fake_for(pair)
-    longest = pair.target.max_length
-    assert longest is not None
-    run = transformers_methods(pair, Options(max_tokens=50), [], fake.installed)[0].run
-    run([3] * (longest - 20))
-    settings = target.calls[-1]["generation_config"]
-    assert settings.max_new_tokens == 20
-    assert settings.eos_token_id == sorted(pair.eos_token_ids)
-    with pytest.raises(PromptError, match="takes"):
-        run([3] * longest)
-
-
-def test_transformers_gets_texts_of_like_length_in_one_call(pair: Pair) -> None:
-    fake, (target, _) = fake_for(pair)
-    methods = transformers_file_methods(pair, Options(), [1, 2], fake.installed)
-    assert [(one.name, one.batch_size) for one in methods] == [
-        ("transformers plain", 1),
-        ("transformers plain", 2),
-    ]
-    assert all(one.same_text for one in methods)
-    target.calls.clear()
-    target.says = [[5, 6], [sorted(pair.eos_token_ids)[0], 7]]
-    made = dict(methods[1].run([[3], [4, 5, 6], [8, 9]]))
-    pad = target.calls[0]["generation_config"].pad_token_id
-    assert [call["tokens"].tolist() for call in target.calls] == [
-        [[4, 5, 6], [pad, 8, 9]],
-        [[3]],
-    ]
-    assert target.calls[0]["attention_mask"].tolist() == [[1, 1, 1], [0, 1, 1]]
-    # Behind an EOS is padding.
-    assert [made[number].tokens for number in range(3)] == [(5, 6, *sorted(pair.eos_token_ids))] * 3
-    assert set(fake.threads) == {2}
-
-
-def test_sources_of_a_translator_are_padded_on_the_right(tmp_path: Path) -> None:
-    pair = load(make_t5(tmp_path), dtype="float32")
-    fake, (target,) = fake_for(pair, 1)
-    target.decoder_only = False
-    target.says = [[5, 6]]
-    [method] = transformers_file_methods(pair, Options(), [3], fake.installed)
-    made = dict(method.run([[3], [4, 5]]))
-    pad = target.calls[-1]["generation_config"].pad_token_id
-    assert target.calls[-1]["tokens"].tolist() == [[4, 5], [3, pad]]
-    assert target.calls[-1]["attention_mask"].tolist() == [[1, 1], [1, 0]]
-    assert [made[number].tokens for number in range(2)] == [(5, 6)] * 2
-
-
-@pytest.mark.parametrize("program", ["mlx-lm", "transformers"])
-def test_a_program_that_cannot_batch_a_model_is_left_out_with_its_reason(
-    pair: Pair, program: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fake, (target, _) = fake_for(pair)
-
-    def refuse(*arguments: Any, **fields: Any) -> None:
-        raise ValueError("no batches here\nbecause")
-
-    if program == "transformers":
-        target.generate = refuse  # type: ignore[method-assign]
-    else:
-        monkeypatch.setattr(BatchGenerator, "insert", refuse)
-    monkeypatch.setattr(compare, "hugging_face", lambda: fake.installed)
-    programs = mlx_lm_file_methods, transformers_file_methods
-    methods, notes = find_baselines(*programs, pair, Options(), [2])
-    rest = {"mlx-lm", "transformers"} - {program}
-    assert {one.family for one in methods} == rest
-    assert f"{program} is left out: it cannot generate: no batches here" in notes
 
 
 # Our networks' weights under the checkpoints' names; real files, no torch.

@@ -5,14 +5,13 @@ import numpy as np
 import pytest
 
 from benchmarks import margins as program
-from benchmarks.margins import Parting, compare, cut_distance, lead, noise_of, score
+from benchmarks.margins import compare, cut_distance, lead, noise_of, score
 from mlx_specdec.core.distribution import Distribution
 from mlx_specdec.core.noise import CoupledNoise
 from mlx_specdec.core.options import Options
 from mlx_specdec.engine.generate import generate
 from mlx_specdec.engine.pair import Pair
 
-from ..support.letters import bound
 from ..support.nothing import NO_DRAFT
 from ..support.pairs import PROMPT, SIZE, decoder_only, pair_for
 
@@ -73,18 +72,6 @@ def test_an_exact_output_is_scored_in_exact_passes() -> None:
     assert margins.values == pytest.approx(expected(pair, settings, tokens), abs=1e-4)
 
 
-def test_an_output_that_fits_a_grammar_is_scored_among_what_the_grammar_allows() -> None:
-    pair, settings = bound("llama"), options(regex="[ab]{3}", max_tokens=30)
-    tokens = generate(pair, PROMPT, settings).tokens
-    margins = score(pair, settings, PROMPT, tokens)
-    # Only the end may follow the three letters.
-    *letters, end = margins.values
-    assert end == np.inf and np.isfinite(letters).all()
-    assert margins.smallest.value == min(letters)
-    last = len(letters)
-    assert compare(pair, settings, PROMPT, tokens, tokens[:last]) == Parting(last, None, False)
-
-
 def test_positions_that_tie_within_the_measured_noise_are_counted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -100,21 +87,6 @@ def test_positions_that_tie_within_the_measured_noise_are_counted(
 def test_the_noise_is_that_of_rounding_and_exact_passes_have_none() -> None:
     pair = decoder_only("llama")
     assert 0 <= noise_of(pair) < 1e-4 and noise_of(pair, exact=True) == 0
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"rule": "token", "temperature": 1.0},
-        {"rule": "block", "temperature": 1.0},
-        {"rule": "typical"},
-    ],
-    ids=str,
-)
-def test_tokens_that_are_no_best_ones_have_no_margins(settings: dict) -> None:
-    pair = decoder_only("llama")
-    assert score(pair, options(**settings), PROMPT, [3, 4]) is None
-    assert compare(pair, options(**settings), PROMPT, [3, 4], [3, 5]) == Parting(1)
 
 
 @pytest.mark.parametrize("at", [0, 7, 11])
@@ -184,11 +156,3 @@ def test_no_change_below_the_margin_changes_the_choice(filters: dict) -> None:
     assert (closest >= most - 1e-5).all()
     # And it is not less than it has to be: for nearly all, chance finds a change of twice it.
     assert (closest <= 2.1 * most).mean() > 0.9
-
-
-@pytest.mark.parametrize("filters", FILTERS, ids=str)
-def test_banned_tokens_never_come_in(filters: dict) -> None:
-    before = np.array([[1.0, -np.inf, 0.0, -np.inf]], dtype=np.float32)
-    gumbel = np.array([[0.0, 50.0, 0.0, 50.0]], dtype=np.float32)
-    settings = Options(temperature=1.0, **filters)
-    assert margins(before, gumbel, settings)[0] == pytest.approx(1.0)

@@ -2,8 +2,6 @@
 
 import functools
 import json
-import warnings
-from dataclasses import replace
 from pathlib import Path
 
 import mlx.core as mx
@@ -11,29 +9,20 @@ import numpy as np
 import pytest
 
 from benchmarks import probe as probing
-from benchmarks.probe import SETTINGS, Numbering, Probe, probe
+from benchmarks.probe import SETTINGS, Numbering, Probe
 from mlx_specdec.engine.generate import generate
 from mlx_specdec.engine.loading import load
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.engine.request import encode
-from mlx_specdec.errors import OptionError
 from mlx_specdec.text.tokenizer import load_tokenizer
 from mlx_specdec.types import after
 
 from ..support import tiny
-from ..support.drafter_pairs import MAKERS, TRANSLATOR, made
 from ..support.speculators import WIDTH, eagle3
 from ..support.tokenizers import byte_level
 
 LAYERS = 5
 PROMPTS = ["some words", "other words"]
-BRIEF = replace(SETTINGS, max_tokens=10)
-
-
-@pytest.fixture
-def brief(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shorter texts, where what is accepted does not matter."""
-    monkeypatch.setattr(probing, "SETTINGS", BRIEF)
 
 
 @pytest.fixture(scope="module")
@@ -84,41 +73,6 @@ def drafter(directory: Path, target: Path, layer: int, named: int) -> Path:
         tensors=inner,
         eagle_aux_hidden_state_layer_ids=ids,
     )
-
-
-# Beside the first and the last layer, where a numbering less exists.
-@pytest.mark.slow
-@pytest.mark.parametrize(("layer", "shift"), [(1, 1), (LAYERS - 2, -1)])
-def test_the_layers_that_a_drafter_was_made_for_are_named(
-    layer: int, shift: int, target: Path, tmp_path: Path
-) -> None:
-    named = layer - shift
-    measured = probe(load(target, drafter(tmp_path / "drafter", target, layer, named)), PROMPTS)
-    exist = [at for at in (0, -1, 1) if 0 <= named + at < LAYERS]
-    assert [numbering.shift for numbering in measured.numberings] == exist
-    assert [numbering.layers for numbering in measured.numberings] == [
-        (named + at,) for at in exist
-    ]
-    assert measured.best.shift == shift and measured.fits
-
-
-@pytest.mark.usefixtures("brief")
-@pytest.mark.parametrize("kind", [kind for kind in MAKERS if kind not in ("eagle", "mtp")])
-@pytest.mark.parametrize("family", ["llama", TRANSLATOR])
-def test_every_kind_is_probed_on_both_families(kind: str, family: str, tmp_path: Path) -> None:
-    pair = made(kind, family, tmp_path)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        measured = probe(pair, ["5 9 12 7", "33 5 41"])
-    assert measured.kind == kind
-    assert [numbering.shift for numbering in measured.numberings] == [0]
-    assert measured.numberings[0].drafted > 3
-
-
-@pytest.mark.parametrize("kind", ["eagle", "mtp"])
-def test_what_the_head_is_given_is_counted_in_one_way(kind: str, tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="reads what the target's head is given"):
-        probe(made(kind, "llama", tmp_path))
 
 
 def numbering(shift: int, rounds: int, first: int) -> Numbering:

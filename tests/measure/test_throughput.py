@@ -101,26 +101,6 @@ def test_figures_are_medians_and_ratios_are_taken_within_a_repeat() -> None:
     assert places == [(0, 1), (1, 1), (3, 1), (4, 1)] * 3
 
 
-@pytest.mark.parametrize(
-    ("texts", "complete"), [(5, ()), (2 + 4, ("plain",)), (2 + 9, ("plain", "x"))]
-)
-def test_ctrl_c_keeps_the_runs_that_were_complete(texts: int, complete: tuple[str, ...]) -> None:
-    left = iter(range(texts))
-
-    def interrupt() -> None:
-        if next(left, None) is None:
-            raise KeyboardInterrupt
-
-    bench = Bench(before=interrupt)
-    methods = [bench.method("plain", 1, [1] * 9), bench.method("x", 1, [1] * 9)]
-    found = bench.measure(methods, repeats=3)
-    if not complete:
-        assert found is None
-        return
-    assert found is not None and found.interrupted
-    assert tuple(one.family for one in found.methods if one.speed_up is not None) == complete
-
-
 def prompts_of(count: int) -> list[list[int]]:
     dice = random.Random(count)
     return [[dice.randrange(3, SIZE) for _ in range(dice.choice([1, 4, 9]))] for _ in range(count)]
@@ -154,10 +134,3 @@ def test_mlx_lm_makes_the_same_texts_in_batches(eos: frozenset[int]) -> None:
     expected = texts_of(file_methods(pair, GREEDY, None, "auto", [1])[0][0], prompts)
     assert any(len(text) < 8 for text in expected) == bool(eos)
     assert all(one.same_text and texts_of(one, prompts) == expected for one in methods)
-
-
-def test_the_verdict_says_what_speculation_brings_at_every_size() -> None:
-    assert figures().verdict == (
-        "plain, batch 4 is fastest: 4.00 times plain decoding of one text at a time; speculation "
-        "over plain decoding by batch size: 2.00 with 4."
-    )
