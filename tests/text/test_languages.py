@@ -6,11 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import mlx.core as mx
 import pytest
 
 from mlx_specdec import Options, generate, generate_many, load
-from mlx_specdec.conversion.convert import convert
 from mlx_specdec.engine.request import Request, encode, open_row
 from mlx_specdec.errors import OptionError
 from mlx_specdec.serve.requests import RequestParser
@@ -20,7 +18,6 @@ from mlx_specdec.text.languages import Languages
 from ..support.tokenizers import sentence_piece
 
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "madlad"
-TEXTS = [json.loads(line) for line in (FIXTURE / "texts.jsonl").read_text().splitlines()]
 SPACES = "def  f(x):\n\n    return x"
 
 
@@ -36,17 +33,6 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def pair(directory: Path) -> Any:
     return load(directory, dtype="float32")
-
-
-def test_the_tokens_are_those_of_transformers_with_a_file_that_lacks_shared(pair: Any) -> None:
-    network = pair.target.network
-    assert network.start == (0,) and not network.config.scales_output
-    assert pair.eos_token_ids == {2}
-    assert not mx.array_equal(network.shared.weight, network.lm_head.weight)
-    for line in TEXTS:
-        fed = [0, *line["text"][:-1]]
-        logits = pair.target.open(line["source"]).advance(mx.array([fed])).logits[0]
-        assert mx.argmax(logits, axis=-1).tolist() == line["text"]
 
 
 def test_white_space_survives_and_no_sentinels_are_added(pair: Any, tmp_path: Path) -> None:
@@ -109,11 +95,3 @@ def test_a_body_names_the_languages_of_its_prompts(pair: Any) -> None:
     ]
     chat = parser.chat({"messages": [{"role": "user", "content": "read"}], "target_lang": "de"})
     assert chat.requests[0].prompt == pair.tokenizer.encode("<2de> read")
-
-
-def test_a_conversion_has_a_table_and_a_head_of_its_own(pair: Any, tmp_path: Path) -> None:
-    report = convert(pair.name, tmp_path / "out")
-    assert report.tensor_report.renamed == {"decoder.embed_tokens.weight": "shared.weight"}
-    made = json.loads((tmp_path / "out" / "config.json").read_text())
-    assert made["tie_word_embeddings"] is False and made["scale_decoder_outputs"] is False
-    assert load(tmp_path / "out").target.network.start == (0,)

@@ -6,10 +6,8 @@ import pytest
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Loaded
 
-from mlx_specdec.text.markers import NONE, Markers, markers_of
-from mlx_specdec.text.stream import TextStream
+from mlx_specdec.text.markers import Markers, markers_of
 from mlx_specdec.text.tokenizer import Tokenizer, load_tokenizer
-from mlx_specdec.text.tool_formats import parser_names
 
 from ..support.tokenizers import byte_level
 
@@ -100,35 +98,3 @@ def test_formats_that_mlx_lm_does_not_know_are_known_by_their_templates(
     assert texts(markers) == (*seed, begin, end)
     assert markers.calls and markers.calls.name == name
     assert {begin, *seed} == {*markers.special.values()}
-
-
-def test_a_format_may_be_named(tmp_path: Path) -> None:
-    tokenizer = tokenizer_of(tmp_path, CALL)
-    for parser, name in (("granite", "granite"), ("hermes", "json_tools"), ("glm47", "glm47")):
-        calls = markers_of(tokenizer, parser).calls
-        assert parser in parser_names() and calls is not None and calls.name == name
-    calls = markers_of(tokenizer).calls
-    assert calls is not None and calls.name == "json_tools"
-    assert "kimi_k3" not in parser_names() and parser_names() == sorted(parser_names())
-
-
-def test_a_prompt_may_leave_a_thought_open(tmp_path: Path) -> None:
-    tokenizer = tokenizer_of(tmp_path, THINK, special=False)
-    markers = markers_of(tokenizer)
-    assert markers.special == {}
-    for prompt, opened in (("a", False), ("<think>a", True), ("<think>a</think>b", False)):
-        assert markers.thinks_after(tokenizer.encode(prompt)) is opened
-    assert not NONE.thinks_after([1, 2])
-
-
-def test_special_tokens_are_printed_where_they_are_part_of_the_text(tmp_path: Path) -> None:
-    tokenizer = tokenizer_of(tmp_path, THINK)
-    text = "é<think>naïve café</think> — déjà"
-    ids = tokenizer.encode(text)
-    shown = markers_of(tokenizer).special
-    for size in (1, 2, 5, len(ids)):
-        stream = TextStream(tokenizer, shown)
-        pieces = [stream.push(ids[at : at + size]) for at in range(0, len(ids), size)]
-        assert "".join([*pieces, stream.finish()]) == text
-    plain = TextStream(tokenizer)
-    assert plain.push(ids) + plain.finish() == text.replace("<think>", "").replace("</think>", "")

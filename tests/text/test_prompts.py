@@ -1,6 +1,5 @@
 """Prompt files: both formats are read, and whatever is wrong with one is named with its line."""
 
-import os
 import re
 from pathlib import Path
 
@@ -66,13 +65,6 @@ def test_what_is_wrong_is_named(tmp_path: Path, text: str | bytes, complaint: st
         read_prompts(written(tmp_path, text))
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(PromptError, match=r"nowhere\.txt"):
-        read_prompts(tmp_path / "nowhere.txt")
-    with pytest.raises(PromptError, match="cannot read"):
-        read_prompts(tmp_path)
-
-
 @pytest.mark.parametrize("name", ["translation.jsonl", "python.jsonl", "code_edits.jsonl"])
 def test_the_shipped_files_can_be_read_and_have_categories(name: str) -> None:
     prompts = read_prompts(SHIPPED / name)
@@ -105,16 +97,6 @@ def test_a_long_document_is_read_in_pieces_and_comes_out_whole(
     (ids,) = documents.tokens([file], tokenizer)
     assert tokenizer.decode(ids.tolist()) == text
     assert not tokenizer.special_ids & set(ids.tolist())
-
-
-def test_what_cannot_be_read_is_refused(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    with pytest.raises(DocumentError, match=r"nowhere\.txt: No such file"):
-        documents.tokens([tmp_path / "nowhere.txt"], tokenizer)
-    with pytest.raises(DocumentError, match="is no file of text"):
-        documents.tokens([tmp_path], tokenizer)
-    os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(DocumentError, match="is no file of text"):
-        documents.tokens([tmp_path / "pipe"], tokenizer)
 
 
 def test_documents_that_are_too_large_are_refused_before_they_are_read(

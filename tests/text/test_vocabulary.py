@@ -7,7 +7,7 @@ import pytest
 
 from mlx_specdec.errors import VocabularyError
 from mlx_specdec.text.tokenizer import load_tokenizer
-from mlx_specdec.text.vocabulary import common_size, shared_tokens
+from mlx_specdec.text.vocabulary import shared_tokens
 
 from ..support.tokenizers import byte_level, unigram
 
@@ -21,18 +21,6 @@ class Listed:
 
     def pieces(self) -> list[str | None]:
         return self._pieces
-
-
-def test_padding_at_the_tail_does_no_harm(tmp_path: Path) -> None:
-    small = load_tokenizer(unigram(tmp_path / "a"), kind="encoder-decoder")
-    large = load_tokenizer(unigram(tmp_path / "b", extra=("▁more",)), kind="encoder-decoder")
-    assert common_size(small, large, small.size + 64, large.size + 8) == small.size
-    assert common_size(large, small, large.size, small.size) == large.size
-
-
-def test_the_first_id_with_two_meanings_is_named() -> None:
-    with pytest.raises(VocabularyError, match=r"token 2 is 'c' in the target and 'x' in the draft"):
-        common_size(Listed("a", "b", "c", "d"), Listed("a", "b", "x", "y"), 4, 4)
 
 
 def test_tokens_are_shared_by_their_text_whatever_alphabet_they_are_written_in(
