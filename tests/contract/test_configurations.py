@@ -63,9 +63,21 @@ def test_each_tested_key_changes_the_computation() -> None:
 
 
 MENDED = ("ernie4_5_moe", "falcon_h1-scales", "gemma2-window", "jamba", "mistral-window")
+MENDED += ("phi3-longrope", "phi3-window", "starcoder2-window")
+PUBLISHED = (
+    "gemma3n_text",
+    "gemma4",
+    "gemma4_unified",
+    "glm4_moe_lite",
+    "gpt_oss",
+    "laguna",
+    "lfm2_moe",
+)
+PUBLISHED += ("nemotron_h", "qwen3_5_moe", "qwen3_next")
+"""Types of today's most used models."""
 
 
-@pytest.mark.parametrize("name", [*MENDED, "phi3-longrope", "phi3-window", "starcoder2-window"])
+@pytest.mark.parametrize("name", [*MENDED, *PUBLISHED])
 def test_drafts_and_batches_change_nothing(name: str, tmp_path: Path) -> None:
     case = case_of(name)
     directory = written(case, tmp_path)
