@@ -127,18 +127,25 @@ def test_predicted_outputs(client: OpenAI) -> None:
     assert answer.usage.completion_tokens_details.accepted_prediction_tokens > 0
 
 
-RESPONSE = {"model": MODEL, "input": "Who?", "max_output_tokens": 30, "temperature": 1.0}
+SEEDED = {"seed": 4}
+RESPONSE = {
+    "model": MODEL,
+    "input": "Who?",
+    "max_output_tokens": 30,
+    "temperature": 1.0,
+    "extra_body": SEEDED,
+}
 FLAT = {"type": "function", **TOOLS[0]["function"]}
 
 
 def test_responses(client: OpenAI) -> None:
-    seeded = {"seed": 4}
-    assert client.responses.create(**RESPONSE, extra_body=seeded).status == "incomplete"
+    assert client.responses.create(**RESPONSE).status == "incomplete"
     # The helper raises for texts that are cut at a length.
-    ending = {"seed": 4, "structured_outputs": {"regex": "[a-z ]{20}"}}
-    whole = client.responses.create(**RESPONSE, extra_body=ending)
+    ending = {**SEEDED, "structured_outputs": {"regex": "[a-z ]{20}"}}
+    bound = {**RESPONSE, "extra_body": ending}
+    whole = client.responses.create(**bound)
     assert len(whole.output_text) == 20 and whole.status == "completed"
-    with client.responses.stream(**RESPONSE, extra_body=ending) as stream:
+    with client.responses.stream(**bound) as stream:
         deltas = [each.delta for each in stream if each.type == "response.output_text.delta"]
         final = stream.get_final_response()
     assert "".join(deltas) == final.output_text == whole.output_text
