@@ -18,13 +18,14 @@ import time
 import urllib.error
 import urllib.request
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
 import mlx.core as mx
 import numpy as np
+import pytest
 from tokenizers import AddedToken, Tokenizer, models
 
 from ..support import tiny
@@ -39,6 +40,11 @@ SLOWLY = re.compile(
     re.MULTILINE,
 )
 """Lines that a program prints about work of more than two seconds, as on a busy machine."""
+
+
+def quick(names: Iterable[Any], *fast: Any) -> list[Any]:
+    """Return the parameters of a test, of which the suite for every day tries only `fast`."""
+    return [pytest.param(name, marks=[] if name in fast else pytest.mark.slow) for name in names]
 
 
 def wait_until(holds: Callable[[], object]) -> None:

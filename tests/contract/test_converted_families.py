@@ -9,7 +9,7 @@ from mlx_specdec import Options, Request, convert, generate_many, load
 
 from .converted import config_of
 from .scores import letters
-from .support import ROOT
+from .support import ROOT, quick
 
 FIXTURES = ROOT / "tests" / "fixtures"
 MODELS = sorted(
@@ -19,7 +19,12 @@ MODELS = sorted(
 )
 
 
-@pytest.mark.parametrize("model", MODELS, ids=lambda model: str(model.relative_to(FIXTURES)))
+QUICK = [FIXTURES / name for name in ("t5/mt5", "bart/marian-two-vocabularies", "t5gemma2/old")]
+
+
+@pytest.mark.parametrize(
+    "model", quick(MODELS, *QUICK), ids=lambda model: str(model.relative_to(FIXTURES))
+)
 def test_a_converted_model_writes_the_same(model: Path, tmp_path: Path) -> None:
     source = Path(shutil.copytree(model, tmp_path / "source"))
     size = config_of(source).get("vocab_size") or config_of(source)["decoder"]["vocab_size"]

@@ -29,7 +29,7 @@ from mlx_specdec import (
 from ..support import tiny
 from ..support.families import DIFFERENT, NOT_TINY, ONE_AT_A_TIME, config_of
 from ..support.speculators import eagle3
-from .support import moved, numbered
+from .support import moved, numbered, quick
 
 PROMPT = [5, 9, 12, 7, 33, 21, 8]
 LENGTH = 11
@@ -69,10 +69,9 @@ QUICK = (
 )
 """One family of each kind of cache, and of each mixture of kinds. test_configurations.py has the
 others."""
-EACH = [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in names()]
 
 
-@pytest.fixture(scope="module", params=EACH)
+@pytest.fixture(scope="module", params=quick(names(), *QUICK))
 def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Family:
     target = written(request.param, tmp_path_factory.mktemp("family"))
     return Family(request.param, load(target, moved(target, target.with_name("draft"))))

@@ -22,7 +22,7 @@ from mlx_specdec import CheckpointError, Options, convert, generate, load
 from ..support.gguf_files import Gguf, Raw, halves, llama
 from .converted import provenance, tensors
 from .scores import distance, letters
-from .support import ROOT
+from .support import ROOT, quick
 
 FIXTURES = ROOT / "tests" / "fixtures" / "gguf"
 MODELS = sorted(file.stem for file in FIXTURES.glob("*.gguf"))
@@ -31,7 +31,10 @@ CONVERTED = ("llama-bf16", "t5-copied-head", "t5-f16", "umt5-f32")
 TEXTS = json.loads((FIXTURES / "texts.json").read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("name", MODELS)
+QUICK = ("llama-many", "llama-q4_0", "llama-q5", "mixtral", "qwen2-q8_0", "t5-q8_0", "umt5-f32")
+
+
+@pytest.mark.parametrize("name", quick(MODELS, *QUICK))
 def test_log_probabilities_are_those_of_torch_before_and_after_a_conversion(
     name: str, tmp_path: Path
 ) -> None:

@@ -16,7 +16,7 @@ from mlx_specdec import Options, Request, generate, generate_many, load, stream_
 
 from ..support import tiny
 from ..support.families import config_of
-from .support import numbered
+from .support import numbered, quick
 
 SIZE, WIDTH, INNER, HEADS, KV, DIM, THETA, EPS = 400, 32, 48, 4, 2, 8, 10000.0, 1e-5
 LAYERS = 2
@@ -281,13 +281,7 @@ def hidden_of(network: Any, capture: str, tokens: list[int]) -> np.ndarray:
     return rows
 
 
-@pytest.mark.parametrize(
-    "family",
-    [
-        pytest.param(name, marks=[] if name in ("nemotron_h", "step3p5") else pytest.mark.slow)
-        for name in CASES
-    ],
-)
+@pytest.mark.parametrize("family", quick(CASES, "nemotron_h", "step3p5"))
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # random layers are rarely right
 def test_drafts_are_those_of_a_plain_pass_and_change_no_text(family: str, tmp_path: Path) -> None:
     case = CASES[family]()

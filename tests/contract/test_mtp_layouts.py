@@ -14,7 +14,7 @@ from mlx_specdec import CheckpointError, OptionError, Options, convert, generate
 
 from ..support import mtp, speculators, tiny
 from ..support.families import config_of
-from .support import numbered
+from .support import numbered, quick
 
 FILE = "mtp.safetensors"
 FAMILIES = tuple(mtp.CONFIGS)
@@ -42,15 +42,7 @@ def similar(one: Drafts, two: Drafts) -> bool:
     return sum(a == b for a, b in zip(one, two, strict=True)) > len(one) / 2
 
 
-def slow_but(*fast: str) -> list:
-    """All families, of which the suite for every day tries some."""
-    return [
-        pytest.param(family, marks=() if family in fast else pytest.mark.slow)
-        for family in FAMILIES
-    ]
-
-
-@pytest.mark.parametrize("family", slow_but("qwen3_next"))
+@pytest.mark.parametrize("family", quick(FAMILIES, "qwen3_next"))
 def test_every_layout_of_a_checkpoint_says_the_same(family: str, tmp_path: Path) -> None:
     """Norms around 0 in the makers' files and around 1 in those of MLX, experts apart or joined."""
     source = target(family, tmp_path / "source")
@@ -69,7 +61,7 @@ def test_every_layout_of_a_checkpoint_says_the_same(family: str, tmp_path: Path)
     assert drafts(pair) == expected
 
 
-@pytest.mark.parametrize("family", [f for f in slow_but("glm4_moe_lite") if {*f.values} & {*SPLIT}])
+@pytest.mark.parametrize("family", quick(SPLIT, "glm4_moe_lite"))
 def test_folders_that_hold_the_layer_alone_draft_as_it_does(family: str, tmp_path: Path) -> None:
     expected = drafts(load(target(family, tmp_path / "source")))
     without = target(family, tmp_path / "without", layer=False)

@@ -14,7 +14,7 @@ from ..models.dflash_by_hand import Array, norm, softmax
 from ..support import speculators, tiny
 from ..support.speculators import HEAD_DIM, HEADS, VOCABULARY, WIDTH
 from .published_drafters import CASES, EPS, GROUP, LAYERS, SELECTOR, TOP_K, Case
-from .support import hidden_states, numbered
+from .support import hidden_states, numbered, quick
 
 
 def turned(heads: Array, positions: Array, case: Case) -> Array:
@@ -188,9 +188,7 @@ TOKENS = [5, 9, 12, 7, 33, 21, 8, 60, 2, 19, 33, 11]
 QUICK = ("nvidia Nemotron-3.5-Lightning-30B-A3B DSpark", "incoai/Qwen3.8-27B-DFlash2")
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[] if n in QUICK else pytest.mark.slow) for n in CASES]
-)
+@pytest.mark.parametrize("name", quick(CASES, *QUICK))
 def test_drafts_of_a_published_block_drafter(name: str, tmp_path: Path) -> None:
     case, network = CASES[name], tiny.build("llama")
     tensors = written(case, tmp_path / "drafter")

@@ -20,6 +20,7 @@ from mlx_specdec import Options, PromptCache, Proposal, Proposer, Request, gener
 
 from .outcomes import Outcome, alone, together
 from .pairs import PAIRS, SHIPPED, T5, model
+from .support import quick
 
 SCHEMA = {
     "type": "object",
@@ -153,13 +154,7 @@ def near(one: Outcome, other: Outcome) -> bool:
     )
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=() if name in FAST else pytest.mark.slow)
-        for name in (*PAIRS, *SHIPPED)
-    ],
-)
+@pytest.mark.parametrize("name", quick((*PAIRS, *SHIPPED), *FAST))
 def test_the_output_is_that_of_plain_decoding(name: str, tmp_path: Path) -> None:
     at, dice = [*PAIRS, *SHIPPED].index(name), random.Random(name)
     rows = [{**BUSY, "temperature": [*FACTORS["temperature"]][at % 3]}]
