@@ -16,7 +16,6 @@ from mlx_specdec.models.t5 import T5, T5Config
 from mlx_specdec.text.tokenizer import load_tokenizer
 
 from . import tiny
-from .pairs import FIXTURES
 from .tokenizers import byte_level, unigram
 
 
@@ -115,10 +114,6 @@ def built(**changes: Any) -> T5:
     network = T5(T5Config.from_dict({**SHAPE, **changes}, own_head=True))
     mx.eval(network.parameters())
     return network
-
-
-def t5_models() -> list[str]:
-    return sorted(path.parent.name for path in FIXTURES.glob("*/config.json"))
 
 
 def distance(directory: Path, file: Path) -> float:

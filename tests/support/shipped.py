@@ -4,14 +4,7 @@ import json
 import os
 from pathlib import Path
 
-import mlx.core as mx
-import pytest
-
 ROOT = Path(__file__).resolve().parents[2]
-equal_rows = pytest.mark.skipif(
-    mx.default_device() != mx.Device(mx.cpu),
-    reason="a GPU rounds one row of 8-bit weights otherwise than several: texts may part at ties",
-)
 
 
 def python_path() -> str:
