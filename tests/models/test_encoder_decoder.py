@@ -9,11 +9,6 @@ from mlx_specdec.models.encoder_decoder.context import EncoderDecoderModel
 from mlx_specdec.models.loading import load_model
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
-EVERY = [
-    directory.relative_to(FIXTURES).as_posix()
-    for kind in ("bart", "t5", "t5gemma2")
-    for directory in sorted((FIXTURES / kind).iterdir())
-]
 
 
 @pytest.fixture(scope="module")

@@ -53,9 +53,16 @@ def write(kind: str, root: Path) -> tuple[Path, int]:
 
 
 @pytest.mark.parametrize(
-    "how", [{"q_bits": 4}, {"dtype": "bfloat16"}, {}], ids=["4-bit", "half", "auto"]
+    ("kind", "how"),
+    [
+        ("llama", {"q_bits": 4}),
+        ("llama", {}),
+        ("t5", {"q_bits": 4}),
+        ("t5", {"dtype": "bfloat16"}),
+        ("torch-t5", {}),
+    ],
+    ids=["llama-4-bit", "llama", "t5-4-bit", "t5-half", "torch-t5"],
 )
-@pytest.mark.parametrize("kind", ["llama", "t5", "torch-t5"])
 def test_loading_holds_the_result_and_one_tensor(
     kind: str, how: dict, tmp_path: Path, uncollected: None
 ) -> None:

@@ -24,7 +24,7 @@ from mlx_specdec.models.mlx_lm.loader import ArgumentsReader, classes
 from mlx_specdec.models.mlx_lm.loading import max_length
 
 from ..support import tiny
-from ..support.families import NOT_TINY, config_of
+from ..support.families import config_of
 
 TOKENS = mx.array([[5, 9, 4, 7, 11, 3, 8]])
 BASE, OTHER_BASE, SHARE = 500.0, 50_000.0, 0.5
@@ -32,8 +32,6 @@ READ_NEW_ALONE = (
     *("gemma4", "gemma4_text", "glm_moe_dsa", "laguna", "mellum", "ministral3", "mistral4"),
     *("qwen3_5", "qwen3_5_moe", "spark2_5"),
 )
-BY_TYPE_ALONE = ("gemma4", "gemma4_text", "laguna", "mellum", "spark2_5")
-"""Families that read `rope_parameters` with an entry for each type of layer."""
 LOCAL = ("gear", "gemma3", "gemma3_text", "gemma3n", "mimo_v2_flash", "plamo3")
 """Families with a second base for windows: only entries by type of layer describe them."""
 SCALED: dict[str, dict[str, Any]] = {
@@ -53,20 +51,12 @@ SCALED: dict[str, dict[str, Any]] = {
     "dynamic": {"factor": 2.0, "alpha": 1000.0},
 }
 TYPES = ("full_attention", "sliding_attention")
-NEEDS = {"deepseek_v2": "yarn", "minicpm3": "longrope", "hunyuan": "dynamic"}
-"""Families that take no checkpoint whose positions are not scaled."""
 MISTRAL = {"llama_4_scaling_beta": 0.1, "original_max_position_embeddings": 16}
 KEYS = (
     *("rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor"),
     *("rotary_emb_base", "rotary_pct", "original_max_position_embeddings", "swa_rope_theta"),
     *("rope_local_base_freq", "rope_local_theta"),
 )
-
-
-def names() -> list[str]:
-    files = Path(mlx_lm.models.__path__[0]).glob("*.py")
-    models = (file.stem for file in files if "class ModelArgs" in file.read_text(encoding="utf-8"))
-    return sorted(set(models) - set(NOT_TINY))
 
 
 def with_keys(name: str, keys: dict[str, Any]) -> dict[str, Any]:
@@ -122,18 +112,6 @@ def read(config: dict[str, Any], like: Any) -> Any:
     network.eval()
     rotary.check(network, config)
     return network
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", names())
-def test_every_family_computes_the_same_from_all_spellings(name: str) -> None:
-    kind = NEEDS.get(name, "default")
-    earlier, flat, by_type = old(name, kind), new(name, kind), new(name, kind, by_type=True)
-    native = by_type if name in BY_TYPE_ALONE else flat if name in READ_NEW_ALONE else earlier
-    network = tiny.from_config(copy.deepcopy(native))
-    expected = logits(network)
-    for config in (earlier, by_type) if name in (*LOCAL, "step3p5") else (earlier, flat, by_type):
-        assert mx.allclose(logits(read(config, network)), expected, atol=1e-4)
 
 
 SCALING_FAMILIES = (

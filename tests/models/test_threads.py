@@ -33,7 +33,7 @@ ROPES: dict[str, dict[str, Any]] = {
     "yarn": {**tiny.CONFIGS["qwen3"], "rope_scaling": YARN},
 }
 FAMILIES: dict[str, dict[str, Any]] = {
-    **tiny.CONFIGS,
+    **{name: tiny.CONFIGS[name] for name in ("llama", "gemma3", "gpt_oss", "mamba2", "qwen3_next")},
     **ROPES,
     # A pass of these models replaces some of their arrays.
     **{name: config_of(name) for name in ("gemma3n", "plamo3")},

@@ -15,9 +15,7 @@ from mlx_specdec.models.trainable import Trainable
 from mlx_specdec.types import Model
 
 from ..support import tiny
-from ..support.models import t5_models
 from ..support.pairs import FIXTURES, read
-from .test_encoder_decoder import EVERY
 
 PROMPTS = [[3, 4, 5], [6] * 12, [7, 8]]
 TEXTS = [list(range(9, 21)), [21, 22], [5] * 7]
@@ -36,13 +34,17 @@ def check_same(model: Model, draft: Trainable) -> None:
     np.testing.assert_allclose(found, expected, atol=2e-4)
 
 
-@pytest.mark.parametrize("name", sorted(set(tiny.CONFIGS) - {"recurrent_gemma"}))
+@pytest.mark.parametrize(
+    "name", ["llama", "gemma3", "gpt_oss", "mamba2", "qwen3_next", "falcon_h1"]
+)
 def test_padded_texts_get_the_logits_that_each_gets_alone(name: str) -> None:
     model = DecoderOnlyModel(tiny.build(name))
     check_same(model, trainable(model))
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize(
+    "name", ["bart/bart", "bart/marian-two-vocabularies", "t5/mt5", "t5/umt5-tied", "t5gemma2/old"]
+)
 def test_sources_and_texts_of_encoder_decoders_may_be_padded(name: str) -> None:
     model = load_model(FIXTURES.parent / name, dtype="float32").model
     check_same(model, trainable(model))
@@ -58,7 +60,7 @@ def test_gradients_are_those_of_finite_differences(family: str) -> None:
     if family == "llama":
         draft = trainable(DecoderOnlyModel(tiny.build("llama", num_hidden_layers=1)))
     else:
-        draft = trainable(load_model(FIXTURES / t5_models()[0], dtype="float32").model)
+        draft = trainable(load_model(FIXTURES / "gated-silu", dtype="float32").model)
     inputs = draft.inputs(PROMPTS, TEXTS)
     marks = mx.random.normal(draft.logits(*inputs).shape, key=mx.random.key(0))
 
