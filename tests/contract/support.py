@@ -4,6 +4,7 @@
 second. `served` starts `mlx-specdec serve` as a process of its own."""
 
 import contextlib
+import functools
 import io
 import json
 import os
@@ -26,6 +27,7 @@ from typing import Any, TextIO
 import mlx.core as mx
 import numpy as np
 import pytest
+import typer.main
 from tokenizers import AddedToken, Tokenizer, models
 
 from ..support import tiny
@@ -40,6 +42,8 @@ SLOWLY = re.compile(
     re.MULTILINE,
 )
 """Lines that a program prints about work of more than two seconds, as on a busy machine."""
+# Typer makes all commands anew for each run, which takes longer than most refusals.
+typer.main.get_command = functools.cache(typer.main.get_command)
 
 
 def quick(names: Iterable[Any], *fast: Any) -> list[Any]:

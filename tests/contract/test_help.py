@@ -13,7 +13,7 @@ import pytest
 
 from mlx_specdec import Options
 
-from .support import command
+from .support import command, process
 
 COMMANDS = (
     *("batch", "bench", "chat", "convert", "doctor", "estimate", "generate"),
@@ -146,9 +146,9 @@ def test_a_terminal_without_arguments_shows_the_first_steps() -> None:
     assert len(named) > 3 and {*named} <= {*COMMANDS, "help"}
 
 
-def test_completion_is_offered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")
-    done = command("--show-completion", "bash")
+def test_completion_is_offered() -> None:
+    named = {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
+    done = process("--show-completion", "bash", **named)
     assert done.code == 0 and "complete" in done.out
 
 
