@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import pytest
@@ -251,6 +252,47 @@ def test_a_bad_configuration_is_reported(
     if config is not None:
         (broken / "config.json").write_text(config)
     command("generate", PROMPT, "--model", broken).refuses(part)
+
+
+@pytest.mark.parametrize(
+    ("config", "tensors", "part"),
+    [
+        ({}, {"lm_head.weight": None, "model.norm.weight": None}, "is missing (and 1 more)"),
+        ({}, {"extra": (3,)}, "weight extra is not part of the model"),
+        ({}, {"lm_head.weight": (64, 16)}, "weight lm_head.weight has shape (64, 16) where config"),
+        ({"model_type": "no_such_model"}, {}, "model_type 'no_such_model' is not supported"),
+        ({"hidden_size": None}, {}, "'hidden_size'"),
+        ({"model_file": "evil.py"}, {}, "none is run"),
+    ],
+)
+def test_weights_and_configurations_that_do_not_fit_are_named(
+    llama: Path,
+    tmp_path: Path,
+    config: dict[str, Any],
+    tensors: dict[str, tuple[int, ...] | None],
+    part: str,
+) -> None:
+    broken = Path(shutil.copytree(llama, tmp_path / "broken"))
+    entries = {**json.loads((broken / "config.json").read_text()), **config}
+    kept = {name: value for name, value in entries.items() if value is not None}
+    (broken / "config.json").write_text(json.dumps(kept))
+    weights: dict[str, Any] = dict(mx.load(str(llama / "model.safetensors")))
+    weights |= {name: shape and mx.zeros(shape) for name, shape in tensors.items()}
+    whole = {name: array for name, array in weights.items() if array is not None}
+    mx.save_safetensors(str(broken / "model.safetensors"), whole, {"format": "mlx"})
+    command("generate", PROMPT, "--model", broken).refuses(part)
+
+
+def test_weights_that_are_cut_or_absent_are_named(llama: Path, tmp_path: Path) -> None:
+    broken = Path(shutil.copytree(llama, tmp_path / "broken"))
+    file, index = broken / "model.safetensors", broken / "model.safetensors.index.json"
+    file.write_bytes(file.read_bytes()[:-100])
+    command("generate", PROMPT, "--model", broken).refuses("model.safetensors is truncated")
+    index.write_text(json.dumps({"weight_map": {"a": file.name, "b": "model-2.safetensors"}}))
+    command("generate", PROMPT, "--model", broken).refuses("lacks the shard model-2.safetensors")
+    index.unlink()
+    file.unlink()
+    command("generate", PROMPT, "--model", broken).refuses("has no .safetensors files")
 
 
 PLACES = [("t5/umt5-tied", "model.safetensors"), ("t5-families/byt5", "pytorch_model.bin")]
