@@ -20,7 +20,6 @@ sys.path.insert(0, str(ROOT / "scripts"))
 
 import mac_checks
 import mac_summary
-import measure_all_sum
 
 PROGRAMS = sorted(
     file for name in ("scripts", "benchmarks") for file in (ROOT / name).rglob("*.py")
@@ -38,15 +37,6 @@ def test_what_programs_import_is_there(program: Path) -> None:
 
 
 # ------------------------------------------------------------------ sums over machines
-
-
-def test_figures_are_of_one_sum() -> None:
-    taken = [float(place) for place in range(100, 0, -1)]
-    assert measure_all_sum.figures(taken) == {"median_us": 50.5, "p90_us": 91.0}
-    assert measure_all_sum.figures([640.0], 64) == {"median_us": 10.0, "p90_us": 10.0}
-    one = measure_all_sum.measure(mx.distributed.init(), 8, 3, mx.bfloat16, count=4, turns=2)
-    assert (one["rows"], one["bytes"]) == (3, 48)
-    assert all(one[kind]["median_us"] > 0 for kind in ("alone", "in_a_pass"))
 
 
 # ------------------------------------------------------------------ what a Mac can tell
@@ -227,45 +217,6 @@ def test_the_summary_says_whether_exact_holds(
 ) -> None:
     text = summarized("bits of rows", *lines, ATTENTION)
     assert [words for words in message if words not in text] == []
-
-
-def test_the_summary_says_what_failed_and_what_pays() -> None:
-    two = {"kind": "streams", "wired": False, "seconds": 180.0, "texts": [9, 0], "tokens": [99, 0]}
-    memory = {"memory_before": {"resident_bytes": 1}, "memory_after": None}
-    text = summarized(
-        "two streams",
-        {**two, **memory, "problems": ["client 2: OSError"], "server_ended_with": -6},
-        end="(ended with code 142; 142 is the time limit)\n",
-    )
-    assert "got 9 and 0 texts; client 2: OSError; the server ended with -6." in text
-    assert "two streams (cut at its time limit)" in text and "not measured" in text
-    fast, slow = ({"plain_ms": ms, "drafted_ms": ms + 1} for ms in (2.0, 4.0))
-    text = summarized(
-        "ways of submission",
-        *({"kind": "submission", "setting": "default", **slow} for _ in range(2)),
-        *({"kind": "submission", "setting": "every 4 layers", **fast} for _ in range(2)),
-        *({"kind": "submission", "setting": "larger buffers", **ms} for ms in (fast, slow)),
-        end='{"kind": "submission", "sett',
-    )
-    assert "every 4 layers (0.50 plain; 0.60 drafted)" in text
-    assert "larger buffers (0.50 plain, within noise; 0.60 drafted, within noise)" in text
-    lines = ({"kind": "float32", "tf32": on, "error": 8e-4 if on else 3e-7} for on in (False, True))
-    assert "this machine has TF32" in summarized("float32 products", *lines)
-
-
-def test_the_summary_counts_equal_outputs_of_a_published_model() -> None:
-    line = {"kind": "real", "format": "bfloat16", "way": "lookup", "outputs": 6}
-    differences = [{"position": 4, "margin": 0.0756}, {"position": 0, "margin": 0.0821}]
-    one = {**line, "exact": False, "as_reference": 4, "from_reference": differences}
-    other = {**line, "exact": True, "as_reference": 6, "from_reference": []}
-    same = {"as_plain": 6, "from_plain": []}
-    text = summarized("SmolLM2 and its references", {**one, **same}, {**other, **same})
-    assert (
-        "bfloat16: 4 of 6 equal the references (margins at the others' first difference up to "
-        "0.082), and 6 of 6 equal plain decoding's." in text
-    )
-    assert "bfloat16, --exact: 6 of 6 equal the references, and 6 of 6" in text
-    assert "run ./scripts/real_models.sh smollm2" in summarized("machine")
 
 
 def test_a_report_has_no_names_and_can_be_summarized_again(

@@ -5,9 +5,6 @@ That they change no text is part of test_same_text.py.
 
 import functools
 import json
-import re
-from collections.abc import Callable
-from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -73,93 +70,10 @@ def test_a_greedy_pass_brings_several_tokens(name: str, file: str, least: float)
 # The shipped Python pair writes JSON by schema: all of it valid, with drafts and without.
 
 
-NAME = {"type": "string", "maxLength": 5}
-COUNT = {"type": "integer", "minimum": 0, "maximum": 120}
-PRICE = {"type": "number", "minimum": 0, "maximum": 9, "multipleOf": 0.5}
-"""Without a step a number may have digits without end."""
-
-
-def record(**properties: Any) -> dict[str, Any]:
-    """An object that has just these properties."""
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": [*properties],
-        "additionalProperties": False,
-    }
-
-
-def count(value: Any) -> bool:
-    return isinstance(value, int) and 0 <= value <= 120
-
-
 def name(value: Any) -> bool:
     return isinstance(value, str) and len(value) <= 5
-
-
-TAGS = {"type": "array", "items": NAME, "minItems": 1, "maxItems": 3}
-RESULT = {"type": "array", "items": COUNT, "maxItems": 4}
-SCHEMAS: list[tuple[dict[str, Any], Callable[..., bool]]] = [
-    (
-        record(name=NAME, age=COUNT, active={"type": "boolean"}),
-        lambda **v: name(v["name"]) and count(v["age"]) and v["active"] in (True, False),
-    ),
-    (record(tags=TAGS), lambda tags: 1 <= len(tags) <= 3 and all(map(name, tags))),
-    (
-        record(kind={"enum": ["list", "tuple", None, 3]}, of=record(size=COUNT)),
-        lambda kind, of: kind in ("list", "tuple", None, 3) and [*of] == ["size"],
-    ),
-    (
-        record(path={"type": "string", "pattern": "^[a-z]{1,4}/[a-z_]{1,4}\\.py$"}, lines=COUNT),
-        lambda path, lines: bool(re.search(r"^[a-z]{1,4}/[a-z_]{1,4}\.py$", path)) and count(lines),
-    ),
-    (
-        {"anyOf": [record(error=NAME), record(result=RESULT)]},
-        lambda error="", result=(): name(error) and len(result) <= 4 and all(map(count, result)),
-    ),
-    (
-        record(day={"type": "string", "format": "date"}, price=PRICE),
-        lambda day, price: bool(date.fromisoformat(day)) and price in [n / 2 for n in range(19)],
-    ),
-    ({"$ref": "#/$defs/node", "$defs": {"node": record(value=COUNT)}}, lambda value: count(value)),
-]
-"""Schemas, and whether the properties of an object fit."""
 
 
 @pytest.fixture(scope="module")
 def pair() -> Any:
     return load(WEIGHTS / "py-llama", WEIGHTS / "py-llama-draft")
-
-
-def check(pair: Any, seeds: range) -> None:
-    for seed in seeds:
-        schema, fits = SCHEMAS[seed % len(SCHEMAS)]
-        options = Options(
-            json_schema=schema,
-            temperature=(0.0, 0.7, 1.0, 2.0)[seed % 4],
-            seed=seed,
-            max_tokens=300,
-            num_draft=(0, 2, 5)[seed % 3],
-            rule=("coupled", "token", "block")[seed % 3] if seed % 2 else None,
-            cost_cache=False,
-        )
-        result = generate(pair, "def read(path):\n    return ", options)
-        assert result.finish_reason != "length"
-        value = json.loads(result.text)
-        assert fits(**value), (seed, result.text)
-        assert (
-            result.text == json.dumps(value, ensure_ascii=False)
-            or "\\" in result.text
-            or ("price" in result.text)
-        )
-
-
-def test_texts_of_the_shipped_model_are_valid(pair: Any) -> None:
-    check(pair, range(len(SCHEMAS)))
-
-
-@pytest.mark.slow
-def test_every_schema_is_kept_to_at_every_temperature_and_under_every_rule(pair: Any) -> None:
-    """In pairs: of seven, four and three each two meet within 28 seeds.
-    The test above has the first seven."""
-    check(pair, range(len(SCHEMAS), len(SCHEMAS) * 4))

@@ -103,23 +103,3 @@ def test_what_is_no_adapter_of_the_model_is_reported_in_one_line(
     with pytest.raises(CheckpointError, match=says) as problem:
         loading.load_model(base, adapter=adapter)
     assert "\n" not in str(problem.value)
-
-
-def test_earlier_adapters_name_no_keys_and_adapt_fewer_kinds_of_layers(
-    base: Path, adapter: Path
-) -> None:
-    change(adapter, lambda name: "q_proj" in name or "v_proj" in name)
-    reference, _ = load_model(base)
-    load_adapters(reference, str(adapter))
-    reference.eval()
-    adapted = loading.load_model(base, adapter=adapter).model.network
-    assert np.abs(logits(adapted) - logits(reference)).max() < 1e-5
-
-
-def test_every_layer_that_is_named_needs_its_tensors(base: Path, adapter: Path) -> None:
-    change(adapter, lambda name: "q_proj" in name)
-    keys = ["self_attn.q_proj", "self_attn.v_proj"]
-    config = {"num_layers": 2, "lora_parameters": {**LORA, "keys": keys}}
-    (adapter / "adapter_config.json").write_text(json.dumps(config))
-    with pytest.raises(CheckpointError, match=r"lacks 4 of its tensors, such as .*v_proj"):
-        loading.load_model(base, adapter=adapter)

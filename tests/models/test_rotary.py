@@ -221,13 +221,3 @@ def test_the_longest_text_follows_the_scaling_in_every_spelling(kind: str) -> No
         config["max_position_embeddings"] = 128
         expected = max(128, int(original * SCALED.get(kind, {}).get("factor", 1)))
         assert max_length(config, network) == expected
-
-
-def test_new_keys_overrule_old_ones_as_in_transformers() -> None:
-    both = {**new("llama"), "rope_theta": OTHER_BASE}
-    network = tiny.from_config(old("llama"))
-    assert mx.allclose(logits(read(both, network)), logits(network), atol=1e-4)
-    # rope_scaling, though, comes before rope_parameters.
-    scaled = {**new("llama"), **{key: old("llama", "yarn")[key] for key in KEYS[1:3]}}
-    expected = tiny.from_config(old("llama", "yarn"))
-    assert mx.allclose(logits(read(scaled, expected)), logits(expected), atol=1e-4)

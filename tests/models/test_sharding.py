@@ -12,7 +12,7 @@ from mlx.utils import tree_flatten
 
 from mlx_specdec.checkpoints.files import read_config
 from mlx_specdec.errors import OptionError
-from mlx_specdec.models.distributed.sharding import refine, whole_groups
+from mlx_specdec.models.distributed.sharding import refine
 from mlx_specdec.models.encoder_decoder.context import EncoderDecoderModel
 from mlx_specdec.models.loading import load_model
 from mlx_specdec.models.mlx_lm import loading as decoder_loading
@@ -22,8 +22,8 @@ from mlx_specdec.models.t5 import T5
 from mlx_specdec.models.t5 import family as t5_family
 
 from ..support import tiny
-from ..support.models import FIXTURES, SHAPE, SOURCE, TOKENS, built
-from ..support.pairs import BART
+from ..support.models import SHAPE, SOURCE, TOKENS, built
+from ..support.pairs import BART, FIXTURES
 from ..support.thread_ranks import Rank, adding_up, on_every, ranks
 
 KINDS = sorted(path.name for path in FIXTURES.iterdir())
@@ -127,26 +127,6 @@ def test_what_ranks_cannot_share_is_refused_by_name() -> None:
             load_model(directory, group=ranks(2)[0], pipeline=True)
     with pytest.raises(OptionError, match="ranks cannot share an adapter"):
         load_model(FIXTURES / "mt5", adapter=Path("nowhere"), group=ranks(2)[0])
-
-
-@pytest.mark.parametrize(
-    ("inputs", "size", "count", "smaller"),
-    [(704, 64, 2, 32), (704, 64, 4, None), (256, 128, 4, 64), (256, 128, 8, 32), (256, 64, 2, 64)],
-)
-@pytest.mark.parametrize("bits", [2, 4, 8])
-def test_smaller_groups_are_the_same_weights(
-    inputs: int, size: int, count: int, smaller: int | None, bits: int
-) -> None:
-    layer = nn.QuantizedLinear.from_linear(nn.Linear(inputs, 8, bias=False), size, bits)
-
-    def weights() -> mx.array:
-        how = {"group_size": layer.group_size, "bits": layer.bits}
-        return mx.dequantize(layer.weight, layer.scales, layer.biases, **how)
-
-    before = weights()
-    assert whole_groups(layer, count) is (smaller is not None)
-    assert layer.group_size == (smaller or size)
-    assert mx.array_equal(weights(), before)
 
 
 def test_the_shipped_models_width_of_eleven_groups_is_shared_by_two(
