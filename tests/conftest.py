@@ -6,6 +6,7 @@ import itertools
 import os
 import runpy
 import signal
+import sys
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -54,6 +55,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if of_cpus and not import_module("mlx_specdec.models.number_format").on_cpu():
         for item in of_cpus:
             item.add_marker(pytest.mark.skip(reason="tests what runs on MLX's CPU back end alone"))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Let tests that draw without a key draw the same numbers in every run and order. The first
+    numbers of a process depend on its time."""
+    if (mlx := sys.modules.get("mlx.core")) is not None:
+        mlx.random.seed(0)
 
 
 @pytest.hookimpl(trylast=True)
