@@ -6,9 +6,11 @@ from typing import Any, cast
 
 import pytest
 
+from mlx_specdec import system
 from mlx_specdec.core import worth as costs
 from mlx_specdec.core.noise import SilentNoise
 from mlx_specdec.core.options import Options
+from mlx_specdec.core.worth import Memory
 from mlx_specdec.engine import loading
 from mlx_specdec.engine.generate import generate, stream_generate
 from mlx_specdec.engine.opening import candidate, drafters, make_proposer, pair_key, worth_of
@@ -96,6 +98,19 @@ def test_a_proposer_that_a_caller_passes_teaches_nothing_of_the_pair(pair: Pair)
     before = json.dumps(memory.entries)
     assert stream_generate(pair, "hello", options, proposer=Fives()).result().tokens == tokens
     assert json.dumps(memory.entries) == before
+
+
+def test_completions_of_a_loaded_pair_learn_from_one_another_if_nothing_is_saved(
+    alone: Pair,
+) -> None:
+    pair = replace(alone, draft=alone.target, draft_name="draft", learned=Memory())
+    options = Options(max_tokens=24, proposer="draft", cost_cache=False)
+    generate(pair, [5, 6, 7], options)
+    [name] = [name for name in pair.learned.entries if name.startswith("acceptance")]
+    counts = pair.learned.entries[name]
+    assert sum(counts[0]) > 0 and not system.cache_directory("draft-length").exists()
+    worth_of(pair, drafters(pair, options), options)
+    assert pair.learned.entries[name] is counts
 
 
 def proposed(pair: Pair, repeated: int, **settings: Any) -> tuple[str, list[int]]:

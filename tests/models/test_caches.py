@@ -19,6 +19,13 @@ from mlx_specdec.models.rows import Rows
 from ..support import tiny
 
 
+@pytest.mark.parametrize("family", ["gemma3", "mamba2", "qwen3_next"])
+@pytest.mark.parametrize("settings", [CacheSettings(8, 32), CacheSettings(max_size=16)])
+def test_models_with_caches_of_their_own_refuse_both(family: str, settings: CacheSettings) -> None:
+    with pytest.raises(OptionError, match="caches of their own"):
+        DecoderOnlyModel(tiny.build(family), caches=settings)
+
+
 def test_a_model_that_cannot_read_packed_keys_says_so_without_blaming_the_groups() -> None:
     widths = dict.fromkeys(("kv_lora_rank", "qk_rope_head_dim", "v_head_dim"), 32)
     network = tiny.build("deepseek_v3", qk_nope_head_dim=32, **widths)

@@ -10,6 +10,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 
 from benchmarks.compare import as_mlx_has_it
+from mlx_specdec.errors import OptionError
 from mlx_specdec.models import cpu_layers
 from mlx_specdec.models.cpu_layers import SUBMIT, lighten, shared, submit_every
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
@@ -104,3 +105,13 @@ def test_a_gpu_begins_with_every_nth_layer_if_a_variable_says_so(
         model.run(mx.array([[token]]), make_prompt_cache(model.network))
     assert len(submitted) == of_ten
     assert all(states.shape == (1, 1, model.width) for states in submitted)
+
+
+@pytest.mark.parametrize("wrong", ["0", "-1", "2.5", "all"])
+def test_a_wrong_number_of_layers_is_refused_where_a_model_is_made(
+    wrong: str, submitted: list[mx.array], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network = tiny.build("llama")
+    monkeypatch.setenv(SUBMIT, wrong)
+    with pytest.raises(OptionError, match=f"{SUBMIT} must be a whole number.*'{wrong}'"):
+        DecoderOnlyModel(network)

@@ -11,7 +11,9 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 from mlx.utils import tree_flatten
+from mlx_lm.models import bitnet
 
+from mlx_specdec.errors import CheckpointError
 from mlx_specdec.models import number_format
 from mlx_specdec.models.encoder_decoder.context import EncoderDecoderModel
 from mlx_specdec.models.loading import load_model
@@ -108,6 +110,32 @@ def test_hidden_states_beyond_float16_are_computed_in_bfloat16(
     wished = load_model(tmp_path, dtype="float16")
     assert wished.dtype == "float16" and "float16" not in wished.note
     assert not np.isfinite(logits(wished.model)).all()
+
+
+def test_other_families_are_computed_in_float16_if_they_are_stored_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(FIXTURES.parent / "bart" / "bart", tmp_path, dirs_exist_ok=True)
+    rewrite(
+        tmp_path,
+        lambda weights: weights.update({n: a.astype(mx.float16) for n, a in weights.items()}),
+    )
+    monkeypatch.setattr(number_format, "on_cpu", lambda: False)
+    loaded = load_model(tmp_path)
+    assert (loaded.dtype, loaded.note) == ("float16", "")
+
+
+@pytest.mark.cpu_only
+@pytest.mark.skipif(mx.metal.is_available(), reason="these kernels are here")
+def test_a_family_that_runs_on_metal_only_is_reported(tmp_path: Path) -> None:
+    config = {**tiny.CONFIGS["llama"], "model_type": "bitnet", "tie_word_embeddings": True}
+    network = bitnet.Model(bitnet.ModelArgs.from_dict(config))
+    weights = dict(tree_flatten(network.parameters()))
+    mx.save_safetensors(str(tmp_path / "model.safetensors"), weights)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match="on Metal only") as caught:
+        load_model(tmp_path)
+    assert "\n" not in str(caught.value)
 
 
 def test_the_text_of_a_model_that_sees_images_is_loaded(tmp_path: Path) -> None:

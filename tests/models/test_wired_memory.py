@@ -83,6 +83,12 @@ def test_the_limit_covers_both_models_of_a_pair(mac: Mac, model: Path, tmp_path:
     assert both <= mac.limits[-1] - before <= both + 2 * ROOM
 
 
+def test_a_limit_is_at_most_the_recommended_one(mac: Mac, model: Path) -> None:
+    mac.recommended = 1 << 11
+    load_model(model)
+    assert {*mac.limits} == {1 << 11}
+
+
 @pytest.mark.parametrize("reason", ["a small model", "the switch", "no Metal"])
 def test_nothing_is_wired_for(
     reason: str, mac: Mac, model: Path, monkeypatch: pytest.MonkeyPatch

@@ -1,6 +1,7 @@
 """Gemma 4's assistants never change the text, and are refused where they do not fit."""
 
 import json
+import shutil
 from pathlib import Path
 
 import mlx.core as mx
@@ -49,6 +50,32 @@ def test_the_text_part_of_a_model_that_sees_and_hears_will_do(tmp_path: Path) ->
         proposer.observe([row], shown)
         drafted.append(proposer.propose([row], [4], SilentNoise()).tokens.tolist())
     assert drafted[0] == drafted[1]
+
+
+def changed(directory: Path, inner: dict | None = None, **changes: object) -> Path:
+    """A copy of the assistant with other entries in its config.json."""
+    shutil.copytree(DENSE, directory)
+    file = directory / "config.json"
+    config = json.loads(file.read_text())
+    config["text_config"] |= inner or {}
+    file.write_text(json.dumps({**config, **changes}), encoding="utf-8")
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("inner", "changes", "match"),
+    [
+        ({"hidden_size": 48}, {}, "has shape .* where config.json asks for"),
+        ({"enable_moe_block": True}, {}, "0 or false in an assistant"),
+        ({"rope_parameters": {"full_attention": {"partial_rotary_factor": 2}}}, {}, "ValueError"),
+        ({}, {"text_config": None}, "has no hidden_size"),
+    ],
+)
+def test_files_that_contradict_themselves_are_refused(
+    inner: dict, changes: dict, match: str, tmp_path: Path
+) -> None:
+    with pytest.raises(CheckpointError, match=match):
+        read(changed(tmp_path / "drafter", inner, **changes))
 
 
 def llama(**changes: int) -> Base:

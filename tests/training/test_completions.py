@@ -12,6 +12,7 @@ from mlx_specdec.core.options import Options
 from mlx_specdec.engine import loading
 from mlx_specdec.engine.generate import generate
 from mlx_specdec.engine.pair import Pair
+from mlx_specdec.errors import DecodingError
 from mlx_specdec.training import completions
 from mlx_specdec.training.collect import SampleFiles, TrainingSample, collect
 from mlx_specdec.training.completions import complete, states
@@ -58,6 +59,15 @@ def test_tokens_follow_the_targets_distribution(pair: Pair) -> None:
     p = np.array(mx.softmax(logits[: pair.vocabulary].astype(mx.float32) / 2))
     found = np.bincount([token for [token] in drawn], minlength=len(p)) / count
     assert np.abs(found - p).sum() / 2 < 3 * np.sqrt(p * (1 - p) / count).sum() / 2
+
+
+def test_damaged_logits_are_reported(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    sampled = completions._sampled
+    monkeypatch.setattr(
+        completions, "_sampled", lambda logits, *rest: sampled(logits * mx.nan, *rest)
+    )
+    with pytest.raises(DecodingError, match="not numbers"):
+        complete(pair, PROMPTS, MOST, [0.0] * 4, seed=1)
 
 
 def test_states_of_a_batch_are_those_of_single_texts(
