@@ -1,6 +1,6 @@
 """The heads and drafters in weights/ load with their targets, are small, and save passes.
 
-That they change no text is part of test_same_text.py.
+That they change no text is part of the recorded runs in tests/contract.
 """
 
 import functools

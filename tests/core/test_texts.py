@@ -1,4 +1,4 @@
-"""Texts of tiny models: what settings, ends and rules make of them."""
+"""Texts of tiny models under XTC and smaller caches."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""transformers as a baseline, with a stand-in for it: what it is asked, and what is counted."""
+"""Our networks' weights under the names that transformers saved them with."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Loading mlx-lm directories, sound and damaged, and what a loaded model promises."""
+"""Quantized directories of mlx-lm, their end tokens, and hidden states in several threads."""
 
 import json
 import threading

@@ -1,4 +1,4 @@
-"""T5 directories load in every layout, and what is wrong with one is named in one line."""
+"""The number formats in which models are loaded, and what a loaded model needs."""
 
 import json
 import shutil

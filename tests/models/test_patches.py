@@ -1,4 +1,4 @@
-"""Changes to the classes, functions and modules of others are all in one table, and are undone."""
+"""One module changes the classes, functions and modules of others, and can undo it."""
 
 import ast
 from pathlib import Path

@@ -1,8 +1,4 @@
-"""Contexts over every family, fed and rewound at random, against plain decoding token by token.
-
-Texts are random and forced, so a schedule never depends on a near tie. All are several windows
-long. Helpers hold the logits of plain decoding, one row a token, as the only truth.
-"""
+"""Windows and recurrent states that are rewound at random hold what plain decoding has."""
 
 import random
 

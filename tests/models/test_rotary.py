@@ -1,6 +1,4 @@
-"""A checkpoint computes the same whether config.json has the keys of transformers 4 or of 5.
-
-This holds for every family of mlx-lm but for those in NOT_TINY, which has the reasons."""
+"""A checkpoint computes the same whether config.json has the keys of transformers 4 or of 5."""
 
 import contextlib
 import copy

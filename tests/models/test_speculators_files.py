@@ -1,4 +1,4 @@
-"""Drafters' directories: which kind one is, what its files say, and what is refused."""
+"""Drafters' directories: which kind one is, and what its files say."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Scaling, long sources, and what a T5 imports. tests/contract/ compares T5s with transformers."""
+"""Scaling and sources of T5s. tests/contract/ compares T5s with transformers."""
 
 import json
 from pathlib import Path
@@ -95,6 +95,26 @@ def test_what_a_long_source_takes_grows_with_its_length() -> None:
     assert long < 6 * short
     for length, taken in ((1024, short), (3072, long)):
         assert 0.5 * taken < network.source_nbytes(length) < 2 * taken
+
+
+def test_a_source_is_read_once_and_not_before_somebody_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = load_model(FIXTURES / "own-head-scaled", dtype="float32").model
+    read, encode = [], type(model.network).encode
+
+    def reading(network, sources, mask=None):
+        read.append(sources.tolist())
+        return encode(network, sources, mask)
+
+    monkeypatch.setattr(type(model.network), "encode", reading)
+    for waits in (lambda opened: opened.evaluate(), lambda opened: opened.advance(mx.array([[0]]))):
+        context = model.open([5, 6, 1])
+        assert read == []
+        waits(context)
+        context.advance(mx.array([[7]]))
+        assert read == [[[5, 6, 1]]]
+        read.clear()
 
 
 def test_a_long_source_can_be_interrupted_between_its_parts(

@@ -1,4 +1,4 @@
-"""What T5Gemma 2 reads, drops, refuses and takes. tests/contract/ compares it with transformers."""
+"""Memory, images and numbers of T5Gemma 2. tests/contract/ compares it with transformers."""
 
 import functools
 import json

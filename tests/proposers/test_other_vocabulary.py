@@ -1,4 +1,4 @@
-"""A draft with another vocabulary: what it proposes, and that the text stays the target's own."""
+"""A draft with another vocabulary proposes tokens that both have."""
 
 import json
 from pathlib import Path

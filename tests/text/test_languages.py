@@ -1,4 +1,4 @@
-"""MADLAD-400's form of a T5, and languages on their way from a flag to a prompt."""
+"""White space of MADLAD-400, and languages on their way from a flag to a prompt."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Vocabularies are compared by content, and the first difference is named."""
+"""Tokens of two vocabularies are shared by their texts."""
 
 from collections.abc import Callable
 from pathlib import Path
