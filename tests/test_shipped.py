@@ -72,8 +72,3 @@ def test_a_greedy_pass_brings_several_tokens(name: str, file: str, least: float)
 
 def name(value: Any) -> bool:
     return isinstance(value, str) and len(value) <= 5
-
-
-@pytest.fixture(scope="module")
-def pair() -> Any:
-    return load(WEIGHTS / "py-llama", WEIGHTS / "py-llama-draft")

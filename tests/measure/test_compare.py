@@ -13,17 +13,6 @@ from benchmarks.compare import (
 from mlx_specdec.checkpoints import files
 from mlx_specdec.models.loading import load_model
 
-from ..support.models import make_llama
-
-
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_llama(tmp_path_factory.mktemp("llama"))
-
-
-# Our networks' weights under the checkpoints' names; real files, no torch.
-
-
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 
 
