@@ -68,7 +68,3 @@ def test_a_greedy_pass_brings_several_tokens(name: str, file: str, least: float)
 
 
 # The shipped Python pair writes JSON by schema: all of it valid, with drafts and without.
-
-
-def name(value: Any) -> bool:
-    return isinstance(value, str) and len(value) <= 5
