@@ -246,7 +246,8 @@ def test_a_draft_model_with_fewer_positions_stops_drafting(tmp_path: Path) -> No
         Request([6], usual),
     ]
     plain = [generate(pair, one.prompt, replace(usual, regular=True)).tokens for one in requests]
-    found = [one.result for one in together(pair, requests, usual, batch_size=3)]
-    assert [result.tokens for result in found] == plain
-    drafted = [result.stats.drafted for result in found]
+    single = [generate(pair, one.prompt, usual) for one in requests]
+    beside = [one.result for one in together(pair, requests, usual, batch_size=3)]
+    assert [result.tokens for result in (*single, *beside)] == plain * 2
+    drafted = [result.stats.drafted for result in single]
     assert drafted[0] == 0 < drafted[1] < drafted[2]
