@@ -81,7 +81,8 @@ def test_a_draft_that_has_been_too_expensive_is_never_run_unless_its_length_is_f
     options = Options(max_tokens=30, temperature=1.5, **settings)
     memory = costs.memory(pair_key(pair))
     for drafter in drafters(pair, options):
-        teach(memory, candidate(drafter, options), lambda drafted: 1 + 3.0 * drafted, 0.5)
+        # So many plain steps that no stall of a busy machine makes the draft look cheap.
+        teach(memory, candidate(drafter, options), lambda drafted: 1 + 300.0 * drafted, 0.5)
     for _ in range(3):
         assert (generate(pair, "hello", options).stats.drafted == 0) is parked
     assert ((counted.opened, counted.passes) == (0, 0)) is parked
