@@ -15,7 +15,9 @@ from mlx_specdec import (
     CheckpointError,
     OptionError,
     Options,
+    Request,
     generate,
+    generate_many,
     load,
     stream_generate,
 )
@@ -73,10 +75,10 @@ def test_a_drafter_reads_a_completion_as_it_reads_a_prompt(
     assert drafted == 8 + 1
 
 
-@pytest.mark.parametrize(("kind", "target"), PAIRS)
-def test_a_batch_drafts_what_each_row_drafts_alone(kind: str, target: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("names", quick(itertools.product(MAKERS, TARGETS), *QUICK), ids="-".join)
+def test_a_batch_drafts_what_each_row_drafts_alone(names: tuple[str, str], tmp_path: Path) -> None:
     """Prompts have different lengths, and rows join while others are decoded."""
-    pair = made(kind, target, tmp_path)
+    kind, pair = names[0], made(*names, tmp_path)
     prompts = [PROMPT * count + PROMPT[:more] for count, more in ((0, 1), (3, 0), (1, 2), (0, 2))]
     requests = [
         Request(prompt, options(proposer=kind, delta=1.0, max_tokens=14 + 5 * number))

@@ -7,10 +7,11 @@ from pathlib import Path
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.models.base import Base
 from mlx_specdec.models.drafters.kinds import attach, read
+from mlx_specdec.models.loading import load_model
 from mlx_specdec.models.number_format import NumberFormat
 
 from . import speculators
-from .pairs import SIZE, Numbers, model_for
+from .pairs import FIXTURES, SIZE, Numbers, model_for
 
 Make = Callable[..., Path]
 MAKERS: dict[str, Make] = {
@@ -22,6 +23,7 @@ MAKERS: dict[str, Make] = {
     "dspark": lambda directory, **settings: speculators.dflash(directory, markov="rnn", **settings),
     "mtp": speculators.mtp,
 }
+TRANSLATOR = "own-head-scaled"
 
 
 target_of = model_for
@@ -38,3 +40,9 @@ def pair_of(target: Base, directory: Path) -> Pair:
 def made(kind: str, family: str, tmp_path: Path, **settings) -> Pair:
     target = target_of(family)
     return pair_of(target, MAKERS[kind](tmp_path / kind, width=target.width, **settings))
+
+
+def gemma4(name: str) -> Pair:
+    """A target of Gemma 4 and its assistant, of the fixtures."""
+    directory = FIXTURES.with_name("gemma4_assistant") / name
+    return pair_of(load_model(directory / "target", dtype="float32").model, directory / "assistant")
