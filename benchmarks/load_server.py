@@ -5,7 +5,7 @@
         python -m mlx_lm server --model weights/py-llama --port 8096
 
     python benchmarks/load_server.py --model a --model b -- \\
-        mlx-specdec serve --models-preset FILE --wait-for-model --port 8096
+        mlx-specdec serve --models-preset FILE --port 8096
 
 With --model, requests take turns between models, and alone they are sent model by model. The
 command behind `--` must listen on port 8096; by default it serves the shipped Python pair.

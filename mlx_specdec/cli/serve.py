@@ -75,9 +75,9 @@ class Load(Flags):
         show_default="never",
         min=0,
     )
-    wait_for_model: bool = flag(
+    no_wait: bool = flag(
         False,
-        "Let requests wait while their model is loaded, instead of answering 503 with Retry-After.",
+        "Answer 503 with Retry-After while a model is loaded, instead of letting requests wait.",
     )
 
 
@@ -249,7 +249,7 @@ def serve(
         waiting=load.max_waiting,
         memory_budget=memory_budget,
         idle_seconds=math.inf if load.idle_unload is None else 60 * load.idle_unload,
-        waits=load.wait_for_model,
+        waits=not load.no_wait,
         strict=network.strict_model,
     )
     access = Access(tuple(network.api_key or ()), tuple(network.cors_origin or ()))

@@ -11,10 +11,9 @@ from ..results import Result, Step, TokenLogprob
 from ..text.thoughts import Thoughts
 from ..text.vocabulary import token_bytes
 from ..version import __version__
-from .bodies import Body
 from .events import Event, Reader
 from .problems import Problem
-from .requests import ParsedRequest, RequestParser
+from .requests import Prepared
 
 Payload = dict[str, Any]
 EVENTS = "text/event-stream"
@@ -82,17 +81,17 @@ class Choice:
 
 
 class Writer(ABC):
-    """The wire format of one request: it reads the checked body, and writes a complete answer or
-    the payloads of a stream.
+    """The wire format of one answer: it writes a complete answer or the payloads of a stream.
 
     Attributes:
+        model: The name of the model for clients.
+        prepared: The request.
+        stream: Whether the answer is a stream.
         done: Bytes that end a stream.
         media: The media type of a stream.
         heartbeat: Bytes that keep proxies from closing a silent stream.
         named: Whether the events of a stream are named after their type.
         include_drafted: Whether payloads of a stream say if their text was drafted.
-    Raises:
-        Problem: If the request is wrong.
     """
 
     done = b""
@@ -101,27 +100,18 @@ class Writer(ABC):
     named = False
     include_drafted = False
 
-    def __init__(self, parser: RequestParser, body: Body) -> None:
-        self.parser, self.body = parser, body
-        self.stream = body.get("stream", False)
-        self.request = self.parse(body)
-
-    @abstractmethod
-    def parse(self, body: Body) -> ParsedRequest:
-        """Return the requests to the engine. Raises Problem."""
-
-    @staticmethod
-    def error(problem: Problem) -> tuple[int, Payload]:
-        """Return the status and the payload of an error."""
-        return problem.status, problem.as_dict()
+    def __init__(self, model: str, prepared: Prepared, *, stream: bool | None) -> None:
+        self.model, self.prepared, self.stream = model, prepared, bool(stream)
 
     def failed(self, problem: Problem) -> list[Payload]:
         """Return the payloads that end a stream early."""
-        return [self.error(problem)[1]]
+        return [problem.as_dict()]
 
     def encoded(self, payload: Payload) -> bytes:
         """Return the bytes of a payload of a stream."""
-        return server_sent_event(payload, named=self.named)
+        name = f"event: {payload['type']}\n" if self.named else ""
+        # JSON is written in ASCII, because httpx ends lines at U+0085, U+2028 and U+2029 too.
+        return f"{name}data: {json.dumps(payload)}\n\n".encode()
 
     def silence(self) -> list[Payload]:
         """Return the payloads for a silent stream. If there are none, the heartbeat is sent."""
@@ -156,11 +146,4 @@ class Writer(ABC):
         labels = [choice.result.labels for choice in choices if choice.result is not None]
         prompt_tokens = sum(label.prompt_tokens for label in labels)
         cached_tokens = sum(label.cached_tokens for label in labels)
-        return cached_tokens * self.request.prompt_tokens // max(1, prompt_tokens)
-
-
-def server_sent_event(payload: Payload, *, named: bool = False) -> bytes:
-    """Serialize a payload of a stream. named: Whether the event is named after its type."""
-    name = f"event: {payload['type']}\n" if named else ""
-    # JSON is written in ASCII, because httpx ends lines at U+0085, U+2028 and U+2029 too.
-    return f"{name}data: {json.dumps(payload)}\n\n".encode()
+        return cached_tokens * self.prepared.prompt_tokens // max(1, prompt_tokens)

@@ -1,44 +1,55 @@
-"""Anthropic's Messages API. A request is translated into a chat of OpenAI's API."""
+"""Anthropic's Messages API."""
 
 import json
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from fastapi import APIRouter
+from pydantic import AliasChoices, ConfigDict, Field
+from starlette.requests import Request
+from starlette.responses import Response
 
 from ..results import Step
-from ..text.messages import text_of
-from .answer_models import CountAnswer, MessageAnswer
+from ..text.messages import Message, text_of
 from .answers import Choice, Payload, Writer
-from .bodies import Body, Boolean, ByType, Fields, Object, String, worded
-from .contents import CONTENT_PARTS, Content, Other
-from .events import Arguments, Call, Event, joined
-from .models import (
+from .asked import (
     LONGEST_TOOL_NAME,
-    ChatRequest,
-    Generated,
+    TOOLS,
+    Asked,
+    Chat,
+    Function,
     MaxTokens,
-    Name,
     Parameters,
+    Sampled,
+    Stops,
+    ToolChoice,
+    Tools,
+)
+from .events import Arguments, Call, Event, joined
+from .fields import Body, Boolean, ByType, Fields, Object, Several, String, worded
+from .problems import Problem
+from .requests import LoadedModel, Prepared
+from .service import complete, compute
+from .shared_bodies import (
+    BasePart,
+    Content,
+    Other,
+    RefusalPart,
     Role,
     SchemaFormat,
-    Stops,
-    Thinking,
+    TextPart,
+    ThinkingPart,
+    Thoughtful,
+    Turn,
+    parts_of,
 )
-from .problems import Problem
-from .requests import ParsedRequest, RequestParser
-from .service import Endpoint
-from .settings import Limits
 
-MESSAGES_FIELDS = (
-    *("max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "stream", "speculative"),
-    "exact",
-)
-"""Fields that a chat completion of OpenAI's API has as well."""
-FUNCTION = {"name": "name", "description": "description", "parameters": "input_schema"}
-"""Names of the fields of Anthropic's tools, by the names of the fields of OpenAI's functions."""
-TOOL_CHOICES: Mapping[object, object] = {"auto": "auto", "any": "required", "none": "none"}
+CHOICES: Mapping[str, ToolChoice] = {
+    "auto": ToolChoice(),
+    "any": ToolChoice("required"),
+    "none": ToolChoice("none"),
+}
 ANTHROPIC_ERRORS = {404: "not_found_error", 413: "request_too_large"}
 ANTHROPIC_ERRORS |= {500: "api_error", 503: "overloaded_error"}
 """Anthropic's names of errors, by status, if they differ from OpenAI's names."""
@@ -52,38 +63,55 @@ UNUSED_COUNTS: Payload = dict.fromkeys(
     ("cache_creation", "inference_geo", "server_tool_use", "service_tier")
 )
 """Fields of a usage that Anthropic's schema requires, and that have no meaning here."""
+router = APIRouter()
 
 
-class TextSource(Fields):
-    type: Literal["text"]
-    data: String
+# Bodies.
+def _lines(*lines: str | None) -> Message:
+    """Return a part of text from lines."""
+    return {"type": "text", "text": "\n".join(filter(None, lines)) + "\n"}
 
 
-class ContentSource(Fields):
-    type: Literal["content"]
-    content: Content
+class Source(Fields):
+    """The source of a document. Only types with a text are read."""
+
+    type: String
+    data: String | None = None
+    content: Content | None = None
+
+    def text(self) -> str | None:
+        """Return the text, or None if there is none."""
+        if self.type == "text":
+            return self.data
+        return None if self.content is None else text_of(parts_of(self.content))
 
 
-SOURCE = ByType(TextSource, ContentSource, fallback=Other, words="a source with a type")
-
-
-class Document(Fields):
+class Document(BasePart):
     type: Literal["document"]
     title: String | None = None
     context: String | None = None
-    source: Annotated[Any, SOURCE]
+    source: Source
+
+    def part(self) -> Message:
+        """Return the text of the document as a part."""
+        text = self.source.text()
+        return {"type": self.type} if text is None else _lines(self.title, self.context, text)
 
 
-class SearchResult(Fields):
+class SearchResult(BasePart):
     type: Literal["search_result"]
     source: String
     title: String
     content: Content
 
+    def part(self) -> Message:
+        """Return the text of the result as a part."""
+        return _lines(self.title, self.source, text_of(parts_of(self.content)))
 
-RESULT = "a part of the result with a type, such as text"
+
 ResultPart = Annotated[
-    Any, ByType(*CONTENT_PARTS, Document, SearchResult, fallback=Other, words=RESULT)
+    TextPart | RefusalPart | ThinkingPart | Document | SearchResult | Other,
+    ByType("a part of the result with a type, such as text"),
 ]
 
 
@@ -93,173 +121,149 @@ class ToolUse(Fields):
     name: String
     input: Object | None = None
 
+    def add(self, turn: Turn) -> None:
+        """Add the call to a turn."""
+        function = {"name": self.name, "arguments": self.input}
+        turn.calls.append({"id": self.id, "function": function})
+
 
 class ToolResult(Fields):
     type: Literal["tool_result"]
     tool_use_id: String | None = None
-    content: String | list[ResultPart] | None = None
+    content: String | Several[ResultPart] = ""
+
+    def add(self, turn: Turn) -> None:
+        """Add the result to a turn."""
+        content = parts_of(self.content)
+        id = {} if self.tool_use_id is None else {"tool_call_id": self.tool_use_id}
+        turn.results.append({"role": "tool", "content": content, **id})
 
 
 Block = Annotated[
-    Any,
-    ByType(
-        *(*CONTENT_PARTS, Document, SearchResult, ToolUse, ToolResult),
-        fallback=Other,
-        words="a block with a type, such as text",
-    ),
+    TextPart | RefusalPart | ThinkingPart | Document | SearchResult | ToolUse | ToolResult | Other,
+    ByType("a block with a type, such as text"),
 ]
 
 
 class BlocksMessage(Fields):
     role: Role
-    content: String | list[Block]
+    content: String | Several[Block]
+
+    def messages(self) -> list[Message]:
+        """Return the message as `text.messages` reads it. Results of tools come first, each as a
+        message."""
+        if isinstance(self.content, str):
+            return [{"role": self.role, "content": self.content}]
+        turn = Turn()
+        for block in self.content:
+            block.add(turn)
+        if turn.results and not (turn.parts or turn.calls):
+            return turn.results
+        calls = {"tool_calls": turn.calls} if turn.calls else {}
+        return [*turn.results, {"role": self.role, "content": turn.parts or "", **calls}]
 
 
-class CustomTool(Fields):
+class CustomTool(Function):
+    model_config = ConfigDict(extra="ignore")
     type: Literal["custom"] | None = None
-    name: Name
-    description: String | None = None
-    input_schema: Parameters | None = None
+    parameters: Parameters | None = Field(None, validation_alias="input_schema")
+
+    def functions(self) -> list[Function]:
+        """Return the functions that the model may call."""
+        return [self]
 
 
 class ServersTool(Fields):
     """A tool that runs on Anthropic's servers, such as web_search_20250305."""
 
-    type: Annotated[String, Field(pattern="_[0-9]{8}$")]
+    type: String = Field(pattern="_[0-9]{8}$")
+
+    def functions(self) -> list[Function]:
+        """Return no function, since the tool runs elsewhere."""
+        return []
 
 
-class AnyChoice(Fields):
-    type: Literal["auto", "any", "none"]
-    disable_parallel_tool_use: Boolean | None = None
+class MessagesChoice(Fields):
+    type: Literal["auto", "any", "none", "tool"]
+    name: String = ""
+    disable_parallel_tool_use: Boolean = False
+
+    def choice(self) -> ToolChoice:
+        """Return the choice."""
+        return CHOICES.get(self.type, ToolChoice("required", self.name))
 
 
-class ToolChoice(Fields):
-    type: Literal["tool"]
-    name: String
-    disable_parallel_tool_use: Boolean | None = None
-
-
-class CountRequest(Fields):
+class CountRequest(Body, Thoughtful):
     """The body of /v1/messages/count_tokens."""
 
-    model: String | None = None
     system: Content | None = None
-    messages: Annotated[list[BlocksMessage], Field(min_length=1)]
-    tools: (
-        Annotated[
-            list[
-                Annotated[
-                    CustomTool | ServersTool,
-                    worded(
-                        'a tool such as {"name": ..., "input_schema": ...} with a name of at most '
-                        f"{LONGEST_TOOL_NAME} letters, digits, underscores, dots and dashes"
-                    ),
-                ]
-            ],
-            Field(max_length=Limits.tools),
-        ]
-        | None
-    ) = None
-    tool_choice: (
-        Annotated[
-            AnyChoice | ToolChoice,
-            worded('of the type "auto", "any", "none", or "tool" with a name', inside=True),
-        ]
-        | None
-    ) = None
-    thinking: Thinking | None = None
+    messages: Annotated[Several[BlocksMessage], Field(min_length=1)]
+    tools: Annotated[
+        Several[
+            Annotated[
+                CustomTool | ServersTool,
+                worded(
+                    'a tool such as {"name": ..., "input_schema": ...} with a name of at most '
+                    f"{LONGEST_TOOL_NAME} letters, digits, underscores, dots and dashes"
+                ),
+            ]
+        ],
+        Field(max_length=TOOLS),
+    ] = []  # noqa: RUF012
+    tool_choice: Annotated[
+        MessagesChoice,
+        worded('of the type "auto", "any", "none", or "tool" with a name', inside=True),
+    ] = MessagesChoice(type="auto")
+
+    def chat(self) -> Chat:
+        """Return the conversation. A last message of the assistant is the beginning of the answer.
+        Raises Problem."""
+        messages = [part for message in self.messages for part in message.messages()]
+        if self.system is not None:
+            messages = [{"role": "system", "content": parts_of(self.system)}, *messages]
+        last = messages[-1]
+        said = last["role"] == "assistant" and text_of(last["content"])
+        functions = [function for tool in self.tools for function in tool.functions()]
+        parallel = not self.tool_choice.disable_parallel_tool_use
+        return Chat(
+            messages,
+            Tools.of(functions, self.tool_choice.choice(), parallel),
+            self.variables(),
+            self.thinking_budget(),
+            "continue" if said and not last.get("tool_calls") else "answer",
+        )
 
 
 class OutputConfig(Fields):
+    """The field `effort` is only a hint."""
+
     format: SchemaFormat | None = None
 
 
-class MessagesRequest(Generated, CountRequest):
+class MessagesRequest(CountRequest, Sampled):
     """The body of /v1/messages."""
 
-    same: ClassVar[Mapping[str, str]] = {"stop_sequences": "stop"}
     refused: ClassVar[Mapping[str, Sequence[object]]] = {"container": (), "mcp_servers": ([],)}
     max_tokens: MaxTokens
-    stop_sequences: Stops | None = None
-    output_config: OutputConfig | None = None
+    stop: Stops | None = Field(None, validation_alias=AliasChoices("stop_sequences", "stop"))
+    stream: Boolean | None = None
+    output_config: OutputConfig = OutputConfig()
     output_format: SchemaFormat | None = None
 
 
-def count_tokens(parser: RequestParser, body: Body) -> Payload:
-    """Count the tokens of a checked body for /v1/messages/count_tokens. Raises Problem."""
-    return {"input_tokens": len(parser.chat_ids(ChatRequest.read(_as_chat(body))))}
+def count_tokens(model: LoadedModel, body: CountRequest) -> Payload:
+    """Count the tokens of a prompt. Raises Problem."""
+    return {"input_tokens": len(model.chat_ids(body.chat()))}
 
 
-def _as_chat(body: Body) -> dict[str, Any]:
-    """Return the fields of a chat completion that decide the prompt."""
-    messages = [part for message in body["messages"] for part in _messages_of(message)]
-    if "system" in body:
-        messages = [{"role": "system", "content": body["system"]}, *messages]
-    last = messages[-1]
-    # A last message of the assistant is the beginning of the answer.
-    begun = last["role"] == "assistant" and text_of(last["content"]) and not last.get("tool_calls")
-    return {
-        "messages": messages,
-        "tools": [
-            {"function": {name: tool.get(field) for name, field in FUNCTION.items()}}
-            for tool in body.get("tools", ())
-            if tool.get("type", "custom") == "custom"  # others run on Anthropic's servers
-        ],
-        **_tool_choice(body.get("tool_choice", {})),
-        "thinking": body.get("thinking"),
-        "continue_final_message": bool(begun),
-    }
+def prepared_messages(model: LoadedModel, body: MessagesRequest) -> Prepared:
+    """Prepare a message. Raises Problem and SpecdecError."""
+    wanted = body.output_config.format or body.output_format
+    constraint = None if wanted is None else wanted.constraint("output_config")
+    return model.chat(body.chat(), Asked(body, constraint))
 
 
-def _tool_choice(choice: Body) -> Body:
-    if not choice:
-        return {}
-    named = {"type": "function", "function": {"name": choice.get("name")}}
-    return {
-        "tool_choice": TOOL_CHOICES.get(choice["type"], named),
-        "parallel_tool_calls": not choice.get("disable_parallel_tool_use"),
-    }
-
-
-def _messages_of(message: Body) -> list[dict[str, Any]]:
-    """Return a message in OpenAI's format. Results of tools come first, each as a message."""
-    blocks = message["content"]
-    if isinstance(blocks, str):
-        return [dict(message)]
-    of_type: dict[str, list[Body]] = {}
-    for block in blocks:
-        of_type.setdefault(block["type"], []).append(block)
-    results = []
-    for block in of_type.get("tool_result", ()):
-        content = block.get("content", "")
-        content = content if isinstance(content, str) else [*map(_part, content)]
-        id = block.get("tool_use_id")
-        results.append({"role": "tool", "content": content, "tool_call_id": id})
-    if results and of_type.keys() == {"tool_result"}:
-        return results
-    apart = ("tool_result", "tool_use")
-    parts = [_part(block) for block in blocks if block["type"] not in apart]
-    rest: dict[str, Any] = {**message, "content": parts or ""}
-    for block in of_type.get("tool_use", ()):
-        function = {"name": block["name"], "arguments": block.get("input")}
-        rest.setdefault("tool_calls", []).append({"id": block.get("id"), "function": function})
-    return [*results, rest]
-
-
-def _part(block: Body) -> Body:
-    """Return the part of a content for a block. Documents of text and results of a search become
-    text."""
-    if block["type"] == "search_result":
-        lines = [block["title"], block["source"], text_of(block["content"])]
-    elif block["type"] == "document" and block["source"]["type"] in ("text", "content"):
-        source = block["source"]
-        text = text_of(source["data" if source["type"] == "text" else "content"])
-        lines = [block.get("title"), block.get("context"), text]
-    else:
-        return block
-    return {"type": "text", "text": "\n".join(filter(None, lines)) + "\n"}
-
-
+# Answers.
 class MessagesWriter(Writer):
     """The wire format of messages, which have one choice."""
 
@@ -267,20 +271,8 @@ class MessagesWriter(Writer):
     _block = -1
     _open: object = None
 
-    def parse(self, body: Body) -> ParsedRequest:
-        chat = {name: body[name] for name in MESSAGES_FIELDS if name in body} | _as_chat(body)
-        # The field `effort` of output_config is only a hint.
-        answer_format = body.get("output_config", {}).get("format") or body.get("output_format")
-        chat["response_format"] = answer_format
-        return self.parser.chat(ChatRequest.read(chat))
-
-    @staticmethod
-    def error(problem: Problem) -> tuple[int, Payload]:
-        error = {
-            "type": ANTHROPIC_ERRORS.get(problem.status, problem.type),
-            "message": problem.message,
-        }
-        return problem.status, {"type": "error", "error": error}
+    def failed(self, problem: Problem) -> list[Payload]:
+        return [error(problem)[1]]
 
     def silence(self) -> list[Payload]:
         return [{"type": "ping"}]
@@ -342,7 +334,7 @@ class MessagesWriter(Writer):
             "id": f"msg_{uuid.uuid4().hex}",
             "type": "message",
             "role": "assistant",
-            "model": self.parser.name,
+            "model": self.model,
             "content": content,
             "stop_reason": None,
             "stop_sequence": None,
@@ -355,7 +347,7 @@ class MessagesWriter(Writer):
         """Return the numbers of tokens. Unlike OpenAI, Anthropic does not count cached input."""
         cached = self.cached_tokens([choice])
         return {
-            "input_tokens": self.request.prompt_tokens - cached,
+            "input_tokens": self.prepared.prompt_tokens - cached,
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": cached,
             "output_tokens": choice.tokens,
@@ -371,9 +363,26 @@ def _end(choice: Choice) -> Payload:
     return {"stop_reason": reason, "stop_sequence": choice.stop or None}
 
 
-ERROR, PATH = MessagesWriter.error, "/v1/messages"
-COUNT, SUMMARY = f"{PATH}/count_tokens", "Answers Anthropic's clients"
-ENDPOINTS = (
-    Endpoint(PATH, MessagesWriter, MessageAnswer, SUMMARY, MessagesRequest, error=ERROR),
-    Endpoint(COUNT, count_tokens, CountAnswer, "Counts tokens", CountRequest, error=ERROR),
-)
+def error(problem: Problem) -> tuple[int, Payload]:
+    """Return the status and the payload of an error."""
+    kind = ANTHROPIC_ERRORS.get(problem.status, problem.type)
+    return problem.status, {"type": "error", "error": {"type": kind, "message": problem.message}}
+
+
+# Routes.
+@router.post("/messages", summary="Answers Anthropic's clients")
+async def messages(body: MessagesRequest, http: Request) -> Response:
+    """Answer the messages of a conversation."""
+    return await complete(
+        http,
+        body,
+        lambda model, body: MessagesWriter(
+            model.name, prepared_messages(model, body), stream=body.stream
+        ),
+    )
+
+
+@router.post("/messages/count_tokens", summary="Counts the tokens of a prompt")
+async def count(body: CountRequest, http: Request) -> Response:
+    """Count the tokens of a prompt."""
+    return await compute(http, body, count_tokens)

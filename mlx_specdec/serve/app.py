@@ -1,37 +1,41 @@
-"""The application: all endpoints, their OpenAPI document, who may send requests, and the log."""
+"""The application: all routes, who may send requests, the limits of bodies, and the log."""
 
-import functools
+import asyncio
 import hashlib
 import hmac
-import inspect
 import ipaddress
 import logging
-import re
 import time
 import uuid
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
 from fastapi import FastAPI, Security
-from fastapi.routing import APIRoute
+from fastapi.exceptions import RequestValidationError
 from fastapi.security import HTTPBearer
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
+from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..version import __version__
-from . import answer_models, anthropic, embeddings, llama_cpp, ollama, openai, responses, tgi
-from .problems import Problem, failed
-from .service import Endpoint, Service, error_response
+from . import anthropic, embeddings, llama_cpp, ollama, openai, responses, tgi
+from .fields import parse, problem_of
+from .problems import Problem, busy, failed
+from .service import Service, service_of
 
-STATUSES = (400, 401, 403, 404, 408, 413, 415, 422, 424, 429, 500, 503)
+MOST_LARGE = 4
+"""Bodies of the largest size that may be received at the same time."""
+SMALL_BODY = 1 << 16
+"""Bytes of each body that do not count towards the limit of all bodies together."""
+METHODS = ("DELETE", "GET", "POST")
 PUBLIC = ("/health", "/v1/health")
 PAGE = (("GET", "/"), ("HEAD", "/"))
 """The page asks for the key itself."""
@@ -45,6 +49,13 @@ PAGE_HEADERS = {
     "Referrer-Policy": "no-referrer",
 }
 """The page may send requests only to this server, and no other page may show it in a frame."""
+ERRORS = {
+    f"{prefix}{route.path}": module.error
+    for module in (anthropic, ollama, responses, tgi)
+    for route in module.router.routes
+    for prefix in ("", "/v1")
+}
+"""The function that writes an error, by the path of a route. Other routes have OpenAI's errors."""
 log = logging.getLogger(__name__)
 
 
@@ -72,98 +83,130 @@ def make_app(service: Service, access: Access) -> FastAPI:
         allow_headers=["*"],
     )
     between = [cors] if access.origins else []
-    middleware = [Middleware(AccessLog), *between, Middleware(Guard, access)]
     handlers: dict[Any, Any] = {
         HTTPException: _of_starlette,
-        ClientDisconnect: lambda request, problem: Response(status_code=499),
-        Exception: lambda request, problem: error_response(failed("something went wrong here")),
+        Problem: lambda http, problem: error_response(problem, http),
+        RequestValidationError: _of_validation,
+        ClientDisconnect: lambda http, problem: Response(status_code=499),
+        Exception: lambda http, problem: error_response(failed("something went wrong here")),
     }
     app = FastAPI(
         title="mlx-specdec",
         version=__version__,
-        middleware=middleware,
+        middleware=[Middleware(AccessLog), *between, Middleware(Guard, access), Middleware(Bodies)],
         exception_handlers=handlers,
         docs_url=None,
         redoc_url=None,
         dependencies=[Security(HTTPBearer(auto_error=False, scheme_name="key"))],
-        responses={status: {"model": answer_models.ErrorAnswer} for status in STATUSES},
     )
-    for endpoint in ENDPOINTS:
-        _add(app, service, endpoint)
+    app.state.service = service
+    # Some clients omit "/v1" from paths.
+    for router in (
+        *(openai.router, responses.router, anthropic.router),
+        *(embeddings.router, llama_cpp.v1),
+    ):
+        app.include_router(router, prefix="/v1")
+        app.include_router(router, include_in_schema=False)
+    for router in (tgi.router, llama_cpp.router, ollama.router):
+        app.include_router(router)
+    app.get("/", summary="A chat for a browser", response_class=FileResponse)(page)
     return app
 
 
-def _add(app: FastAPI, service: Service, endpoint: Endpoint) -> None:
-    """Add the routes of an endpoint. FastAPI describes them in /openapi.json, but the service reads
-    the bodies, since FastAPI has no limits of size and time."""
-
-    class Served(APIRoute):
-        def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-            return functools.partial(service.respond, endpoint)
-
-    answers: dict[int | str, dict[str, Any]] = {}
-    if endpoint.answer is None:
-        answers[200] = {"content": {endpoint.media: {"schema": {"type": "string"}}}}
-    elif endpoint.body is not None:
-        answers[200] = {"content": {endpoint.streams: {}}}
-    # Some clients omit "/v1" from paths. Every path that answers GET requests also answers HEAD.
-    paths = dict.fromkeys((endpoint.path, endpoint.path.removeprefix("/v1")))
-    for path in paths:
-        for method in (endpoint.method, *(("HEAD",) if endpoint.method == "GET" else ())):
-            app.router.add_api_route(
-                path,
-                _signature(endpoint),
-                methods=[method],
-                response_model=endpoint.answer,
-                response_class=JSONResponse if endpoint.answer is not None else PlainTextResponse,
-                responses=answers,
-                summary=endpoint.summary,
-                include_in_schema=path == endpoint.path and method == endpoint.method,
-                route_class_override=Served,
-            )
+def error_response(problem: Problem, http: Request | None = None) -> Response:
+    """Return an error in the format of a request's route, or in OpenAI's format without one."""
+    route = None if http is None else http.scope.get("route")
+    write = openai.error if route is None else ERRORS.get(route.path, openai.error)
+    status, payload = write(problem)
+    return JSONResponse(payload, status, problem.headers)
 
 
-def _signature(endpoint: Endpoint) -> Callable[..., None]:
-    """Return a function with the parameters of an endpoint, for FastAPI's description."""
-
-    def answer(**parameters: Any) -> None: ...
-
-    names: dict[str, Any] = dict.fromkeys(re.findall(r"{(\w+)", endpoint.path), str)
-    if endpoint.body is not None:
-        names["body"] = endpoint.body
-    kind = inspect.Parameter.KEYWORD_ONLY
-    answer.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [inspect.Parameter(name, kind, annotation=annotation) for name, annotation in names.items()]
-    )
-    answer.__name__ = re.sub(r"\W+", "_", f"{endpoint.method.lower()}{endpoint.path}").strip("_")
-    return answer
+def _of_validation(http: Request, error: RequestValidationError) -> Response:
+    """Return an error for a wrong body. A wrong name of a model comes before it."""
+    try:
+        body = parse(error.body or b"{}")
+        service_of(http).registry.find(body.get("model"))
+        errors = [{**one, "loc": one["loc"][1:]} for one in error.errors()]
+        problem = problem_of(errors, body)
+    except Problem as found:
+        problem = found
+    return error_response(problem, http)
 
 
-def _of_starlette(request: Request, problem: Exception) -> Response:
+def _of_starlette(http: Request, problem: Exception) -> Response:
     assert isinstance(problem, HTTPException)
     headers = dict(problem.headers or {})
     if problem.status_code == 405:
         # Starlette names only the methods of the first route with this path.
-        fitting = [route for route in request.app.routes if route.matches(request.scope)[0].value]
-        headers["Allow"] = ", ".join(sorted(set().union(*(route.methods for route in fitting))))
+        scopes = {method: {**http.scope, "method": method} for method in METHODS}
+        found = {
+            method
+            for method, scope in scopes.items()
+            if any(route.matches(scope)[0] is Match.FULL for route in http.app.routes)
+        }
+        headers["Allow"] = ", ".join(sorted(found | ({"HEAD"} if "GET" in found else set())))
     messages = {
         404: "nothing is served at this path: /openapi.json lists what is",
-        405: f"this path does not take {request.method:.20}: use {headers.get('Allow')}",
+        405: f"this path does not take {http.method:.20}: use {headers.get('Allow')}",
     }
     message = messages.get(problem.status_code, problem.detail)
     return error_response(Problem(problem.status_code, message, headers=headers))
 
 
-def page(service: Service, request: Request) -> Response:
+async def page() -> Response:
     """Return a page with a chat for a browser."""
     return FileResponse(Path(__file__).with_name("page.html"), headers=PAGE_HEADERS)
 
 
-ENDPOINTS = (
-    *(*openai.ENDPOINTS, *responses.ENDPOINTS, *anthropic.ENDPOINTS),
-    *(*embeddings.ENDPOINTS, *tgi.ENDPOINTS, *llama_cpp.ENDPOINTS, *ollama.ENDPOINTS),
-    Endpoint("/", page, None, "A chat for a browser", media="text/html"),
-)
+class Bodies:
+    """Middleware with the limits of bodies, and of the time for a request. It hides the type of a
+    body, so that FastAPI hands its bytes to the models, which read them."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self._large_bytes = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        limits, loop = scope["app"].state.service.limits, asyncio.get_running_loop()
+        deadline = scope["deadline"] = loop.time() + limits.seconds
+        coding = Headers(scope=scope).get("content-encoding", "identity")
+        scope["headers"] = [field for field in scope["headers"] if field[0] != b"content-type"]
+        size, large, complete = 0, 0, False
+
+        async def limited() -> Message:
+            nonlocal size, large, complete
+            if complete:
+                return await receive()
+            if coding != "identity":
+                message = (
+                    f"a body with the content encoding {coding:.20} is not read: send it plainly"
+                )
+                raise Problem(415, message)
+            try:
+                async with asyncio.timeout_at(deadline):
+                    part = await receive()
+            except TimeoutError:
+                raise Problem(408, "the body took too long to come") from None
+            if part["type"] == "http.disconnect":
+                raise Problem(499, "the client has left")
+            complete = not part.get("more_body", False)
+            size += len(part.get("body", b""))
+            if size > limits.body_bytes:
+                raise Problem(413, f"the body has more than {limits.body_bytes} bytes: shorten it")
+            more = max(0, size - SMALL_BODY) - large
+            if self._large_bytes + more > MOST_LARGE * limits.body_bytes:
+                self._large_bytes, large = self._large_bytes - large, 0
+                raise busy("too many large bodies come at once: try again", 429)
+            self._large_bytes, large = self._large_bytes + more, large + more
+            return part
+
+        try:
+            await self._app(scope, limited, send)
+        finally:
+            self._large_bytes -= large
 
 
 class Guard:
@@ -241,6 +284,9 @@ class AccessLog:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        if scope["method"] == "HEAD":
+            # Every path that answers GET requests also answers HEAD.
+            scope = {**scope, "method": "GET"}
         started, fields = time.perf_counter(), scope.setdefault("log_fields", {})
         id = f"req_{uuid.uuid4().hex}"
         status = 500  # After an exception, Starlette sends 500 outside of all middleware.

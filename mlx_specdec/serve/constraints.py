@@ -1,9 +1,8 @@
-"""Constraints on completions: JSON schemas, regular expressions, grammars and choices of requests,
-and grammars of demanded tool calls."""
+"""Constraints on completions: those of requests, and grammars of demanded tool calls."""
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import accumulate
 from typing import Any, Literal
@@ -15,25 +14,17 @@ from ..engine.request import for_model
 from ..errors import OptionError
 from ..text.markers import CallFormat, Markers
 from ..text.tool_formats import BEGIN, CHANNEL, END, Parts
-from .bodies import Body
-from .chat import Tools
+from .asked import Constraint, Tools
 from .problems import Problem, invalid
-from .settings import Limits
 
-Constraint = dict[str, Any]
-"""The option with the constraint, by the option's name, or {} for no constraint."""
+SCHEMA_BYTES, SCHEMA_DEPTH = 64 << 10, 64
+"""Largest size of a schema or a grammar, and largest number of nested brackets of a schema."""
+Changes = dict[str, Any]
+"""The option with a constraint, by the option's name."""
 Thought = Literal["begun", "none", "optional", "open", "close"]
 """The text before an answer. begun: Nothing, since the prompt already begins the answer. none: No
 thought. optional: A thought, if the model opens one. open: The rest of a thought that the prompt
 has opened. close: Only the end of such a thought, since the request turns reasoning off."""
-
-
-def constraint_of(body: Body, pair: Pair, options: Options, limits: Limits) -> Constraint:
-    """Return the constraint of a body. options: The server's defaults. Raises Problem."""
-    for name, read in FIELDS.items():
-        if name in body and (constraint := read(body[name])):
-            return _checked(pair, options, name, constraint, limits)
-    return {}
 
 
 def after_thought(options: Options, markers: Markers, thought: Thought) -> Options:
@@ -61,25 +52,24 @@ def calls_constraint(
     markers: Markers,
     pair: Pair,
     options: Options,
-    limits: Limits,
     *,
     thought: Thought,
-) -> Constraint:
+) -> Changes:
     """Return the constraint for completions that must call a tool or match `tools.schema`. Raises
     Problem."""
     if tools.must:
-        _check_size("tools", {"json_schema": json.dumps(tools.listed)}, limits)
+        _check_size(Constraint("json_schema", json.dumps(tools.listed), "tools"))
     write, field = (grammar_of, "tools") if tools.must else (_call_or_schema, "response_format")
-    grammar = {"grammar": write(tools, markers, thought=thought)}
+    grammar = Constraint("grammar", write(tools, markers, thought=thought), field)
     try:
-        return _checked(pair, options, field, grammar, limits)
+        return checked(pair, options, grammar)
     except Problem:
         for tool in tools.listed if tools.must else ():
             _check_parameters(tool["function"])
         raise
 
 
-def _check_parameters(function: Body) -> None:
+def _check_parameters(function: Mapping[str, Any]) -> None:
     """Raise Problem, which names the tool, if its schema alone cannot be enforced."""
     try:
         compiled(json.dumps(function.get("parameters") or NO_PARAMETERS), None, None)
@@ -87,61 +77,28 @@ def _check_parameters(function: Body) -> None:
         raise invalid(f"the parameters of {function['name']}: {error}", "tools") from None
 
 
-def _checked(
-    pair: Pair, options: Options, field: str, constraint: Constraint, limits: Limits
-) -> Constraint:
-    """Check that the model can satisfy a constraint, and return it. Raises Problem, which names the
-    field."""
-    _check_size(field, constraint, limits)
+def checked(pair: Pair, options: Options, constraint: Constraint) -> Changes:
+    """Check that the model can satisfy a constraint, and return the option with it. Raises Problem,
+    which names the field."""
+    _check_size(constraint)
+    changes: Changes = {constraint.kind: constraint.text}
     try:
-        for_model(pair, replace(options, **constraint))
+        for_model(pair, replace(options, **changes))
     except OptionError as error:
-        raise invalid(str(error), field) from None
-    return constraint
+        raise invalid(str(error), constraint.field) from None
+    return changes
 
 
-def _check_size(field: str, constraint: Constraint, limits: Limits) -> None:
+def _check_size(constraint: Constraint) -> None:
     """Raise Problem for a constraint that would take long to compile."""
-    [(kind, text)] = constraint.items()
-    if len(text.encode()) > limits.schema_bytes:
-        raise invalid(f"{field} has more than {limits.schema_bytes} bytes: shorten it", field)
-    outside_strings = re.sub(r'"(?:[^"\\]|\\.)*"', "", text) if kind == "json_schema" else ""
+    text, field = constraint.text, constraint.field
+    if len(text.encode()) > SCHEMA_BYTES:
+        raise invalid(f"{field} has more than {SCHEMA_BYTES} bytes: shorten it", field)
+    schema = text if constraint.kind == "json_schema" else ""
+    outside_strings = re.sub(r'"(?:[^"\\]|\\.)*"', "", schema)
     depths = accumulate((character in "[{") - (character in "]}") for character in outside_strings)
-    if max(depths, default=0) > limits.schema_depth:
-        raise invalid(f"{field} is nested more than {limits.schema_depth} deep", field)
-
-
-def _response_format(response_format: Body) -> Constraint:
-    """Return the constraint of OpenAI's response_format. In llama.cpp's form, `schema` is one level
-    higher; in TGI's form, it is called `value`."""
-    if response_format["type"] == "text":
-        return {}
-    if response_format["type"] == "json_object":
-        return _json_schema(
-            response_format.get("schema") or response_format.get("value") or {"type": "object"}
-        )
-    return _json_schema(response_format.get("json_schema", response_format)["schema"])
-
-
-def _json_schema(schema: str | Body) -> Constraint:
-    text = schema if isinstance(schema, str) else json.dumps(schema, ensure_ascii=False)
-    return {"json_schema": text}
-
-
-BUILDERS: Mapping[str, Callable[[Any], Constraint]] = {
-    "json": _json_schema,
-    "regex": lambda pattern: {"regex": pattern},
-    "grammar": lambda grammar: {"grammar": grammar},
-    "choice": lambda texts: {"grammar": f"start: {' | '.join(map(json.dumps, texts))}"},
-}
-FIELDS: Mapping[str, Callable[[Any], Constraint]] = {
-    "response_format": _response_format,
-    # vLLM's object with one field.
-    "structured_outputs": lambda outputs: next(BUILDERS[kind](outputs[kind]) for kind in outputs),
-    "regex": BUILDERS["regex"],
-    "grammar": BUILDERS["grammar"],
-    **{f"guided_{kind}": read for kind, read in BUILDERS.items()},
-}
+    if max(depths, default=0) > SCHEMA_DEPTH:
+        raise invalid(f"{field} is nested more than {SCHEMA_DEPTH} deep", field)
 
 
 def _lark(parts: Parts, markers: Markers, name: str = "") -> str:
@@ -156,7 +113,11 @@ def _lark(parts: Parts, markers: Markers, name: str = "") -> str:
     )
 
 
-NO_PARAMETERS: Body = {"type": "object", "properties": {}, "additionalProperties": False}
+NO_PARAMETERS: Mapping[str, Any] = {
+    "type": "object",
+    "properties": {},
+    "additionalProperties": False,
+}
 ANY_TEXT = r"/(.|\n)*/"
 LINES = r"/\n{0,2}/"
 """Line breaks after the reasoning."""
@@ -203,7 +164,7 @@ def _free_call(calls: CallFormat, markers: Markers) -> str:
     return f"call: {_literal(calls.begin.text, markers)} ({free})*"
 
 
-def _bound(rule: str, schema: Body) -> str:
+def _bound(rule: str, schema: Mapping[str, Any]) -> str:
     return f"{rule}: %json {json.dumps({**enforceable(schema), 'x-guidance': JSON_STYLE})}"
 
 

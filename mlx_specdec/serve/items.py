@@ -1,52 +1,69 @@
-"""Input items and tools of OpenAI's Responses API, turned into the messages and tools of a chat.
-Field names as in openai-python (types/responses) and codex-rs (protocol/src/models.rs)."""
+"""Bodies of OpenAI's Responses API, whose input items and tools become the messages and tools of a
+chat. Field names as in openai-python (types/responses) and codex-rs (protocol/src/models.rs)."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Protocol
 
-from pydantic import Field
+from pydantic import AliasChoices, ConfigDict, Field, TypeAdapter
 
-from ..text.messages import log_once, text_of
-from .bodies import Body, Boolean, ByType, Fields, Object, String
-from .contents import Content, Other, Part
-from .models import (
+from ..text.messages import Message, log_once, text_of
+from .asked import (
     LONGEST_TOOL_NAME,
-    Generated,
+    TOOLS,
+    Asked,
+    Chat,
+    Function,
     MaxTokens,
     Name,
+    Parameters,
+    Sampled,
+    ToolChoice,
+    Tools,
+    choice_of,
+)
+from .fields import Body, Boolean, ByType, Fields, Object, Several, String
+from .problems import invalid
+from .shared_bodies import (
+    Content,
     ObjectFormat,
     OneOf,
-    Parameters,
-    Penalty,
-    Reasoning,
+    Part,
     SchemaFormat,
-    Stop,
-    Stops,
     StructuredOutputs,
     TextFormat,
+    Thoughtful,
+    parts_of,
 )
-from .settings import Limits
 
 ENCRYPTED = "mlx-specdec reasoning: "
 """The beginning of the `encrypted_content` that this server writes for reasoning. The text of the
 reasoning follows."""
-ITEMS_READ: tuple[str, ...] = ("message", "reasoning", "function_call", "custom_tool_call")
-ITEMS_READ += ("function_call_output", "custom_tool_call_output")
-"""Types of items that are read. Others are skipped, because clients often add new types."""
-RESPONSES_FIELDS = (
-    *("model", "stream", "temperature", "top_p", "top_k", "seed", "stop"),
-    *("presence_penalty", "frequency_penalty", "speculative", "parallel_tool_calls"),
-    *("structured_outputs", "exact"),
+CUSTOM = Parameters.model_validate(
+    {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
 )
-"""Fields of a Responses request that have the same meaning in a chat completion."""
-CUSTOM: Body = {
-    "type": "object",
-    "properties": {"input": {"type": "string"}},
-    "required": ["input"],
-}
 """Parameters of a custom tool in the prompt. Custom tools have a text as input."""
 SKIPPED = "skipped %s of the type %r, which this server does not know"
+
+
+class Item(Protocol):
+    """An item of a conversation."""
+
+    def add(self, messages: list[Message]) -> None:
+        """Add the item to the messages of a chat."""
+
+
+def _turn(messages: list[Message]) -> Message:
+    """Return the last message if it is the assistant's, or a new one. Consecutive items of the
+    assistant become one message, so that the results of calls follow the message with the calls."""
+    if not messages or messages[-1]["role"] != "assistant":
+        messages.append({"role": "assistant", "content": ""})
+    return messages[-1]
+
+
+def _write(messages: list[Message], field: str, text: str) -> None:
+    turn = _turn(messages)
+    turn[field] = "\n".join(filter(None, [turn.get(field), text]))
 
 
 class MessageItem(Fields):
@@ -54,146 +71,27 @@ class MessageItem(Fields):
     role: Literal["user", "assistant", "system", "developer"]
     content: Content
 
+    def add(self, messages: list[Message]) -> None:
+        """Add the item to the messages of a chat."""
+        text = text_of(parts_of(self.content))
+        if self.role == "assistant":
+            _write(messages, "content", text)
+        else:
+            messages.append({"role": self.role, "content": text})
+
 
 class ReasoningItem(Fields):
     type: Literal["reasoning"]
-    summary: list[Part] | None = None
-    content: list[Part] | None = None
-    encrypted_content: String | None = None
+    summary: Several[Part] = []  # noqa: RUF012
+    content: Several[Part] = []  # noqa: RUF012
+    encrypted_content: String = ""
 
-
-class CallItem(Fields):
-    name: String
-    namespace: String | None = None
-    call_id: String
-
-
-class FunctionCall(CallItem):
-    type: Literal["function_call"]
-    arguments: String
-
-
-class CustomCall(CallItem):
-    type: Literal["custom_tool_call"]
-    input: String
-
-
-class CallOutput(Fields):
-    type: Literal["function_call_output", "custom_tool_call_output"]
-    call_id: String
-    output: Content
-
-
-ResponseItem = Annotated[
-    Any,
-    ByType(
-        *(MessageItem, ReasoningItem, FunctionCall, CustomCall, CallOutput),
-        fallback=Other,
-        untyped=MessageItem,
-        words="a message with role and content, or an item with a type and its fields",
-    ),
-]
-TOOL_TYPES = ("function", "custom")
-
-
-class CustomFormat(Fields):
-    definition: String | None = None
-
-
-class CallableTool(Fields):
-    """A tool that the model can call."""
-
-    type: Literal["function", "custom"]
-    name: Name
-    description: String | None = None
-    parameters: Parameters | None = None
-    format: CustomFormat | None = None
-
-
-TOOL = "a tool with a type, such as a function with name and parameters"
-
-
-class Namespace(Fields):
-    type: Literal["namespace"]
-    name: Name
-    tools: list[Annotated[Any, ByType(CallableTool, fallback=Other, words=TOOL)]]
-
-
-ResponseTool = Annotated[Any, ByType(CallableTool, Namespace, fallback=Other, words=TOOL)]
-
-
-class CalledTool(Fields):
-    type: Literal["function", "custom"]
-    name: String
-    namespace: String | None = None
-
-
-class AllowedTools(Fields):
-    type: Literal["allowed_tools"]
-    mode: Literal["auto", "required"]
-    tools: Annotated[
-        list[Annotated[Any, ByType(CalledTool, fallback=Other, words=TOOL)]], Field(min_length=1)
-    ]
-
-
-ResponseChoice = Annotated[
-    Any,
-    ByType(
-        *(CalledTool, AllowedTools),
-        fallback=Other,
-        word=OneOf,
-        words='"none", "auto", "required", or a tool such as {"type": "function", "name": ...}',
-    ),
-]
-
-
-class InputTokensRequest(Fields):
-    """The body of /v1/responses/input_tokens."""
-
-    refused: ClassVar[Mapping[str, Sequence[object]]] = {"conversation": (), "prompt": ()}
-    model: String | None = None
-    input: String | Annotated[list[ResponseItem], Field(min_length=1)]
-    instructions: String | None = None
-    previous_response_id: String | None = None
-    tools: Annotated[list[ResponseTool], Field(max_length=Limits.tools)] | None = None
-    tool_choice: ResponseChoice | None = None
-    parallel_tool_calls: Boolean | None = None
-    reasoning: Reasoning | None = None
-
-
-TEXT_FORMAT = ByType(
-    *(TextFormat, ObjectFormat, SchemaFormat),
-    words='of the type "text", "json_object" or "json_schema"',
-)
-
-
-class TextSettings(Fields):
-    format: Annotated[Any, TEXT_FORMAT] | None = None
-
-
-class ResponsesRequest(Generated, InputTokensRequest):
-    """The body of /v1/responses."""
-
-    same: ClassVar[Mapping[str, str]] = {"max_tokens": "max_output_tokens"}
-    refused: ClassVar[Mapping[str, Sequence[object]]] = {
-        **InputTokensRequest.refused,
-        "background": (False,),
-        "top_logprobs": (0,),
-    }
-    stop: Stop | Stops | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    structured_outputs: StructuredOutputs | None = None
-    max_output_tokens: MaxTokens | None = None
-    text: TextSettings | None = None
-    include: list[String] | None = None
-    store: Boolean | None = None
-    metadata: Object | None = None
-    user: String | None = None
-    safety_identifier: String | None = None
-    prompt_cache_key: String | None = None
-    service_tier: String | None = None
-    truncation: String | None = None
+    def add(self, messages: list[Message]) -> None:
+        """Add the item to the messages of a chat."""
+        text = self.encrypted_content.removeprefix(ENCRYPTED)
+        if not self.encrypted_content.startswith(ENCRYPTED):
+            text = text_of(parts_of(self.content)) or text_of(parts_of(self.summary))
+        _write(messages, "reasoning_content", text)
 
 
 @dataclass(frozen=True)
@@ -211,94 +109,254 @@ class ToolName:
         return f"{space}{self.name}"[-LONGEST_TOOL_NAME:]
 
 
-def items_of(body: Body) -> list[Body]:
-    """Return the input of a request as items."""
-    items = body["input"]
-    return [{"role": "user", "content": items}] if isinstance(items, str) else list(items)
+class CallItem(Fields):
+    """A call in an earlier response. A custom call has a text as `input`."""
+
+    type: Literal["function_call", "custom_tool_call"]
+    name: String
+    namespace: String | None = None
+    call_id: String
+
+    def add(self, messages: list[Message]) -> None:
+        """Add the item to the messages of a chat."""
+        name = ToolName(self.name, self.namespace).shown
+        function = {"name": name, "arguments": self.called_with()}
+        turn = _turn(messages)
+        turn.setdefault("tool_calls", []).append({"id": self.call_id, "function": function})
+
+    def called_with(self) -> str | Object:
+        """Return the arguments."""
+        raise NotImplementedError
 
 
-def as_chat(body: Body, items: Iterable[Body]) -> dict[str, Any]:
-    """Return the fields of a chat completion that decide the prompt. items: The items of the
-    conversation."""
-    instructions = body.get("instructions")
-    messages = [{"role": "system", "content": instructions}] if instructions else []
-    for item in items:
-        _add(messages, item)
-    return {
-        "messages": messages or [{"role": "user", "content": ""}],
-        "tools": [_as_function(name, tool) for name, tool in named_tools(body).items()],
-        "tool_choice": _tool_choice(body.get("tool_choice", "auto")),
-        "parallel_tool_calls": body.get("parallel_tool_calls", True),
-        "reasoning": body.get("reasoning"),
+class FunctionCall(CallItem):
+    type: Literal["function_call"]
+    arguments: String
+
+    def called_with(self) -> str | Object:
+        """Return the arguments."""
+        return self.arguments
+
+
+class CustomCall(CallItem):
+    type: Literal["custom_tool_call"]
+    input: String
+
+    def called_with(self) -> str | Object:
+        """Return the arguments."""
+        return {"input": self.input}
+
+
+class CallOutput(Fields):
+    type: Literal["function_call_output", "custom_tool_call_output"]
+    call_id: String
+    output: Content
+
+    def add(self, messages: list[Message]) -> None:
+        """Add the item to the messages of a chat."""
+        content = text_of(parts_of(self.output))
+        messages.append({"role": "tool", "tool_call_id": self.call_id, "content": content})
+
+
+class OtherItem(Fields):
+    """An item of an unknown type. Clients often add new types."""
+
+    type: String
+
+    def add(self, messages: list[Message]) -> None:
+        """Skip the item."""
+        log_once(SKIPPED, "an input item", self.type[:LONGEST_TOOL_NAME])
+
+
+ResponseItem = Annotated[
+    MessageItem | ReasoningItem | FunctionCall | CustomCall | CallOutput | OtherItem,
+    ByType("a message with role and content, or an item with a type and its fields"),
+]
+OUTPUT: TypeAdapter[Sequence[Item]] = TypeAdapter(list[ResponseItem])
+"""Reads the items of a response as items of an input."""
+
+
+class CustomFormat(Fields):
+    model_config = ConfigDict(extra="allow")
+    definition: String | None = None
+
+
+class CallableTool(Fields):
+    """A tool that the model can call."""
+
+    model_config = ConfigDict(extra="allow")
+    type: Literal["function", "custom"]
+    name: Name
+    description: String | None = None
+    parameters: Parameters | None = None
+    format: CustomFormat | None = None
+
+    def named(self, space: str | None = None) -> dict[ToolName, Function]:
+        """Return the function that the model sees, by the client's name. The grammar of a custom
+        tool's input is shown, but not enforced."""
+        name, custom = ToolName(self.name, space, self.type == "custom"), self.type == "custom"
+        described, parameters = self.description, CUSTOM if custom else self.parameters
+        if custom and self.format is not None and self.format.definition:
+            grammar = f"The input follows this grammar:\n{self.format.definition}"
+            described = f"{described or ''}\n\n{grammar}".strip()
+        fields = {"name": name.shown, "description": described, "parameters": parameters}
+        return {name: Function.model_construct(None, **fields)}
+
+
+class OtherTool(Fields):
+    """A tool of an unknown type."""
+
+    model_config = ConfigDict(extra="allow")
+    type: String
+
+    def named(self, space: str | None = None) -> dict[ToolName, Function]:
+        """Skip the tool."""
+        log_once(SKIPPED, "a tool", self.type[:LONGEST_TOOL_NAME])
+        return {}
+
+
+TOOL = ByType("a tool with a type, such as a function with name and parameters")
+
+
+class Namespace(Fields):
+    model_config = ConfigDict(extra="allow")
+    type: Literal["namespace"]
+    name: Name
+    tools: Several[Annotated[CallableTool | OtherTool, TOOL]]
+
+    def named(self, space: str | None = None) -> dict[ToolName, Function]:
+        """Return the functions that the model sees, by the client's names."""
+        return {
+            name: function
+            for tool in self.tools
+            for name, function in tool.named(self.name).items()
+        }
+
+
+class CalledTool(Fields):
+    model_config = ConfigDict(extra="allow")
+    type: Literal["function", "custom"]
+    name: String
+    namespace: String | None = None
+
+    def choice(self) -> ToolChoice:
+        """Return the choice."""
+        return ToolChoice("required", ToolName(self.name, self.namespace).shown)
+
+
+class OtherChoice(Fields):
+    """A tool of an unknown type."""
+
+    model_config = ConfigDict(extra="allow")
+    type: String
+
+    def choice(self) -> ToolChoice:
+        """Return the default choice."""
+        return ToolChoice()
+
+
+class AllowedTools(Fields):
+    model_config = ConfigDict(extra="allow")
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[Several[Annotated[CalledTool | OtherChoice, TOOL]], Field(min_length=1)]
+
+    def choice(self) -> ToolChoice:
+        """Return the choice."""
+        names = frozenset(name for tool in self.tools if (name := tool.choice().name))
+        return ToolChoice(self.mode, allowed=names)
+
+
+ResponseChoice = Annotated[
+    CalledTool | AllowedTools | OtherChoice | OneOf,
+    ByType('"none", "auto", "required", or a tool such as {"type": "function", "name": ...}'),
+]
+InputItems = Annotated[Several[ResponseItem], Field(min_length=1)]
+
+
+class InputTokensRequest(Body, Thoughtful):
+    """The body of /v1/responses/input_tokens."""
+
+    refused: ClassVar[Mapping[str, Sequence[object]]] = {"conversation": (), "prompt": ()}
+    input: String | InputItems
+    instructions: String | None = None
+    previous_response_id: String | None = None
+    tools: Annotated[
+        Several[Annotated[CallableTool | Namespace | OtherTool, TOOL]], Field(max_length=TOOLS)
+    ] = []  # noqa: RUF012
+    tool_choice: ResponseChoice | None = None
+    parallel_tool_calls: Boolean | None = None
+
+    def items(self) -> Sequence[Item]:
+        """Return the input as items."""
+        if not isinstance(self.input, str):
+            return self.input
+        return [MessageItem(role="user", content=self.input)]
+
+    def named_tools(self) -> dict[ToolName, Function]:
+        """Return the tools that the model can call, including tools in namespaces."""
+        return {name: function for tool in self.tools for name, function in tool.named().items()}
+
+    def chat(self, before: Iterable[Item]) -> Chat:
+        """Return the conversation. before: The items of the conversation that the request
+        continues. Raises Problem."""
+        messages: list[Message] = []
+        if self.instructions:
+            messages.append({"role": "system", "content": self.instructions})
+        for item in [*before, *self.items()]:
+            item.add(messages)
+        choice = choice_of(self.tool_choice)
+        return Chat(
+            messages or [{"role": "user", "content": ""}],
+            Tools.of(self.named_tools().values(), choice, self.parallel_tool_calls),
+            self.variables(),
+            self.thinking_budget(),
+            field="input",
+        )
+
+
+class TextSettings(Fields):
+    model_config = ConfigDict(extra="allow")
+    format: (
+        Annotated[
+            TextFormat | ObjectFormat | SchemaFormat,
+            ByType('of the type "text", "json_object" or "json_schema"'),
+        ]
+        | None
+    ) = None
+
+
+class ResponsesRequest(InputTokensRequest, Sampled):
+    """The body of /v1/responses. Codex treats a cut answer as a failure, so the default for
+    max_tokens is no limit."""
+
+    refused: ClassVar[Mapping[str, Sequence[object]]] = {
+        **InputTokensRequest.refused,
+        "background": (False,),
+        "top_logprobs": (0,),
     }
+    max_tokens: MaxTokens = Field(
+        -1, validation_alias=AliasChoices("max_output_tokens", "max_tokens")
+    )
+    stream: Boolean | None = None
+    structured_outputs: StructuredOutputs | None = None
+    text: TextSettings | None = None
+    include: Several[String] = []  # noqa: RUF012
+    store: Boolean = True
+    metadata: Object | None = None
+    max_tool_calls: Any = None
+    user: String | None = None
+    safety_identifier: String | None = None
+    prompt_cache_key: String | None = None
+    service_tier: String | None = None
+    truncation: String | None = None
 
-
-def _add(messages: list[dict[str, Any]], item: Body) -> None:
-    """Add an item to messages. Consecutive items of the assistant become one message, so that the
-    results of calls follow the message with the calls."""
-    kind = item.get("type", "message")
-    if kind == "message" and item["role"] != "assistant":
-        messages.append({"role": item["role"], "content": text_of(item["content"])})
-    elif kind in ITEMS_READ[-2:]:
-        content = text_of(item["output"])
-        messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": content})
-    elif kind not in ITEMS_READ:
-        log_once(SKIPPED, "an input item", kind[:LONGEST_TOOL_NAME])
-    else:
-        if not messages or messages[-1]["role"] != "assistant":
-            messages.append({"role": "assistant", "content": ""})
-        turn = messages[-1]
-        if kind in ("message", "reasoning"):
-            field = "content" if kind == "message" else "reasoning_content"
-            text = text_of(item["content"]) if kind == "message" else _reasoning(item)
-            turn[field] = "\n".join(filter(None, [turn.get(field), text]))
-        else:
-            custom = kind == "custom_tool_call"
-            name = ToolName(item["name"], item.get("namespace"), custom)
-            arguments = {"input": item["input"]} if custom else item["arguments"]
-            function = {"name": name.shown, "arguments": arguments}
-            turn.setdefault("tool_calls", []).append({"id": item["call_id"], "function": function})
-
-
-def _reasoning(item: Body) -> str:
-    encrypted = item.get("encrypted_content", "")
-    if encrypted.startswith(ENCRYPTED):
-        return str(encrypted[len(ENCRYPTED) :])
-    return text_of(item.get("content", ())) or text_of(item.get("summary", ()))
-
-
-def named_tools(body: Body) -> dict[ToolName, Body]:
-    """Return the tools that the model can call, including tools in namespaces."""
-    found: dict[ToolName, Body] = {}
-    for tool in body.get("tools", ()):
-        space = tool["name"] if tool["type"] == "namespace" else None
-        for inner in (tool,) if space is None else tool["tools"]:
-            if inner["type"] in TOOL_TYPES:
-                found[ToolName(inner["name"], space, inner["type"] == "custom")] = inner
-            else:
-                log_once(SKIPPED, "a tool", inner["type"][:LONGEST_TOOL_NAME])
-    return found
-
-
-def _as_function(name: ToolName, tool: Body) -> dict[str, Any]:
-    function = {"name": name.shown, "description": tool.get("description")}
-    if not name.custom:
-        return {"function": {**function, "parameters": tool.get("parameters")}}
-    if grammar := tool.get("format", {}).get("definition"):
-        text = f"{function['description'] or ''}\n\nThe input follows this grammar:\n{grammar}"
-        function["description"] = text.strip()
-    return {"function": {**function, "parameters": CUSTOM}}
-
-
-def _tool_choice(choice: str | Body) -> object:
-    if isinstance(choice, str):
-        return choice
-    if choice["type"] == "allowed_tools":
-        allowed = [_called(tool) for tool in choice["tools"] if tool["type"] in TOOL_TYPES]
-        return {**choice, "allowed_tools": {"mode": choice["mode"], "tools": allowed}}
-    return _called(choice) if choice["type"] in TOOL_TYPES else "auto"
-
-
-def _called(choice: Body) -> Body:
-    name = ToolName(choice["name"], choice.get("namespace"))
-    return {"type": "function", "function": {"name": name.shown}}
+    def asked(self) -> Asked:
+        """Return what is asked for besides the prompt."""
+        wanted, outputs = self.text and self.text.format, self.structured_outputs
+        found = [] if outputs is None else outputs.constraints()
+        if wanted and (constraint := wanted.constraint("text")) is not None:
+            found.append(constraint)
+        if len(found) > 1:
+            raise invalid("text.format and structured_outputs cannot be combined", "text")
+        return Asked(self, next(iter(found), None))

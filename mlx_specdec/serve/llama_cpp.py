@@ -1,68 +1,61 @@
 """Endpoints of llama.cpp's server: infill, tokenization, properties, health and metrics."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import ClassVar, Literal, Self
+from collections.abc import Callable, Iterable, Sequence
+from typing import Self
 
-from pydantic import StrictInt, model_validator
+from fastapi import APIRouter
+from pydantic import AliasChoices, Field, StrictInt, model_validator
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 
 from ..engine.chat import chat_format
 from ..results import Step
 from ..text.tokenizer import DirectoryTokenizer
-from .answer_models import Anything, DetokenizedAnswer, TokensAnswer
 from .answers import FINGERPRINT, Choice, Payload, Writer, token_pieces
-from .bodies import Body, Boolean, Fields, String, broken
+from .asked import Asked, MaxTokens, Sampled
 from .engine import STOPPING
 from .events import Event
+from .fields import Body, Boolean, Fields, Several, String, broken
 from .metrics import CONTENT_TYPE, as_text
-from .models import MaxTokens, Messages, Sampled, Stop, Stops, Templated, ToolList, Written
-from .openai import timings
+from .openai import Conversation, Messages, timings
 from .problems import busy
 from .registry import ServedModel
-from .requests import ParsedRequest, RequestParser
-from .service import Endpoint, Service
+from .requests import LoadedModel
+from .service import complete, compute, loaded_of, service_of
+from .shared_bodies import Written
 
 STOPPED = {"eos": "eos", "stop": "word"}
+router = APIRouter()
+v1 = APIRouter()
+"""The routes whose paths may begin with /v1."""
 
 
+# Bodies.
 class ExtraFile(Fields):
-    filename: String | None = None
+    filename: String = "tmp"
     text: String
 
 
-class InfillRequest(Sampled):
+class InfillRequest(Body, Sampled):
     """The body of /infill."""
 
-    same: ClassVar[Mapping[str, str]] = {"n_predict": "max_tokens"}
-    model: String | None = None
-    input_prefix: String | None = None
-    input_suffix: String | None = None
-    prompt: String | None = None
-    input_extra: list[ExtraFile] | None = None
-    n_predict: MaxTokens | None = None
-    stop: Stop | Stops | None = None
+    input_prefix: String = ""
+    input_suffix: String = ""
+    prompt: String = ""
+    input_extra: Several[ExtraFile] = []  # noqa: RUF012
+    max_tokens: MaxTokens | None = Field(
+        None, validation_alias=AliasChoices("n_predict", "max_tokens")
+    )
     stream: Boolean | None = None
-    response_fields: list[String] | None = None
+    response_fields: Several[String] = []  # noqa: RUF012
 
 
-class TemplateRequest(Templated):
-    """The body of /apply-template."""
+class TokenizeRequest(Conversation):
+    """The body of /tokenize: a text (`content`, or vLLM's `prompt`) or messages."""
 
-    model: String | None = None
-    messages: Messages
-    tools: ToolList | None = None
-    tool_choice: Literal["none", "auto"] | None = None
-
-
-class TokenizeRequest(Templated):
-    """The body of /tokenize."""
-
-    model: String | None = None
+    messages: Messages | None = None  # type: ignore[assignment]
     content: Written | None = None
     prompt: Written | None = None
-    tools: ToolList | None = None
-    tool_choice: Literal["none", "auto"] | None = None
 
     @model_validator(mode="after")
     def _check_texts(self) -> Self:
@@ -72,17 +65,23 @@ class TokenizeRequest(Templated):
         return self
 
 
-class DetokenizeRequest(Fields):
+class DetokenizeRequest(Body):
     """The body of /detokenize."""
 
-    tokens: list[StrictInt]
+    tokens: Several[StrictInt]
 
 
+# Answers.
 class InfillWriter(Writer):
     """The wire format of /infill."""
 
-    def parse(self, body: Body) -> ParsedRequest:
-        return self.parser.infill(body)
+    def __init__(self, model: LoadedModel, body: InfillRequest) -> None:
+        # Editors send the text around the cursor, however long it is.
+        before, files = body.input_prefix + body.prompt, body.input_extra
+        others = [(file.filename, file.text) for file in files]
+        prepared = model.infill(before, body.input_suffix, others, Asked(body))
+        super().__init__(model.name, prepared, stream=body.stream)
+        self._fields = body.response_fields
 
     def answer(self, choices: Sequence[Choice]) -> Payload:
         [choice] = choices
@@ -98,62 +97,88 @@ class InfillWriter(Writer):
         answer: Payload = {
             "content": text,
             "index": 0,
-            "model": self.parser.name,
+            "model": self.model,
             "stop": True,
             "stop_type": STOPPED.get(choice.finish_reason or "", "limit"),
             "tokens_predicted": choice.tokens,
-            "tokens_evaluated": self.request.prompt_tokens,
+            "tokens_evaluated": self.prepared.prompt_tokens,
             "tokens_cached": self.cached_tokens([choice]),
             **timings([choice]),
         }
         flat = {f"timings/{name}": figure for name, figure in answer.get("timings", {}).items()}
-        fields, wanted = {**answer, **flat}, self.body.get("response_fields") or ()
+        fields, wanted = {**answer, **flat}, self._fields
         return {name: fields[name] for name in wanted if name in fields} or answer
 
 
-def tokenize(parser: RequestParser, body: Body) -> Payload:
-    """Return the token ids of a text (`content`, or vLLM's `prompt`) or of messages."""
-    if "messages" in body:
-        ids = parser.chat_ids(body)
+def tokenize(model: LoadedModel, body: TokenizeRequest) -> Payload:
+    """Return the token ids of a text or of messages. Raises Problem."""
+    if body.messages is not None:
+        ids = model.chat_ids(body.chat())
     else:
-        ids = parser.text_ids(body.get("content") or body["prompt"])
-    return {"tokens": ids, "count": len(ids), "max_model_len": parser.longest}
+        ids = model.text_ids(body.content or body.prompt or "")
+    return {"tokens": ids, "count": len(ids), "max_model_len": model.longest}
 
 
-def apply_template(parser: RequestParser, body: Body) -> Payload:
-    """Return the prompt of messages as text, with special tokens."""
-    ids = parser.chat_ids(body)
-    tokenizer = parser.pair.tokenizer
+def apply_template(model: LoadedModel, body: Conversation) -> Payload:
+    """Return the prompt of messages as text, with special tokens. Raises Problem."""
+    ids = model.chat_ids(body.chat())
+    tokenizer = model.pair.tokenizer
     texts, names, special = token_pieces(tokenizer), tokenizer.pieces(), tokenizer.special_ids
     pieces = ((names[id] or "").encode() if id in special else texts[id] or b"" for id in ids)
     return {"prompt": b"".join(pieces).decode("utf-8", "replace")}
 
 
-def detokenize(parser: RequestParser, body: Body) -> Payload:
-    """Return the text of token ids without special tokens."""
-    parser.check_ids(body["tokens"], "tokens")
-    text = parser.pair.tokenizer.decode(body["tokens"])
+def detokenize(model: LoadedModel, body: DetokenizeRequest) -> Payload:
+    """Return the text of token ids without special tokens. Raises Problem."""
+    model.check_ids(body.tokens, "tokens")
+    text = model.pair.tokenizer.decode(body.tokens)
     return {"content": text, "prompt": text}
 
 
-def props(service: Service, request: Request) -> Payload:
+# Routes.
+@router.post("/infill", summary="Fills in a text")
+async def infill(body: InfillRequest, http: Request) -> Response:
+    """Write the text between two texts."""
+    return await complete(http, body, InfillWriter)
+
+
+@router.post("/tokenize", summary="Returns the token ids of a text or a chat")
+async def tokens(body: TokenizeRequest, http: Request) -> Response:
+    """Return the token ids of a text or of messages."""
+    return await compute(http, body, tokenize)
+
+
+@router.post("/apply-template", summary="Returns the prompt of a chat")
+async def template(body: Conversation, http: Request) -> Response:
+    """Return the prompt of messages."""
+    return await compute(http, body, apply_template)
+
+
+@router.post("/detokenize", summary="Returns the text of token ids")
+async def text(body: DetokenizeRequest, http: Request) -> Response:
+    """Return the text of token ids."""
+    return await compute(http, body, detokenize)
+
+
+@router.get("/props", summary="Describes the model and its defaults")
+async def props(http: Request) -> Payload:
     """Describe the model, its options and the limits of the server."""
-    parser, registry = service.parser(request), service.registry
-    pair, options, limits = parser.pair, parser.options, parser.settings.limits
+    model, registry = loaded_of(http), service_of(http).registry
+    pair, options, limits = model.pair, model.options, model.settings.limits
     generation = ("max_tokens", "temperature", "top_p", "top_k", "min_p")
-    seed = None if parser.settings.drawn_seeds else options.seed
-    shown = ("body_bytes", "waiting", "seconds", "choices", "stops", "schema_bytes", "schema_depth")
+    seed = None if model.settings.drawn_seeds else options.seed
+    shown = ("body_bytes", "waiting", "seconds", "choices")
     tokenizer = pair.tokenizer
     template = ""
     if isinstance(tokenizer, DirectoryTokenizer) and tokenizer.has_chat_template:
         template = tokenizer.templated.chat_template
     return {
-        "model_alias": parser.name,
-        "model_path": parser.name,
+        "model_alias": model.name,
+        "model_path": model.name,
         "modalities": {"vision": False, "audio": False},
         "chat_template": template,
         "total_slots": registry.batch_size,
-        "n_ctx": parser.longest,
+        "n_ctx": model.longest,
         "chat": chat_format(pair, options).way,
         "task_prefix": pair.task_prefix if options.chat_template else "",
         "rule": options.rule_name,
@@ -161,14 +186,16 @@ def props(service: Service, request: Request) -> Payload:
         "num_draft": 0 if options.regular else options.num_draft,
         "has_draft_model": pair.draft is not None,
         "default_generation_settings": {name: getattr(options, name) for name in generation}
-        | {"seed": seed, "n_ctx": parser.longest},
+        | {"seed": seed, "n_ctx": model.longest},
         "limits": {name: getattr(limits, name) for name in shown},
         "build_info": FINGERPRINT,
     }
 
 
-def health(service: Service, request: Request) -> Payload:
+@v1.get("/health", summary="Says whether requests are taken")
+async def health(http: Request) -> Payload:
     """Report whether requests are accepted and make progress. Raises Problem if not."""
+    service = service_of(http)
     registry = service.registry
     registry.refresh()
     if registry.begins:
@@ -184,9 +211,10 @@ def health(service: Service, request: Request) -> Payload:
     return {"status": "ok", "failures": sum(one.count for one in failures), **last}
 
 
-def metrics(service: Service, request: Request) -> Response:
+@router.get("/metrics", summary="Metrics for Prometheus", response_class=PlainTextResponse)
+async def metrics(http: Request) -> Response:
     """Return all metrics for Prometheus."""
-    registry = service.registry
+    registry = service_of(http).registry
     registry.refresh()
     engines = registry.engines
     sizes = [engine.nbytes for engine in engines] or [(0, 0, 0)]
@@ -203,8 +231,8 @@ def metrics(service: Service, request: Request) -> Response:
     for name, description, value_of in OF_MODEL:
         values = {model.name: float(value_of(model)) for model in registry.models}
         gauges[name] = values, description
-    metrics = {model.name: model.metrics for model in registry.models}
-    return Response(as_text(metrics, gauges), media_type=CONTENT_TYPE)
+    counters = {model.name: model.metrics for model in registry.models}
+    return Response(as_text(counters, gauges), media_type=CONTENT_TYPE)
 
 
 RUNNING, WAITING = "Requests decoded now.", "Requests waiting now."
@@ -218,17 +246,3 @@ OF_MODEL: tuple[tuple[str, str, Callable[[ServedModel], float]], ...] = (
     ("vllm:num_requests_waiting", WAITING, lambda model: model.requests[1]),
 )
 """The gauges of each model: name, description and value."""
-
-
-ENDPOINTS = (
-    Endpoint("/infill", InfillWriter, Anything, "Fills in a text", InfillRequest),
-    Endpoint("/tokenize", tokenize, TokensAnswer, "Token ids of a text or a chat", TokenizeRequest),
-    Endpoint("/apply-template", apply_template, Anything, "The text of a chat", TemplateRequest),
-    Endpoint(
-        "/detokenize", detokenize, DetokenizedAnswer, "The text of token ids", DetokenizeRequest
-    ),
-    Endpoint("/props", props, Anything, "What is served, and how"),
-    Endpoint("/health", health, Anything, "Whether requests are taken"),
-    Endpoint("/v1/health", health, Anything, "The same"),
-    Endpoint("/metrics", metrics, None, "Prometheus' figures", media="text/plain"),
-)

@@ -4,25 +4,305 @@ import time
 import uuid
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar, Literal, Self
 
+from fastapi import APIRouter
+from pydantic import AliasChoices, Discriminator, Field, StrictInt, Tag, model_validator
 from starlette.requests import Request
+from starlette.responses import Response
 
 from ..proposers.lookup import PREDICTION
 from ..results import Step, TokenLogprob
-from .answer_models import CompletionAnswer, ModelAnswer, Models
+from ..text.messages import Message, text_of
 from .answers import FINGERPRINT, LEAST_LOGPROB, Choice, Payload, Writer, token_pieces
-from .bodies import Body
+from .asked import (
+    TOOLS,
+    Asked,
+    Chat,
+    Count,
+    Function,
+    MaxTokens,
+    Sampled,
+    ToolChoice,
+    Tools,
+    choice_of,
+)
 from .events import Call, Event, Text, joined
-from .models import ChatRequest, TextRequest
+from .fields import Body, Boolean, ByType, Fields, Several, String, broken, integral
+from .problems import Problem
 from .registry import ServedModel
-from .requests import ParsedRequest, RequestParser
-from .service import Endpoint, Service
+from .requests import LoadedModel, Prepared
+from .service import Service, complete, service_of
+from .shared_bodies import (
+    CalledFunction,
+    Constrained,
+    Content,
+    EarlierCall,
+    OneOf,
+    Reasoned,
+    Thoughtful,
+    Written,
+    parts_of,
+)
 
 TEXT_FIELDS = {"content": "content", "reasoning": "reasoning_content"}
+TOP_LOGPROBS = 20
+TopLogprobs = Annotated[StrictInt, Field(ge=0, le=TOP_LOGPROBS), integral]
+router = APIRouter()
 
 
+# Bodies.
+class ChatTool(Fields):
+    type: Literal["function"] | None = None
+    function: Function
+
+
+ToolList = Annotated[Several[ChatTool], Field(max_length=TOOLS)]
+
+
+class Named(Fields):
+    name: String
+
+    def choice(self) -> ToolChoice:
+        """Return the choice."""
+        return ToolChoice("required", self.name)
+
+
+class FunctionChoice(Fields):
+    type: Literal["function"]
+    function: Named
+
+    def choice(self) -> ToolChoice:
+        """Return the choice."""
+        return self.function.choice()
+
+
+class Allowed(Fields):
+    mode: Literal["auto", "required"]
+    tools: Annotated[Several[FunctionChoice], Field(min_length=1)]
+
+
+class AllowedChoice(Fields):
+    type: Literal["allowed_tools"]
+    allowed_tools: Allowed
+
+    def choice(self) -> ToolChoice:
+        """Return the choice."""
+        allowed = self.allowed_tools
+        names = frozenset(tool.function.name for tool in allowed.tools)
+        return ToolChoice(allowed.mode, allowed=names)
+
+
+Choosing = Annotated[
+    FunctionChoice | AllowedChoice | OneOf,
+    ByType(
+        '"none", "auto", "required", or a function such as {"type": "function", "function": '
+        '{"name": ...}}'
+    ),
+]
+
+
+class ChatMessage(Reasoned):
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: Content | None = None
+    name: String | None = None
+    tool_call_id: String | None = None
+    refusal: String | None = None
+    tool_calls: Several[EarlierCall] | None = None
+    function_call: CalledFunction | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.role != "assistant" and self.content is None:
+            rule = "all messages but those of the assistant must have a content"
+            raise broken(rule, "messages")
+        return self
+
+
+Messages = Annotated[Several[ChatMessage], Field(min_length=1)]
+
+
+class Conversation(Body, Thoughtful):
+    """The fields of a chat that decide its prompt."""
+
+    messages: Messages
+    tools: ToolList | None = None
+    tool_choice: Choosing | None = None
+    add_generation_prompt: Boolean | None = None
+    continue_final_message: Boolean | None = None
+
+    @model_validator(mode="after")
+    def _check_ending(self) -> Self:
+        if self.continue_final_message and self.add_generation_prompt:
+            rule = "continue_final_message and add_generation_prompt cannot both be true"
+            raise broken(f"{rule}: set one of them to false", "continue_final_message")
+        return self
+
+    def chat(self) -> Chat:
+        """Return the conversation. Raises Problem."""
+        return Chat(
+            self.sent(),
+            self.called(),
+            self.variables(),
+            self.thinking_budget(),
+            "continue"
+            if self.continue_final_message
+            else "closed"
+            if self.add_generation_prompt is False
+            else "answer",
+        )
+
+    def sent(self) -> list[Message]:
+        """Return the messages as `text.messages` reads them."""
+        return [message.model_dump(exclude_none=True) for message in self.messages]
+
+    def called(self) -> Tools:
+        """Return the tools that the model may call. Raises Problem."""
+        functions = [tool.function for tool in self.tools or ()]
+        return Tools.of(functions, choice_of(self.tool_choice))
+
+
+class StreamOptions(Fields):
+    include_usage: Boolean = False
+    include_drafted: Boolean = False
+
+
+class PredictedOutput(Fields):
+    type: Literal["content"]
+    content: Content
+
+
+class Completion(Body, Constrained, Sampled):
+    """Fields of chat and text completions."""
+
+    refused: ClassVar[Mapping[str, Sequence[object]]] = {
+        **dict.fromkeys(("adapters", "allowed_token_ids", "audio", "chat_template"), ()),
+        **dict.fromkeys(("frequency_context_size", "presence_context_size"), ()),
+        **dict.fromkeys(("json_schema", "repetition_context_size", "role_mapping"), ()),
+        **dict.fromkeys(("bad_words", "documents", "stop_token_ids"), ([],)),
+        **dict.fromkeys(("dry_multiplier", "dynatemp_range", "min_tokens", "mirostat"), (0,)),
+        **dict.fromkeys(("include_stop_str_in_output", "use_beam_search"), (False,)),
+        "modalities": (["text"],),
+        "n_predict": (-1,),
+        "skip_special_tokens": (True,),
+        "typical_p": (1,),
+        "web_search_options": (),
+    }
+    max_tokens: MaxTokens | None = Field(
+        None, validation_alias=AliasChoices("max_tokens", "max_completion_tokens")
+    )
+    stream: Boolean | None = None
+    stream_options: StreamOptions = StreamOptions()
+    n: Count | None = None
+    best_of: Count | None = None
+    prediction: PredictedOutput | None = None
+
+    @model_validator(mode="after")
+    def _check_best_of(self) -> Self:
+        if self.best_of not in (None, 1, self.n or 1):
+            message = "best_of must be n or 1: this server does not choose between texts"
+            raise broken(message, "best_of")
+        return self
+
+    def asked(self, top_logprobs: int | None) -> Asked:
+        """Return what is asked for besides the prompt."""
+        predicted = "" if self.prediction is None else text_of(parts_of(self.prediction.content))
+        constraint = next(iter(self.constraints()), None)
+        return Asked(self, constraint, top_logprobs, self.n or 1, predicted)
+
+
+class ChatRequest(Completion, Conversation):
+    """The body of /v1/chat/completions."""
+
+    refused: ClassVar[Mapping[str, Sequence[object]]] = {**Completion.refused, "suffix": ("",)}
+    logprobs: Boolean | None = None
+    top_logprobs: TopLogprobs | None = None
+    parallel_tool_calls: Boolean | None = None
+    functions: Annotated[Several[Function], Field(max_length=TOOLS)] | None = None
+    function_call: OneOf | Named | None = None
+
+    @model_validator(mode="after")
+    def _check_chat(self) -> Self:
+        if self.top_logprobs and not self.logprobs:
+            raise broken("top_logprobs needs logprobs to be true", "top_logprobs")
+        return self
+
+    def called(self) -> Tools:
+        """Return the tools that the model may call, also the older functions. Raises Problem."""
+        functions = [tool.function for tool in self.tools or ()] or self.functions or ()
+        choice = choice_of(self.tool_choice)
+        if self.tool_choice is None:
+            choice = replace(choice_of(self.function_call), field="function_call")
+        return Tools.of(functions, choice, self.parallel_tool_calls)
+
+
+def prepared_chat(model: LoadedModel, body: ChatRequest) -> Prepared:
+    """Prepare a chat completion. Raises Problem and SpecdecError."""
+    top = (body.top_logprobs or 0) if body.logprobs else None
+    return model.chat(body.chat(), body.asked(top))
+
+
+def _kind(value: Any) -> str:
+    """Return the key of a prompt's type: a text, token ids, or a list of either."""
+    if not isinstance(value, list):
+        return "<text>"
+    first = value[0] if value else None
+    if isinstance(first, str):
+        return "<texts>"
+    return "<lists>" if isinstance(first, list) else "<ids>"
+
+
+INPUTS = 2048
+"""Largest number of texts in a list of prompts."""
+Ids = Annotated[Several[StrictInt], Field(min_length=1)]
+Prompt = Annotated[
+    Annotated[Written, Tag("<text>")]
+    | Annotated[Ids, Tag("<ids>")]
+    | Annotated[Several[Written], Field(max_length=INPUTS), Tag("<texts>")]
+    | Annotated[Several[Ids], Field(max_length=INPUTS), Tag("<lists>")],
+    Discriminator(_kind),
+]
+
+
+def several(texts: Any) -> Sequence[str | list[int]]:
+    """Return the texts of a Prompt, which is a text, token ids, or a list of either."""
+    single = isinstance(texts, str) or isinstance(texts[0], int)
+    return [texts] if single else texts
+
+
+class TextRequest(Completion):
+    """The body of /v1/completions."""
+
+    refused: ClassVar[Mapping[str, Sequence[object]]] = {
+        **Completion.refused,
+        **dict.fromkeys(("add_special_tokens", "add_generation_prompt"), (True,)),
+        **dict.fromkeys(("tools", "functions"), ([],)),
+        **dict.fromkeys(("tool_choice", "function_call"), ("none", "auto")),
+        "continue_final_message": (False,),
+    }
+    prompt: Prompt
+    # False requests no logprobs, and 0 only the logprobs of the tokens themselves.
+    logprobs: TopLogprobs | Literal[False] = False
+    echo: Boolean = False
+    suffix: String = ""
+
+    @model_validator(mode="after")
+    def _check_echo(self) -> Self:
+        if self.echo and self.suffix and self.logprobs is not False:
+            rule = "echo with logprobs and suffix cannot be combined"
+            raise broken(f"{rule}: leave one of them out", "echo")
+        return self
+
+
+def prepared_text(model: LoadedModel, body: TextRequest) -> Prepared:
+    """Prepare text completions. Raises Problem and SpecdecError."""
+    asked = body.asked(None if body.logprobs is False else body.logprobs)
+    return model.texts(several(body.prompt), asked, suffix=body.suffix, echo=body.echo)
+
+
+# Answers.
 class CompletionWriter(Writer):
     """The common base of chat and text completions.
 
@@ -38,19 +318,19 @@ class CompletionWriter(Writer):
     nothing: ClassVar[Payload] = {}
     done = b"data: [DONE]\n\n"
 
-    def __init__(self, parser: RequestParser, body: Body) -> None:
-        super().__init__(parser, body)
-        streaming = body.get("stream_options", {})
-        self.include_drafted = streaming.get("include_drafted", False)
-        self._include_usage = streaming.get("include_usage", False)
-        logprobs = self.request.requests[0].top_logprobs is not None
-        self._pieces = token_pieces(parser.pair.tokenizer) if logprobs else []
+    def __init__(self, model: LoadedModel, body: Completion, prepared: Prepared) -> None:
+        super().__init__(model.name, prepared, stream=body.stream)
+        self.include_drafted = body.stream_options.include_drafted
+        self._include_usage = body.stream_options.include_usage
+        self._tokenizer = model.pair.tokenizer
+        logprobs = prepared.requests[0].top_logprobs is not None
+        self._pieces = token_pieces(self._tokenizer) if logprobs else []
         self._offsets: Counter[int] = Counter()
         self._begun: set[int] = set()
         self._head = {
             "id": f"{self.prefix}-{uuid.uuid4().hex}",
             "created": int(time.time()),
-            "model": parser.name,
+            "model": model.name,
             "system_fingerprint": FINGERPRINT,
         }
 
@@ -87,7 +367,7 @@ class CompletionWriter(Writer):
         return [{**self._chunk([]), **self._figures(choices)}] if figures else []
 
     def _figures(self, choices: Sequence[Choice]) -> Payload:
-        prompt_tokens = self.request.prompt_tokens
+        prompt_tokens = self.prepared.prompt_tokens
         generated = sum(choice.tokens for choice in choices)
         sources = [choice.result.stats.by_source for choice in choices if choice.result is not None]
         predicted = [source[PREDICTION] for source in sources if PREDICTION in source]
@@ -142,9 +422,6 @@ class TextWriter(CompletionWriter):
     prefix = "cmpl"
     nothing: ClassVar[Payload] = {"text": ""}
 
-    def parse(self, body: Body) -> ParsedRequest:
-        return self.parser.completions(body)
-
     def start(self, choice: Choice) -> list[Payload]:
         """Return the prompt, if `echo` is set and the prompt has no logprobs."""
         return [] if self._scores_prompt(choice) else self._echo(choice)
@@ -158,14 +435,14 @@ class TextWriter(CompletionWriter):
         return [*echo, *super().piece(choice, step, events)]
 
     def _echo(self, choice: Choice, logprobs: Payload | None = None) -> list[Payload]:
-        echoed = self.request.echoed[choice.index :][:1]
+        echoed = self.prepared.echoed[choice.index :][:1]
         return [self._chunk([self._choice(choice, {"text": text}, logprobs)]) for text in echoed]
 
     def _scores_prompt(self, choice: Choice) -> bool:
-        return self.request.requests[choice.index].scores_prompt
+        return self.prepared.requests[choice.index].scores_prompt
 
     def content(self, choice: Choice) -> Payload:
-        return {"text": "".join([*self.request.echoed[choice.index :][:1], *choice.texts])}
+        return {"text": "".join([*self.prepared.echoed[choice.index :][:1], *choice.texts])}
 
     def contents(self, step: Step, events: Iterable[Event]) -> list[Payload]:
         return [{"text": step.text}] if step.text else []
@@ -180,7 +457,7 @@ class TextWriter(CompletionWriter):
         """Return the lists of the next tokens of a choice, or None if there are none. after_prompt:
         Whether the tokens of the prompt come first."""
         if after_prompt:
-            first: Any = self.request.requests[choice.index].prompt[0]
+            first: Any = self.prepared.requests[choice.index].prompt[0]
             logprobs = [TokenLogprob(first, 0.0, ()), *choice.prompt_logprobs, *logprobs]
         if not logprobs:
             return None
@@ -188,7 +465,7 @@ class TextWriter(CompletionWriter):
         offsets = []
         for token, logprob in zip(tokens, logprobs, strict=True):
             offsets.append(self._offsets[choice.index])
-            if logprob.token not in self.parser.pair.tokenizer.special_ids:
+            if logprob.token not in self._tokenizer.special_ids:
                 # A character counts at its first byte.
                 begun = sum(byte & 0xC0 != 0x80 for byte in token["bytes"])
                 self._offsets[choice.index] += begun
@@ -221,9 +498,6 @@ class ChatWriter(CompletionWriter):
     chunk_type = "chat.completion.chunk"
     prefix = "chatcmpl"
     nothing: ClassVar[Payload] = {"delta": {}}
-
-    def parse(self, body: Body) -> ParsedRequest:
-        return self.parser.chat(body)
 
     def start(self, choice: Choice) -> list[Payload]:
         delta = {"role": "assistant", "content": ""}
@@ -304,13 +578,45 @@ def _ratio(part: float, total: float) -> float:
     return round(part / total, 3) if total else 0.0
 
 
-def models(service: Service, request: Request) -> Payload:
+def error(problem: Problem) -> tuple[int, Payload]:
+    """Return the status and the payload of an error."""
+    return problem.status, problem.as_dict()
+
+
+# Routes.
+@router.post("/chat/completions", summary="Answers messages")
+async def chat_completions(body: ChatRequest, http: Request) -> Response:
+    """Answer the messages of a conversation."""
+    return await complete(
+        http, body, lambda model, body: ChatWriter(model, body, prepared_chat(model, body))
+    )
+
+
+@router.post("/completions", summary="Continues a text")
+async def completions(body: TextRequest, http: Request) -> Response:
+    """Continue texts."""
+    return await complete(
+        http, body, lambda model, body: TextWriter(model, body, prepared_text(model, body))
+    )
+
+
+@router.get("/models", summary="The models and their states")
+async def models(http: Request) -> Payload:
     """List all models: in `data` for OpenAI's and Anthropic's clients, in `models` for Codex."""
+    service = service_of(http)
     service.registry.refresh()
     listed = [_described(service, model) for model in service.registry.models]
     first, last = listed[0]["id"], listed[-1]["id"]
     answer = {"object": "list", "data": listed, "models": [_for_codex(model) for model in listed]}
     return {**answer, "first_id": first, "last_id": last, "has_more": False}
+
+
+@router.get("/models/{id:path}", summary="One model")
+async def model(id: str, http: Request) -> Payload:
+    """Describe a model by one of its names."""
+    service = service_of(http)
+    service.registry.refresh()
+    return _described(service, service.registry.named(id))
 
 
 def _for_codex(model: Payload) -> Payload:
@@ -333,12 +639,6 @@ def _for_codex(model: Payload) -> Payload:
     }
 
 
-def model(service: Service, request: Request) -> Payload:
-    """Describe a model by one of its names."""
-    service.registry.refresh()
-    return _described(service, service.registry.named(request.path_params["id"]))
-
-
 def _described(service: Service, of: ServedModel) -> Payload:
     model: Payload = {"id": of.name, "object": "model", "created": service.created}
     model |= {"owned_by": "mlx-specdec", "type": "model", "display_name": of.name}
@@ -350,11 +650,3 @@ def _described(service: Service, of: ServedModel) -> Payload:
     longest = of.facts.longest
     model["meta"]["n_ctx_train"] = longest
     return {**model, **dict.fromkeys(("max_model_len", "context_length"), longest)}
-
-
-ENDPOINTS = (
-    Endpoint("/v1/chat/completions", ChatWriter, CompletionAnswer, "Answers messages", ChatRequest),
-    Endpoint("/v1/completions", TextWriter, CompletionAnswer, "Goes on with a text", TextRequest),
-    Endpoint("/v1/models", models, Models, "The models and their states"),
-    Endpoint("/v1/models/{id:path}", model, ModelAnswer, "One model"),
-)

@@ -2,8 +2,9 @@
 after 429 and 5xx, so a request that must be changed gets 400."""
 
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
+
+from starlette.exceptions import HTTPException
 
 ERROR_TYPES = {
     401: "authentication_error",
@@ -16,17 +17,21 @@ CONTEXT_EXCEEDED = "context_length_exceeded"
 """OpenAI's code of requests that do not fit the context."""
 
 
-@dataclass(eq=False)
-class Problem(Exception):
+class Problem(HTTPException):
     """An error response. param: The name of the wrong field. code: A name of the error for
     programs."""
 
-    status: int
-    message: str
-    _: KW_ONLY
-    param: str | None = None
-    code: str | None = None
-    headers: Mapping[str, str] = field(default_factory=dict)
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(status, message, headers)
+        self.status, self.message, self.param, self.code = status, message, param, code
 
     @property
     def type(self) -> str:

@@ -23,13 +23,13 @@ from ..text.markers import markers_of
 from .answers import token_pieces
 from .engine import STOPPING, Engine, Worker
 from .metrics import Metrics
-from .models import UNNAMED
 from .problems import Problem, busy, failed
-from .requests import Facts, RequestParser
+from .requests import Facts, LoadedModel
 from .settings import ServiceSettings
-from .stored import StoredResponses
 
 State = Literal["unloaded", "loading", "loaded", "unloading"]
+UNNAMED = ("", "default_model", "dummy", "tgi")
+"""Names that clients of mlx_lm.server and of Hugging Face's servers send if no model is named."""
 LATEST = ":latest"
 """The tag that clients of ollama add to names."""
 PATIENCE_SECONDS = 30.0
@@ -133,7 +133,7 @@ class Registry:
     waiting: int = 64
     memory_budget: int | None = None
     idle_seconds: float = math.inf
-    waits: bool = False
+    waits: bool = True
     strict: bool = False
     clock: Callable[[], float] = time.monotonic
 
@@ -243,19 +243,11 @@ class Registry:
             model.served = True
             return True
 
-    def parser(
-        self,
-        model: ServedModel,
-        responses: StoredResponses | None = None,
-        tenant: str = "",
-        load_seconds: float = 0.0,
-    ) -> RequestParser:
-        """Return the parser of a tenant's requests to a model. Raises Problem if it is not loaded.
-
-        Args:
-            responses: The responses that a request may continue.
-            load_seconds: Seconds for which the request has waited for the model.
-        """
+    def loaded(
+        self, model: ServedModel, tenant: str = "", load_seconds: float = 0.0
+    ) -> LoadedModel:
+        """Return a model for a tenant's requests. Raises Problem if it is not loaded. load_seconds:
+        Seconds for which the request has waited for the model."""
         engine = model.engine
         if engine is None or not engine.ready.is_set() or model.state == "unloading":
             raise self.not_loaded(model)
@@ -263,9 +255,8 @@ class Registry:
         def keep(seconds: float) -> None:
             model.keep = seconds
 
-        read_by = (engine.pair, engine.options, model.settings, model.name, engine.budget)
-        stored = responses or StoredResponses()
-        return RequestParser(*read_by, stored, tenant, keep, load_seconds)
+        of_engine = (engine.pair, engine.options, model.settings, model.name, engine.budget)
+        return LoadedModel(*of_engine, tenant, keep, load_seconds)
 
     def not_loaded(self, model: ServedModel) -> Problem:
         """Return the error for a request to a model that takes none yet."""
@@ -274,7 +265,7 @@ class Registry:
         if model.state == "unloaded" and not model.wanted_since:
             text = f"the model {model.name:.80} is not in memory: a completion loads it"
         elif not self.waits:
-            text += ", or start the server with --wait-for-model"
+            text += ", or start the server without --no-wait"
         return busy(text, code="loading", seconds=seconds)
 
     def refresh(self) -> None:
@@ -330,7 +321,7 @@ class Registry:
             with self._loading:  # the messages about progress are for one model at a time
                 log.info("loading %s", model.name)
                 pair, options = model.load()
-            model.facts = RequestParser(pair, options, model.settings, model.name).facts
+            model.facts = LoadedModel(pair, options, model.settings, model.name).facts
             return pair, options
 
         model.engine = engine = Engine(
@@ -360,7 +351,7 @@ class Registry:
             # A checkpoint may take more memory than its files have bytes.
             model.nbytes, model.idle_since = engine.weight_bytes, self.clock()
             if self._make_room(model):
-                model.state, model.facts = "loaded", model.facts or self.parser(model).facts
+                model.state, model.facts = "loaded", model.facts or self.loaded(model).facts
                 self._loaded = True
                 log.info("loaded %s, %s", model.name, show_size(model.nbytes))
             elif self._alone_too_large(model) or any(

@@ -1,38 +1,26 @@
 """OpenAI's Responses API, whose input and output are items. For the fields that clients need, see
 openresponses/openresponses and openai/codex (codex-rs/codex-api/src/sse/responses.rs)."""
 
-import functools
 import json
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from fastapi import APIRouter
 from starlette.requests import Request
+from starlette.responses import Response
 
 from ..results import Step
-from .answer_models import Anything, CountAnswer, ResponseAnswer
 from .answers import Choice, Payload, Writer
-from .bodies import Body
 from .events import Arguments, Call, Event, joined
-from .items import (
-    ENCRYPTED,
-    RESPONSES_FIELDS,
-    InputTokensRequest,
-    ResponsesRequest,
-    ToolName,
-    as_chat,
-    items_of,
-    named_tools,
-)
-from .models import ChatRequest
+from .items import ENCRYPTED, InputTokensRequest, ResponsesRequest, ToolName
 from .openai import timings
 from .problems import Problem
-from .requests import ParsedRequest, RequestParser
-from .service import Endpoint, Service
-from .stored import Conversation
+from .requests import LoadedModel, Prepared
+from .service import complete, compute, service_of
+from .stored import StoredConversation
 
-PARAMS = {"messages": "input", "max_tokens": "max_output_tokens", "response_format": "text"}
-"""Names of fields of a Responses request, by the names of the same fields of a chat."""
+router = APIRouter()
 ID_PREFIX = "resp_"
 """The beginning of ids. It distinguishes ids from other paths below /v1/responses."""
 INCLUDE_REASONING = "reasoning.encrypted_content"
@@ -65,70 +53,46 @@ ITEM_FORMS: dict[str, tuple[str, str, str, Payload]] = {
 complete text in the last event, and the fields of an item without text."""
 
 
-def count_tokens(parser: RequestParser, body: Body) -> Payload:
-    """Count the tokens of a checked body for /v1/responses/input_tokens. Raises Problem."""
-    chat = as_chat(body, [*_before(parser, body).items, *items_of(body)])
-    ids = parser.chat_ids(ChatRequest.read(chat))
-    return {"object": "response.input_tokens", "input_tokens": len(ids)}
-
-
-def _before(parser: RequestParser, body: Body) -> Conversation:
-    """Return the conversation that a request continues. Raises Problem if it is not stored."""
-    id = body.get("previous_response_id")
-    return Conversation() if id is None else parser.responses.get(id, parser.tenant)
-
-
-def stored(service: Service, request: Request, *, delete: bool = False) -> Payload:
-    """Return a stored response, or delete it. Raises Problem."""
-    id = f"{ID_PREFIX}{request.path_params['response_id']}"
-    found = service.responses.get(id, request.scope.get("tenant", ""), delete=delete)
-    return {"id": id, "object": "response.deleted", "deleted": True} if delete else found.response
-
-
+# Answers.
 class ResponsesWriter(Writer):
-    """Writes a response, which has one choice."""
+    """Writes a response, which has one choice.
+
+    Args:
+        finished: Called with the complete response.
+    """
 
     named = True
 
-    def __init__(self, parser: RequestParser, body: Body) -> None:
-        super().__init__(parser, body)
-        options = self.request.requests[0].options
-        self._names = {tool.shown: tool for tool in named_tools(body)}
+    def __init__(
+        self,
+        model: LoadedModel,
+        body: ResponsesRequest,
+        prepared: Prepared,
+        finished: Callable[[Payload], None],
+    ) -> None:
+        super().__init__(model.name, prepared, stream=body.stream)
+        options = prepared.requests[0].options
+        self._finished = finished
+        self._encrypts = INCLUDE_REASONING in body.include
+        self._names = {tool.shown: tool for tool in body.named_tools()}
         self._events = 0
         self._output: list[Payload] = []
         # The type of the last item and the pieces of its text, or None if the item has ended.
         self._kind = ""
         self._pieces: list[str] | None = None
-        text = body.get("text", {})
+        sent = body.model_dump(by_alias=True, exclude_unset=True)
+        sent["max_output_tokens"] = sent.get("max_tokens")
         self._head: Payload = {
             "id": f"{ID_PREFIX}{uuid.uuid4().hex}",
             "object": "response",
             "created_at": int(time.time()),
-            "model": parser.name,
-            **ECHOED,
-            **{name: body[name] for name in ECHOED if name in body},
+            "model": model.name,
+            **{name: sent.get(name, default) for name, default in ECHOED.items()},
             **FIXED_FIELDS,
-            "tools": [{**OPTIONAL.get(tool["type"], {}), **tool} for tool in body.get("tools", ())],
-            "text": {**text, "format": text.get("format") or {"type": "text"}},
+            "tools": [{**OPTIONAL.get(tool["type"], {}), **tool} for tool in sent.get("tools", ())],
+            "text": {"format": {"type": "text"}, **sent.get("text", {})},
             **{name: getattr(options, name) for name in SAMPLED},
         }
-
-    def parse(self, body: Body) -> ParsedRequest:
-        self._before = _before(self.parser, body)
-        chat = {name: body[name] for name in RESPONSES_FIELDS if name in body}
-        chat |= as_chat(body, [*self._before.items, *items_of(body)])
-        # Codex treats a cut answer as a failure, so the default for max_tokens is no limit.
-        chat["max_tokens"] = body.get("max_output_tokens", -1)
-        chat["response_format"] = body.get("text", {}).get("format")
-        return self.parser.chat(ChatRequest.read(chat))
-
-    @staticmethod
-    def error(problem: Problem) -> tuple[int, Payload]:
-        payload = problem.as_dict()
-        error = payload["error"]
-        error["param"] = PARAMS.get(error["param"], error["param"])
-        # Codex repeats a request after 503, but never after 429.
-        return 503 if problem.status == 429 else problem.status, payload
 
     def failed(self, problem: Problem) -> list[Payload]:
         error = {"code": problem.code or "server_error", "message": problem.message}
@@ -153,7 +117,7 @@ class ResponsesWriter(Writer):
         status = "incomplete" if cut else "completed"
         empty = [] if self._output else self._begin("message")
         payloads = [*empty, *self._close(status)]
-        tokens = self.request.prompt_tokens
+        tokens = self.prepared.prompt_tokens
         usage = {
             "input_tokens": tokens,
             "input_tokens_details": {"cached_tokens": self.cached_tokens([choice])},
@@ -164,9 +128,7 @@ class ResponsesWriter(Writer):
         why = {"incomplete_details": {"reason": "max_output_tokens"}}
         more: Payload = why if cut else {"completed_at": int(time.time())}
         response = self._response(status, usage=usage, **more)
-        if self.body.get("store", True):
-            items, parser = items_of(self.body), self.parser
-            parser.responses.put(response, self._before, items, parser.tenant)
+        self._finished(response)
         last = self._event(f"response.{status}", response=response)
         return [*payloads, {**last, **timings([choice])}]
 
@@ -216,7 +178,7 @@ class ResponsesWriter(Writer):
             content, more = {"content": [part]}, {"logprobs": []}
         elif kind == "reasoning":
             content = {"content": [{"type": "reasoning_text", "text": text}]}
-            if INCLUDE_REASONING in self.body.get("include", ()):
+            if self._encrypts:
                 content["encrypted_content"] = ENCRYPTED + text
         elif kind == "function_call":
             more = {"name": self._output[-1]["name"]}
@@ -258,13 +220,66 @@ def custom_input(arguments: str) -> str:
     return text if isinstance(text, str) and len(values) == 1 else arguments
 
 
-ERROR = ResponsesWriter.error
-PATH, STORED = "/v1/responses", f"/v1/responses/{ID_PREFIX}{{response_id}}"
-TOKENS_PATH = f"{PATH}/input_tokens"
-delete = functools.partial(stored, delete=True)
-ENDPOINTS = (
-    Endpoint(PATH, ResponsesWriter, ResponseAnswer, "Answers items", ResponsesRequest, error=ERROR),
-    Endpoint(TOKENS_PATH, count_tokens, CountAnswer, "Counts", InputTokensRequest, error=ERROR),
-    Endpoint(STORED, stored, ResponseAnswer, "A stored response"),
-    Endpoint(STORED, delete, Anything, "Deletes it", verb="DELETE"),
-)
+def error(problem: Problem) -> tuple[int, Payload]:
+    """Return the status and the payload of an error."""
+    payload = problem.as_dict()
+    if problem.param == "max_tokens":
+        payload["error"]["param"] = "max_output_tokens"
+    # Codex repeats a request after 503, but never after 429.
+    return 503 if problem.status == 429 else problem.status, payload
+
+
+# Routes.
+def _before(http: Request, body: InputTokensRequest) -> StoredConversation:
+    """Return the conversation that a request continues. Raises Problem if it is not stored."""
+    id, tenant = body.previous_response_id, http.scope["tenant"]
+    stored = service_of(http).responses
+    return StoredConversation() if id is None else stored.get(id, tenant)
+
+
+@router.post("/responses", summary="Answers items")
+async def responses(body: ResponsesRequest, http: Request) -> Response:
+    """Answer the items of a conversation."""
+    service, tenant = service_of(http), http.scope["tenant"]
+
+    def make(model: LoadedModel, body: ResponsesRequest) -> ResponsesWriter:
+        before = _before(http, body)
+
+        def finished(response: Payload) -> None:
+            if body.store:
+                nbytes = len(body.model_dump_json(include={"input"}))
+                service.responses.put(response, before, body.items(), nbytes, tenant)
+
+        prepared = model.chat(body.chat(before.items), body.asked())
+        return ResponsesWriter(model, body, prepared, finished)
+
+    return await complete(http, body, make)
+
+
+@router.post("/responses/input_tokens", summary="Counts the tokens of items")
+async def input_tokens(body: InputTokensRequest, http: Request) -> Response:
+    """Count the tokens of a prompt."""
+
+    def count(model: LoadedModel, body: InputTokensRequest) -> Payload:
+        ids = model.chat_ids(body.chat(_before(http, body).items))
+        return {"object": "response.input_tokens", "input_tokens": len(ids)}
+
+    return await compute(http, body, count)
+
+
+STORED = f"/responses/{ID_PREFIX}{{id}}"
+
+
+@router.get(STORED, summary="A stored response")
+async def stored(id: str, http: Request) -> Payload:
+    """Return a stored response."""
+    found = service_of(http).responses.get(ID_PREFIX + id, http.scope["tenant"])
+    return found.response
+
+
+@router.delete(STORED, summary="Deletes a stored response")
+async def delete(id: str, http: Request) -> Payload:
+    """Delete a stored response."""
+    id = ID_PREFIX + id
+    service_of(http).responses.get(id, http.scope["tenant"], delete=True)
+    return {"id": id, "object": "response.deleted", "deleted": True}

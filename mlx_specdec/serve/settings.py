@@ -8,29 +8,17 @@ class Limits:
     """How much one request may take, so that no request can stop the others.
 
     Attributes:
-        large_bytes: Size of all bodies that are being received and tokenized, without the first
-            64 KiB of each.
+        body_bytes: Size of a body.
         waiting: Requests in the queue.
-        seconds: Time for a completion.
-        stops, biases, tools: Entries of these fields.
-        inputs: Texts to embed.
-        schema_bytes: Size of a schema or a grammar.
+        seconds: Time for a request.
+        choices: Completions of a request.
         context: Tokens of a prompt and its completion together, or None for the model's context.
     """
 
     body_bytes: int = 16 << 20
-    large_bytes: int = 64 << 20
     waiting: int = 64
     seconds: float = 600.0
-    body_seconds: float = 30.0
     choices: int = 16
-    stops: int = 16
-    stop_length: int = 1024
-    biases: int = 1024
-    schema_bytes: int = 64 << 10
-    schema_depth: int = 64
-    tools: int = 128
-    inputs: int = 2048
     context: int | None = None
 
 

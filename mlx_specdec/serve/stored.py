@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .bodies import Body
+from .items import OUTPUT, Item
 from .problems import Problem
 
 STORED_BYTES = 64 << 20
@@ -15,7 +15,7 @@ STORED_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
-class Conversation:
+class StoredConversation:
     """A response and its conversation.
 
     Attributes:
@@ -24,40 +24,46 @@ class Conversation:
     """
 
     response: dict[str, Any] = field(default_factory=dict)
-    items: Sequence[Body] = ()
+    items: Sequence[Item] = ()
     tenant: str = ""
     nbytes: int = 0
 
 
 class StoredResponses:
-    """Responses by id, for several threads. The oldest responses are dropped first. The size of a
-    response includes its whole conversation, although responses of one conversation share items."""
+    """Responses by id. The oldest responses are dropped first. The size of a response includes its
+    whole conversation, although responses of one conversation share items."""
 
     def __init__(self, most_bytes: int = STORED_BYTES) -> None:
         self.nbytes = 0
         self._most_bytes = most_bytes
         self._lock = threading.Lock()
-        self._stored: OrderedDict[str, Conversation] = OrderedDict()
+        self._stored: OrderedDict[str, StoredConversation] = OrderedDict()
 
     def put(
-        self, response: dict[str, Any], before: Conversation, added: Sequence[Body], tenant: str
+        self,
+        response: dict[str, Any],
+        before: StoredConversation,
+        added: Sequence[Item],
+        nbytes: int,
+        tenant: str,
     ) -> None:
         """Store a response.
 
         Args:
             before: The conversation that the request continued.
             added: The items of the request's input.
+            nbytes: Size of these items as JSON.
         """
         output = response["output"]
-        nbytes = before.nbytes + len(json.dumps([response, added, output]))
-        items = [*before.items, *added, *output]
+        nbytes += before.nbytes + len(json.dumps([response, output]))
+        items = [*before.items, *added, *OUTPUT.validate_python(output)]
         with self._lock:
-            self._stored[response["id"]] = Conversation(response, items, tenant, nbytes)
+            self._stored[response["id"]] = StoredConversation(response, items, tenant, nbytes)
             self.nbytes += nbytes
             while self.nbytes > self._most_bytes:
                 self.nbytes -= self._stored.popitem(last=False)[1].nbytes
 
-    def get(self, id: str, tenant: str, *, delete: bool = False) -> Conversation:
+    def get(self, id: str, tenant: str, *, delete: bool = False) -> StoredConversation:
         """Return a response, and delete it if `delete` is set. Responses that continue it stay.
         Raises Problem if the tenant has no response with this id."""
         with self._lock:

@@ -1,97 +1,113 @@
 """The API of Hugging Face's text-generation-inference. Unlike in TGI, completions never include the
 stop string."""
 
-import functools
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
+from fastapi import APIRouter
+from pydantic import Field
 from starlette.requests import Request
+from starlette.responses import Response
 
 from ..results import Step, TokenLogprob
 from ..version import __version__
-from . import answer_models
 from .answers import LEAST_LOGPROB, Choice, Payload, Writer, token_pieces
-from .bodies import Body, Boolean, ByType, Fields
+from .asked import STOPS, Asked, Constraint, Count, MaxTokens, Sampled
 from .events import Event
-from .models import (
-    Count,
-    InnerSchema,
-    JsonSchema,
-    MaxTokens,
-    Penalty,
-    Repetition,
-    Sampled,
-    Stop,
-    Stops,
-    TextRequest,
-    Written,
-)
+from .fields import Body, Boolean, ByType, Fields
 from .problems import Problem
-from .requests import ParsedRequest, RequestParser
-from .service import Endpoint, Service
+from .requests import LoadedModel, Prepared
+from .service import complete, loaded_of, service_of
+from .shared_bodies import JsonSchema, Written, constraint_of
 
-NEUTRAL = {"temperature": 1, "top_k": -1, "top_p": 1}
-"""Parameters that change the distribution, with the value, besides 0, that changes nothing."""
-COMPLETION_FIELDS = (
-    *(*NEUTRAL, "max_tokens", "seed", "stop", "frequency_penalty", "repetition_penalty"),
-    "truncate_prompt_tokens",
-)
-"""Parameters that a text completion of OpenAI's API has as well."""
 TGI_REASONS = {"eos": "eos_token", "stop": "stop_sequence"}
 """TGI's names of finish reasons. All other reasons are "length"."""
 TGI_ERRORS = {400: (422, "validation"), 429: (429, "overloaded"), 500: (424, "generation")}
+router = APIRouter()
 
 
+# Bodies.
 class RegexGrammar(Fields):
     type: Literal["regex"]
     value: Written
+
+    def constraint(self) -> Constraint | None:
+        """Return the constraint."""
+        return constraint_of("regex", self.value, "grammar")
 
 
 class JsonGrammar(Fields):
     type: Literal["json"]
     value: Written | JsonSchema
 
+    def constraint(self) -> Constraint | None:
+        """Return the constraint."""
+        return constraint_of("json", self.value, "grammar")
+
+
+class InnerSchema(Fields):
+    schema_: Annotated[JsonSchema, Field(alias="schema")]
+
 
 class SchemaGrammar(Fields):
     type: Literal["json_schema"]
     value: InnerSchema
 
-
-GRAMMAR = ByType(
-    *(RegexGrammar, JsonGrammar, SchemaGrammar), words='{"type": "json" or "regex", "value": ...}'
-)
+    def constraint(self) -> Constraint | None:
+        """Return the constraint."""
+        return constraint_of("json", self.value.schema_, "grammar")
 
 
 class GenerateParameters(Sampled):
-    same: ClassVar[Mapping[str, str]] = {
-        "max_new_tokens": "max_tokens",
-        "truncate": "truncate_prompt_tokens",
-    }
     refused: ClassVar[Mapping[str, Sequence[object]]] = {
         "adapter_id": (),
         "top_n_tokens": (0,),
         **dict.fromkeys(("best_of", "typical_p"), (1,)),
         **dict.fromkeys(("decoder_input_details", "watermark"), (False,)),
     }
-    max_new_tokens: MaxTokens | None = None
-    repetition_penalty: Repetition | None = None
-    frequency_penalty: Penalty | None = None
-    stop: Stop | Stops | None = None
-    truncate: Count | None = None
-    details: Boolean | None = None
+    max_tokens: MaxTokens | None = Field(None, validation_alias="max_new_tokens")
+    truncate_prompt_tokens: Count | None = Field(None, validation_alias="truncate")
+    details: Boolean = False
     do_sample: Boolean | None = None
-    return_full_text: Boolean | None = None
-    grammar: Annotated[Any, GRAMMAR] | None = None
+    return_full_text: Boolean = False
+    grammar: (
+        Annotated[
+            RegexGrammar | JsonGrammar | SchemaGrammar,
+            ByType('{"type": "json" or "regex", "value": ...}'),
+        ]
+        | None
+    ) = None
+
+    def sampled(self) -> Sampled:
+        """Return the parameters with the temperature that they mean. As in TGI, those that change
+        the distribution also turn sampling on."""
+        shapes = (self.temperature, 1), (self.top_k, -1), (self.top_p, 1)
+        shaped = any(value not in (None, 0, neutral) for value, neutral in shapes)
+        temperature = self.temperature
+        if self.do_sample or shaped:
+            temperature = 1.0 if temperature is None else temperature
+        elif temperature == 1 or self.do_sample is False:
+            temperature = 0.0
+        return self.model_copy(update={"temperature": temperature})
 
 
-class GenerateRequest(Fields):
+class GenerateRequest(Body):
     """The body of /generate."""
 
     inputs: Written
     stream: Boolean | None = None
-    parameters: GenerateParameters | None = None
+    parameters: GenerateParameters = Field(default_factory=GenerateParameters.model_construct)
 
 
+def prepared_text(model: LoadedModel, body: GenerateRequest) -> Prepared:
+    """Prepare a completion. TGI's answers have the logprob of every token. Raises Problem and
+    SpecdecError."""
+    grammar = body.parameters.grammar
+    constraint = None if grammar is None else grammar.constraint()
+    return model.texts([body.inputs], Asked(body.parameters.sampled(), constraint, 0))
+
+
+# Answers.
 class TgiWriter(Writer):
     """The wire format of TGI. stream: Whether the answer is a stream, or None at the path "/", at
     which the body decides, and a complete answer is a list."""
@@ -99,42 +115,19 @@ class TgiWriter(Writer):
     _index = 0
     _ended = False
 
-    def __init__(self, parser: RequestParser, body: Body, stream: bool | None) -> None:
-        self._parameters = body.get("parameters", {})
-        super().__init__(parser, body)
-        self._listed = stream is None
-        if stream is not None:
-            self.stream = stream
+    def __init__(self, model: LoadedModel, body: GenerateRequest, *, stream: bool | None) -> None:
+        asked = body.stream if stream is None else stream
+        super().__init__(model.name, prepared_text(model, body), stream=asked)
+        self._inputs, self._parameters = body.inputs, body.parameters
+        self._listed, self._tokenizer = stream is None, model.pair.tokenizer
 
-    def parse(self, body: Body) -> ParsedRequest:
-        parameters = self._parameters
-        completion = {name: parameters[name] for name in COMPLETION_FIELDS if name in parameters}
-        # As in TGI, parameters that change the distribution also turn sampling on.
-        shaped = any(
-            completion.get(name, 0) not in (neutral, 0) for name, neutral in NEUTRAL.items()
-        )
-        if parameters.get("do_sample") or shaped:
-            completion.setdefault("temperature", 1.0)
-        elif completion.get("temperature") == 1 or parameters.get("do_sample") is False:
-            completion["temperature"] = 0.0
-        if "grammar" in parameters:
-            kind, value = parameters["grammar"]["type"], parameters["grammar"]["value"]
-            if kind == "json_schema":
-                kind, value = "json", value["schema"]
-            completion["structured_outputs"] = {kind: value}
-        # TGI's answers have the logprob of every token.
-        completion |= {"prompt": body["inputs"], "logprobs": 0}
-        return self.parser.completions(TextRequest.read(completion))
-
-    @staticmethod
-    def error(problem: Problem) -> tuple[int, Payload]:
-        status, kind = TGI_ERRORS.get(problem.status, (problem.status, "incomplete_generation"))
-        return status, {"error": problem.message, "error_type": kind}
+    def failed(self, problem: Problem) -> list[Payload]:
+        return [error(problem)[1]]
 
     def answer(self, choices: Sequence[Choice]) -> Payload | list[Payload]:
         [choice] = choices
         answer: Payload = {"generated_text": self._text(choice)}
-        if self._parameters.get("details"):
+        if self._parameters.details:
             tokens = [self._token(token) for token in choice.logprobs]
             answer["details"] = {**self._end(choice), "prefill": [], "tokens": tokens}
         return [answer] if self._listed else answer
@@ -167,22 +160,22 @@ class TgiWriter(Writer):
 
     def _last(self, choice: Choice) -> Payload:
         self._ended = True
-        details = {**self._end(choice), "input_length": self.request.prompt_tokens}
+        details = {**self._end(choice), "input_length": self.prepared.prompt_tokens}
         return {"generated_text": self._text(choice), "details": details}
 
     def _end(self, choice: Choice) -> Payload:
         return {
             "finish_reason": TGI_REASONS.get(choice.finish_reason or "length", "length"),
             "generated_tokens": choice.tokens,
-            "seed": self.request.requests[0].options.seed,
+            "seed": self.prepared.requests[0].options.seed,
         }
 
     def _text(self, choice: Choice) -> str:
-        before = self.body["inputs"] if self._parameters.get("return_full_text") else ""
+        before = self._inputs if self._parameters.return_full_text else ""
         return "".join([before, *choice.texts])
 
     def _token(self, token: TokenLogprob) -> Payload:
-        tokenizer = self.parser.pair.tokenizer
+        tokenizer = self._tokenizer
         pieces, special = token_pieces(tokenizer), token.token in tokenizer.special_ids
         piece = (pieces[token.token] if token.token < len(pieces) else None) or b""
         return {
@@ -193,34 +186,44 @@ class TgiWriter(Writer):
         }
 
 
-def info(service: Service, request: Request) -> Payload:
+def error(problem: Problem) -> tuple[int, Payload]:
+    """Return the status and the payload of an error."""
+    status, kind = TGI_ERRORS.get(problem.status, (problem.status, "incomplete_generation"))
+    return status, {"error": problem.message, "error_type": kind}
+
+
+# Routes.
+@router.post("/generate", summary="Answers TGI's clients")
+async def generate(body: GenerateRequest, http: Request) -> Response:
+    """Continue a text."""
+    return await complete(http, body, lambda *made: TgiWriter(*made, stream=False))
+
+
+@router.post("/generate_stream", summary="Streams the answer to TGI's clients")
+async def generate_stream(body: GenerateRequest, http: Request) -> Response:
+    """Continue a text in a stream."""
+    return await complete(http, body, lambda *made: TgiWriter(*made, stream=True))
+
+
+@router.post("/", summary="Answers TGI's clients, also in a stream")
+async def generate_either(body: GenerateRequest, http: Request) -> Response:
+    """Continue a text, in a stream if the body has `stream`."""
+    return await complete(http, body, lambda *made: TgiWriter(*made, stream=None))
+
+
+@router.get("/info", summary="Describes the server to TGI's clients")
+async def info(http: Request) -> Payload:
     """Describe the server."""
-    parser, registry = service.parser(request), service.registry
+    model, registry = loaded_of(http), service_of(http).registry
     return {
-        "model_id": parser.name,
-        "model_dtype": parser.pair.dtype,
+        "model_id": model.name,
+        "model_dtype": model.pair.dtype,
         "model_pipeline_tag": "text-generation",
         "max_concurrent_requests": registry.batch_size + registry.waiting,
         "max_best_of": 1,
-        "max_stop_sequences": parser.settings.limits.stops,
-        "max_input_tokens": parser.longest - 1,
-        "max_total_tokens": parser.longest,
+        "max_stop_sequences": STOPS,
+        "max_input_tokens": model.longest - 1,
+        "max_total_tokens": model.longest,
         "version": __version__,
         "router": "mlx-specdec",
     }
-
-
-ENDPOINTS = (
-    *(
-        Endpoint(
-            path,
-            functools.partial(TgiWriter, stream=stream),
-            answer_models.AnyGenerated if stream is None else answer_models.GeneratedAnswer,
-            "The same as a stream" if stream else "Answers TGI's clients",
-            GenerateRequest,
-            error=TgiWriter.error,
-        )
-        for path, stream in (("/generate", False), ("/generate_stream", True), ("/", None))
-    ),
-    Endpoint("/info", info, answer_models.Anything, "What is served, for TGI's clients"),
-)

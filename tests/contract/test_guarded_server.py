@@ -60,7 +60,7 @@ class First:
 @pytest.fixture(scope="module")
 def first(flags: list[object]) -> First:
     """Fill the prompt cache with the prompt of one key, and unload the idle model."""
-    more = ("--idle-unload", 0.001, "--wait-for-model")
+    more = ("--idle-unload", 0.001)
     with served(*flags, *more, MLX_SPECDEC_API_KEY=f"{ONE} hush") as server:
         before = hits(server, CACHED, ONE)
         loaded = 'mlx_specdec:model_loaded{model_name="model"}'

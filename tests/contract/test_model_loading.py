@@ -35,11 +35,16 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(models: Path) -> Iterator[Server]:
+def flags(models: Path) -> list[object]:
     budget = 3 * (models / "a" / "model.safetensors").stat().st_size
     names = (*NAMES, "large", "cut")
-    flags = (word for name in names for word in ("--model", models / name))
-    with served(*flags, "--memory-budget", budget, "--no-cache", "--batch-size", 4) as running:
+    named = (word for name in names for word in ("--model", models / name))
+    return [*named, "--memory-budget", budget, "--no-cache", "--batch-size", 4]
+
+
+@pytest.fixture(scope="module")
+def server(flags: list[object]) -> Iterator[Server]:
+    with served(*flags) as running:
         yield running
 
 
@@ -58,7 +63,7 @@ def states(server: Server) -> dict[str, str]:
 
 
 def use(server: Server, *names: str) -> None:
-    """Load models. Requests of ollama's API wait for them."""
+    """Load models."""
     for name in names:
         assert server.ok("/api/generate", model=name, stream=False)["done_reason"] == "load"
 
@@ -78,22 +83,28 @@ def alone(model: Path) -> str:
     return generate(load(model), PROMPT, Options(max_tokens=12, regular=True)).text
 
 
-def test_requests_are_told_to_come_again_while_their_model_is_loaded(
-    unloaded: Server, models: Path
-) -> None:
+def test_a_request_waits_until_its_model_is_loaded(unloaded: Server, models: Path) -> None:
     about = unloaded.get("/props?model=b")
     assert about.status == 503 and b"b is not in memory" in about.body
     answer = ask(unloaded, "b")
-    assert (answer.status, answer.headers["retry-after"]) == (503, "1")
-    error = answer.json["error"]
-    said = "the model b is loading: try again in 1 s, or start the server with --wait-for-model"
-    assert (error["code"], error["message"]) == ("loading", said)
-    assert unloaded.get("/health").status == 200
-    wait_until(lambda: ask(unloaded, "b").status == 200)
-    answer = ask(unloaded, "b").json
-    assert (answer["model"], answer["choices"][0]["text"]) == ("b", alone(models / "b"))
+    assert answer.status == 200
+    assert (answer.json["model"], answer.json["choices"][0]["text"]) == ("b", alone(models / "b"))
     unloaded.waits_for("loaded b, ")
     assert states(unloaded) == {"a": "unloaded", "b": "loaded", "c": "unloaded"}
+
+
+def test_requests_may_be_told_to_come_again_while_their_model_is_loaded(
+    flags: list[object], models: Path
+) -> None:
+    with served(*flags, "--no-wait") as server:
+        answer = ask(server, "b")
+        assert (answer.status, answer.headers["retry-after"]) == (503, "1")
+        error = answer.json["error"]
+        said = "the model b is loading: try again in 1 s, or start the server without --no-wait"
+        assert (error["code"], error["message"]) == ("loading", said)
+        assert server.get("/health").status == 200
+        wait_until(lambda: ask(server, "b").status == 200)
+        assert ask(server, "b").json["choices"][0]["text"] == alone(models / "b")
 
 
 def test_the_least_recently_used_model_leaves(unloaded: Server) -> None:
@@ -127,23 +138,22 @@ def test_an_idle_model_leaves_before_a_busy_one_that_is_older(unloaded: Server) 
 
 
 def test_a_busy_model_finishes_its_requests_and_takes_no_more_before_it_leaves(
-    unloaded: Server, models: Path
+    flags: list[object], models: Path
 ) -> None:
-    use(unloaded, "a", "b")
-    with contextlib.ExitStack() as stack:
-        older = stack.enter_context(unloaded.connect(long("a")))
-        wait_until(lambda: running(unloaded, "a"))
-        stack.enter_context(unloaded.connect(long("b")))
-        wait_until(lambda: running(unloaded, "b"))
-        assert ask(unloaded, "c").status == 503
-        assert ask(unloaded, "a").status == 503 and ask(unloaded, "b").status == 200
-        assert states(unloaded) == {"a": "loaded", "b": "loaded", "c": "unloaded"}
-        # Who waits for the older model does not keep it in memory.
-        waiting = stack.enter_context(ThreadPoolExecutor(1)).submit(written, unloaded, "a")
+    with served(*flags, "--no-wait") as server, contextlib.ExitStack() as stack:
+        for name in ("a", "b"):
+            wait_until(lambda name=name: ask(server, name).status == 200)
+        older = stack.enter_context(server.connect(long("a")))
+        wait_until(lambda: running(server, "a"))
+        stack.enter_context(server.connect(long("b")))
+        wait_until(lambda: running(server, "b"))
+        assert ask(server, "c").status == 503
+        assert ask(server, "a").status == 503 and ask(server, "b").status == 200
+        assert states(server) == {"a": "loaded", "b": "loaded", "c": "unloaded"}
         text = stack.enter_context(older.makefile("rb")).read()
         assert b'"finish_reason": "length"' in text and b"data: [DONE]" in text
-        wait_until(lambda: ask(unloaded, "c").status == 200)
-        assert waiting.result() == alone(models / "a")
+        wait_until(lambda: ask(server, "c").status == 200)
+        assert ask(server, "c").json["choices"][0]["text"] == alone(models / "c")
 
 
 def test_a_load_that_fails_is_reported_to_all_who_wait_and_tried_again(

@@ -62,7 +62,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(llama: Path, warm: Path, kept: Path) -> Iterator[Server]:
     file = kept.parent / "models.toml"
     file.write_text(TABLES.format(llama=llama, warm=warm))
-    flags = ("--no-cache", "--wait-for-model", "--prompt-cache-dir", kept, "--top-p", 0.9)
+    flags = ("--no-cache", "--prompt-cache-dir", kept, "--top-p", 0.9)
     with served("--models-preset", file, *flags) as running:
         yield running
 

@@ -188,7 +188,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         answers, template = {"<<alone>>": answer}, template_of(format)
         models.append(learned(directory, answers, template, tokens=tokens, **label))
     flags = [flag for model in models for flag in ("--model", model)]
-    with served(*flags, "--max-tokens", 400, "--wait-for-model") as running:
+    with served(*flags, "--max-tokens", 400) as running:
         yield running
 
 

@@ -14,7 +14,7 @@ def test_a_handler_that_fails_shows_no_path(
     def broken(self: Registry, *about: object) -> None:
         raise ValueError("/a/path/of/ours")
 
-    monkeypatch.setattr(Registry, "parser", broken)
+    monkeypatch.setattr(Registry, "loaded", broken)
     with caplog.at_level("INFO", "mlx_specdec.serve.app"):
         answer = client.post(CHAT, json={"messages": [user("x")]})
     assert [f"path={CHAT} status=500" in line for line in caplog.messages] == [True]

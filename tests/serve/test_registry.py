@@ -249,7 +249,6 @@ def test_unloading_gives_the_memory_back(llama: tuple[Path, Path]) -> None:
     gc.collect()  # models of earlier tests
     gc.freeze()
     before = mx.get_active_memory()
-    registry.waits = True
     assert ok(client, COMPLETIONS, prompt=TEXT, max_tokens=8)
     assert mx.get_active_memory() - before >= registry.first.loaded_bytes > 0
     registry.unload(registry.first)

@@ -8,8 +8,9 @@ import pytest
 from starlette.testclient import TestClient
 
 from mlx_specdec.serve import service
+from mlx_specdec.serve.items import MessageItem
 from mlx_specdec.serve.problems import Problem
-from mlx_specdec.serve.stored import Conversation, StoredResponses
+from mlx_specdec.serve.stored import StoredConversation, StoredResponses
 
 from ..support.serving import broken_after, client_of, running
 from ..support.tooled import make_tooled
@@ -26,9 +27,10 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
 
 def test_stored_responses_stay_within_their_bound() -> None:
     stored = StoredResponses(most_bytes=4000)
-    given = [{"role": "user", "content": "x" * 1000}]
+    given = [MessageItem(role="user", content="x" * 1000)]
     for number in range(10):
-        stored.put({"id": str(number), "output": []}, Conversation(), given, "a")
+        response = {"id": str(number), "output": []}
+        stored.put(response, StoredConversation(), given, 1000, "a")
         assert stored.nbytes <= 4000
     before = stored.get("9", "a")
     for number in range(7):
@@ -37,9 +39,9 @@ def test_stored_responses_stay_within_their_bound() -> None:
     with pytest.raises(Problem):
         stored.get("9", "b")  # of another tenant
     # All that a long conversation has counts.
-    stored.put({"id": "next", "output": []}, before, given, "a")
+    stored.put({"id": "next", "output": []}, before, given, 1000, "a")
     assert [*stored.get("next", "a").items] == given * 2 and stored.nbytes <= 4000
-    stored.put({"id": "too large", "output": []}, Conversation(), [{"content": "x" * 5000}], "a")
+    stored.put({"id": "too large", "output": []}, StoredConversation(), given, 5000, "a")
     assert stored.nbytes == 0
 
 

@@ -35,7 +35,7 @@ from ..support.serving import OPTIONS, PATIENCE, TEXT, Place, listening, post, s
 
 @pytest.fixture(scope="module")
 def place(engine: Engine) -> Iterator[Place]:
-    with listening(engine, Limits(body_seconds=0.5, body_bytes=10_000)) as place:
+    with listening(engine, Limits(seconds=1.0, body_bytes=10_000)) as place:
         yield place
 
 

@@ -13,8 +13,6 @@ from typing import Any, ClassVar
 
 import pytest
 import uvicorn
-from starlette.requests import Request as HttpRequest
-from starlette.responses import Response
 from starlette.testclient import TestClient
 from starlette.types import Receive, Scope, Send
 
@@ -29,7 +27,7 @@ from mlx_specdec.serve.app import Access, make_app
 from mlx_specdec.serve.engine import Engine
 from mlx_specdec.serve.registry import Registry, ServedModel
 from mlx_specdec.serve.server import Connection
-from mlx_specdec.serve.service import Endpoint, Service
+from mlx_specdec.serve.service import Service
 from mlx_specdec.serve.settings import Limits, ServiceSettings
 
 OPTIONS = Options(proposer="auto", num_draft=2, max_tokens=24, cost_cache=False)
@@ -127,13 +125,6 @@ def service_of(
     return Service(Registry([model], size, waiting, strict=strict))
 
 
-class Addressed:
-    """The service of an application that is shared: each request brings its own."""
-
-    async def respond(self, endpoint: Endpoint, request: HttpRequest) -> Response:
-        return await request.scope["service"].respond(endpoint, request)
-
-
 class App:
     """An application around a service. FastAPI takes a quarter of a second to make one, so that
     those with the same access share it."""
@@ -143,14 +134,15 @@ class App:
     def __init__(self, service: Service, access: Access = OPEN) -> None:
         key = tuple(access.keys), tuple(access.origins), access.loopback_name
         if key not in self.made:
-            self.made[key] = make_app(Addressed(), access)  # type: ignore[arg-type]
+            self.made[key] = make_app(service, access)
         self._shared, self._service = self.made[key], service
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._shared, name)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._shared({**scope, "service": self._service}, receive, send)
+        self._shared.state.service = self._service
+        await self._shared(scope, receive, send)
 
 
 def client_of(
