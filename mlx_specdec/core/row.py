@@ -47,6 +47,8 @@ class Request:
             a decoder-only target. Such a request shares no pass, so that they are always the same.
         open_end: Whether the completion ends if the model does not continue a text that the grammar
             of the options accepts, although the grammar allows more text.
+        prepared: What `engine.request.prepared` has returned for the request, if its caller has
+            also checked that it fits into memory. None lets the scheduler do both.
     """
 
     prompt: Prompt
@@ -60,6 +62,7 @@ class Request:
     thoughts: Thoughts | None = None
     scores_prompt: bool = False
     open_end: bool = False
+    prepared: tuple[list[int], Any, Options] | None = None
 
 
 def token_logprobs(

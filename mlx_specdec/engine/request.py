@@ -58,7 +58,8 @@ def open_row(
         chosen: The drafters.
         shares: Equal for rows that may share passes, if their rules and models are equal too.
     """
-    ids, bound, options = prepared(pair, request.prompt, request.options)
+    made = request.prepared or prepared(pair, request.prompt, request.options)
+    ids, bound, options = made
     longest = len(ids) + options.max_tokens
     pair, bound = pair.reaching(longest), bound.reaching(longest)
     if request.ignore_eos:

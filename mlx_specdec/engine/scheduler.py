@@ -213,7 +213,8 @@ class Scheduler:
         returns a step with an error when the next step is taken."""
         try:
             row = self._opened(number, request)
-            self.budget.check(len(row.prompt), row.remaining)
+            if request.prepared is None:
+                self.budget.check(len(row.prompt), row.remaining)
         except SpecdecError as problem:  # the request itself is unusable
             self._failed.append(Step(number, finish_reason="failed", error=str(problem)))
         except Exception as problem:

@@ -331,7 +331,8 @@ class LoadedModel:
         field = chat.field if chat.messages else "prompt"
         requests = []
         for ids in prompts:
-            bounded = self._with_room(ids, options, sampling.max_tokens, field)
+            made = self._with_room(ids, options, sampling.max_tokens, field)
+            bounded = made[-1]
             request = Request(
                 ids,
                 bounded,
@@ -345,10 +346,10 @@ class LoadedModel:
                 open_end=bool(tools.must),
                 **settings,
             )
-            requests += [
-                replace(request, options=replace(bounded, seed=bounded.seed + choice))
-                for choice in range(count)
-            ]
+            for choice in range(count):
+                seeded = replace(bounded, seed=bounded.seed + choice)
+                own = replace(request, options=seeded, prepared=(*made[:2], seeded))
+                requests.append(own)
         channels = functools.partial(ChannelReader, header=markers.in_header(prompts[0]))
         reader = functools.partial(
             Reader if markers.channels is None else channels,
@@ -429,9 +430,9 @@ class LoadedModel:
 
     def _with_room(
         self, ids: list[int], options: Options, max_tokens: int | None, field: str
-    ) -> Options:
-        """Return the options with max_tokens limited by the context and the memory budget. Raises
-        Problem, PromptError and OptionError."""
+    ) -> tuple[list[int], Pair, Options]:
+        """Return what `prepared` returns for options with max_tokens limited by the context and the
+        memory budget. Raises Problem, PromptError and OptionError."""
         longest = self.longest
         if len(ids) >= longest:
             raise too_long(field, len(ids), longest - 1, longest)
@@ -448,6 +449,4 @@ class LoadedModel:
                 advice = f"ask for at most {fits} tokens, or raise memory-budget"
                 raise too_many(len(ids), most, len(ids) + fits, advice)
             most = fits
-        options = replace(options, max_tokens=most)
-        prepared(self.pair, ids, options)
-        return options
+        return prepared(self.pair, ids, replace(options, max_tokens=most))

@@ -5,20 +5,32 @@ import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
+from mlx_specdec.engine import request as engine_request
+from mlx_specdec.engine.memory import MemoryBudget
 from mlx_specdec.engine.scheduler import Scheduler
 from mlx_specdec.errors import OptionError
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.results import Step
 from mlx_specdec.serve import engine as engine_module
+from mlx_specdec.serve import requests
 from mlx_specdec.serve.engine import STOPPING, Engine
 from mlx_specdec.text.tokenizer import load_tokenizer
 
 from ..support import tiny
-from ..support.serving import OPTIONS, ask, running, wait_until
+from ..support.serving import (
+    COMPLETIONS,
+    OPTIONS,
+    TEXT,
+    ask,
+    client_of,
+    ok,
+    running,
+    wait_until,
+)
 from ..support.tokenizers import byte_level
 
 ENDLESS = replace(OPTIONS, max_tokens=4000)
@@ -146,3 +158,25 @@ def test_python_exits_after_the_thread_has_ended(llama: tuple[Path, Path]) -> No
     line = [sys.executable, "-c", LEFT, str(llama[0])]
     done = subprocess.run(line, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
+
+
+def test_a_request_is_prepared_once(
+    llama: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = dict.fromkeys(("prepared", "check"), 0)
+    prepared, check = engine_request.prepared, MemoryBudget.check
+
+    def counted_prepared(*given: Any) -> Any:
+        counts["prepared"] += 1
+        return prepared(*given)
+
+    def counted_check(*given: Any) -> None:
+        counts["check"] += 1
+        check(*given)
+
+    monkeypatch.setattr(engine_request, "prepared", counted_prepared)
+    monkeypatch.setattr(requests, "prepared", counted_prepared)
+    monkeypatch.setattr(MemoryBudget, "check", counted_check)
+    with running(llama) as engine:
+        assert ok(client_of(engine), COMPLETIONS, prompt=TEXT, max_tokens=2)["choices"]
+    assert counts == {"prepared": 1, "check": 0}
