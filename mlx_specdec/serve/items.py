@@ -110,41 +110,35 @@ class ToolName:
 
 
 class CallItem(Fields):
-    """A call in an earlier response. A custom call has a text as `input`."""
+    """A call in an earlier response."""
 
-    type: Literal["function_call", "custom_tool_call"]
     name: String
     namespace: String | None = None
     call_id: String
 
-    def add(self, messages: list[Message]) -> None:
-        """Add the item to the messages of a chat."""
-        name = ToolName(self.name, self.namespace).shown
-        function = {"name": name, "arguments": self.called_with()}
-        turn = _turn(messages)
-        turn.setdefault("tool_calls", []).append({"id": self.call_id, "function": function})
-
-    def called_with(self) -> str | Object:
-        """Return the arguments."""
-        raise NotImplementedError
+    def call(self, messages: list[Message], arguments: str | Object) -> None:
+        """Add the call to the messages of a chat."""
+        function = {"name": ToolName(self.name, self.namespace).shown, "arguments": arguments}
+        calls = _turn(messages).setdefault("tool_calls", [])
+        calls.append({"id": self.call_id, "function": function})
 
 
 class FunctionCall(CallItem):
     type: Literal["function_call"]
     arguments: String
 
-    def called_with(self) -> str | Object:
-        """Return the arguments."""
-        return self.arguments
+    def add(self, messages: list[Message]) -> None:
+        """Add the item to the messages of a chat."""
+        self.call(messages, self.arguments)
 
 
 class CustomCall(CallItem):
     type: Literal["custom_tool_call"]
     input: String
 
-    def called_with(self) -> str | Object:
-        """Return the arguments."""
-        return {"input": self.input}
+    def add(self, messages: list[Message]) -> None:
+        """Add the item to the messages of a chat."""
+        self.call(messages, {"input": self.input})
 
 
 class CallOutput(Fields):

@@ -32,9 +32,6 @@ UNNAMED = ("", "default_model", "dummy", "tgi")
 """Names that clients of mlx_lm.server and of Hugging Face's servers send if no model is named."""
 LATEST = ":latest"
 """The tag that clients of ollama add to names."""
-PATIENCE_SECONDS = 30.0
-"""Seconds in which a client that got an error is expected to ask again. For this time, a model for
-which there is no room stays wanted, and a newly loaded model stays in memory without requests."""
 LOADING_SPEED = 1_000_000_000
 """Bytes of weights per second that are expected to be loaded, for the header Retry-After."""
 MOST_RETRY_SECONDS = 60
@@ -58,7 +55,6 @@ class ServedModel:
         used: Time of the newest request.
         idle_since: Time at which it was loaded, or at which it last had a request.
         wanted_since: Time of the oldest request that wants the model to be loaded, or 0.
-        served: Whether the model has had a request since it was loaded, or `unload` was called.
         resting: Whether it takes no new requests, because another model needs memory.
         leases: Requests that are being read and are not submitted yet.
         waiting: Requests that wait until the model is loaded.
@@ -80,7 +76,6 @@ class ServedModel:
     used: float = 0.0
     idle_since: float = 0.0
     wanted_since: float = 0.0
-    served: bool = False
     resting: bool = False
     leases: int = 0
     waiting: int = 0
@@ -240,7 +235,6 @@ class Registry:
             if not model.busy:
                 self._share()
             model.used = model.idle_since = self.clock()
-            model.served = True
             return True
 
     def loaded(
@@ -278,8 +272,6 @@ class Registry:
             for model in self.models:
                 if model.state != "unloaded":
                     self._settle(model)
-                elif not model.waiting and self.clock() - model.used >= PATIENCE_SECONDS:
-                    model.wanted_since = 0.0
                 if model.state == "loaded":
                     self._check_idle(model)
             wanted = (model for model in self.models if model.wanted_since)
@@ -291,7 +283,7 @@ class Registry:
         """Unload a model as soon as it has no requests."""
         with self._lock:
             if model.state in ("loading", "loaded"):
-                model.keep, model.served = 0.0, True
+                model.keep = 0.0
             self.refresh()
 
     def close(self) -> None:
@@ -333,7 +325,7 @@ class Registry:
             metrics=model.metrics,
         )
         model.state, model.wanted_since = "loading", 0.0
-        model.served, model.keep = False, self.idle_seconds
+        model.keep = self.idle_seconds
         engine.start(then, self._workers.pop() if self._workers else None)
         return engine
 
@@ -378,8 +370,7 @@ class Registry:
 
     def _may_leave(self, model: ServedModel) -> bool:
         """Return whether a loaded model is neither awaited nor needed by other machines."""
-        waited = self.clock() - model.idle_since >= PATIENCE_SECONDS
-        return not (model.stays or model.waiting) and (model.served or waited)
+        return not (model.stays or model.waiting)
 
     def _unload(self, model: ServedModel) -> None:
         assert model.engine is not None

@@ -13,7 +13,7 @@ from mlx_specdec.engine.loading import load
 from mlx_specdec.engine.prompt_cache_files import Store
 from mlx_specdec.serve import registry as registry_module
 from mlx_specdec.serve.problems import Problem
-from mlx_specdec.serve.registry import PATIENCE_SECONDS, Registry, ServedModel
+from mlx_specdec.serve.registry import Registry, ServedModel
 from mlx_specdec.serve.requests import Facts
 from mlx_specdec.serve.service import Service
 
@@ -135,32 +135,6 @@ def test_a_model_serves_its_waiting_requests_before_it_leaves(
     assert several.ask("a")
     several["a"].waiting = 0
     assert not several.ask("b") and several.states["a"] == "unloading"
-
-
-def test_a_model_waits_some_time_for_the_client_that_was_told_to_come_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    several = Several(monkeypatch, "ab", budget=200)
-    several.ask("a")
-    several.loaded("a")
-    assert not several.ask("b") and several.states["a"] == "loaded"
-    several.now += PATIENCE_SECONDS
-    assert not several.ask("b") and several.states["a"] == "unloading"
-
-
-def test_nothing_is_loaded_for_a_client_that_does_not_come_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    several = Several(monkeypatch, "ab", budget=200)
-    several.use("a")
-    several.run("a", 1)
-    several.ask("b")
-    several.now += PATIENCE_SECONDS
-    several.registry.refresh()
-    several.run("a", 0)
-    several.registry.refresh()
-    several.registry.refresh()
-    assert several.states["b"] == "unloaded"
 
 
 def test_those_that_wait_for_room_are_loaded_in_their_order(
