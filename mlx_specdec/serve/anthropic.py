@@ -13,10 +13,11 @@ from starlette.responses import Response
 from ..results import Step
 from ..text.messages import Message, text_of
 from .answers import Choice, Payload, Writer
-from .asked import (
+from .events import Arguments, Call, Event, joined
+from .fields import Body, Boolean, ByType, Fields, Object, Several, String, worded
+from .internal import (
     LONGEST_TOOL_NAME,
     TOOLS,
-    Asked,
     Chat,
     Function,
     MaxTokens,
@@ -25,9 +26,8 @@ from .asked import (
     Stops,
     ToolChoice,
     Tools,
+    Wanted,
 )
-from .events import Arguments, Call, Event, joined
-from .fields import Body, Boolean, ByType, Fields, Object, Several, String, worded
 from .problems import Problem
 from .requests import LoadedModel, Prepared
 from .service import complete, compute
@@ -258,9 +258,9 @@ def count_tokens(model: LoadedModel, body: CountRequest) -> Payload:
 
 def prepared_messages(model: LoadedModel, body: MessagesRequest) -> Prepared:
     """Prepare a message. Raises Problem and SpecdecError."""
-    wanted = body.output_config.format or body.output_format
-    constraint = None if wanted is None else wanted.constraint("output_config")
-    return model.chat(body.chat(), Asked(body, constraint))
+    form = body.output_config.format or body.output_format
+    constraint = None if form is None else form.constraint("output_config")
+    return model.chat(body.chat(), Wanted(body, constraint))
 
 
 # Answers.

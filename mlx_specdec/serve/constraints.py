@@ -1,4 +1,4 @@
-"""Constraints on completions: those of requests, and grammars of demanded tool calls."""
+"""Constraints on completions: they come from requests and from demanded tool calls."""
 
 import json
 import re
@@ -14,7 +14,7 @@ from ..engine.request import for_model
 from ..errors import OptionError
 from ..text.markers import CallFormat, Markers
 from ..text.tool_formats import BEGIN, CHANNEL, END, Parts
-from .asked import Constraint, Tools
+from .internal import TextConstraint, Tools
 from .problems import Problem, invalid
 
 SCHEMA_BYTES, SCHEMA_DEPTH = 64 << 10, 64
@@ -58,9 +58,9 @@ def calls_constraint(
     """Return the constraint for completions that must call a tool or match `tools.schema`. Raises
     Problem."""
     if tools.must:
-        _check_size(Constraint("json_schema", json.dumps(tools.listed), "tools"))
+        _check_size(TextConstraint("json_schema", json.dumps(tools.listed), "tools"))
     write, field = (grammar_of, "tools") if tools.must else (_call_or_schema, "response_format")
-    grammar = Constraint("grammar", write(tools, markers, thought=thought), field)
+    grammar = TextConstraint("grammar", write(tools, markers, thought=thought), field)
     try:
         return checked(pair, options, grammar)
     except Problem:
@@ -77,7 +77,7 @@ def _check_parameters(function: Mapping[str, Any]) -> None:
         raise invalid(f"the parameters of {function['name']}: {error}", "tools") from None
 
 
-def checked(pair: Pair, options: Options, constraint: Constraint) -> Changes:
+def checked(pair: Pair, options: Options, constraint: TextConstraint) -> Changes:
     """Check that the model can satisfy a constraint, and return the option with it. Raises Problem,
     which names the field."""
     _check_size(constraint)
@@ -89,7 +89,7 @@ def checked(pair: Pair, options: Options, constraint: Constraint) -> Changes:
     return changes
 
 
-def _check_size(constraint: Constraint) -> None:
+def _check_size(constraint: TextConstraint) -> None:
     """Raise Problem for a constraint that would take long to compile."""
     text, field = constraint.text, constraint.field
     if len(text.encode()) > SCHEMA_BYTES:

@@ -13,8 +13,8 @@ from ..engine.embeddings import Vector, embed
 from ..engine.memory import Extent
 from ..text.prompts import prompt_ids
 from .answers import Payload
-from .asked import Count
 from .fields import Body
+from .internal import Count
 from .openai import Prompt, several
 from .problems import invalid, too_long
 from .requests import LoadedModel

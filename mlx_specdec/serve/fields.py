@@ -96,7 +96,7 @@ def worded(words: str, *, inside: bool = False) -> WrapValidator:
 
 @dataclass(frozen=True)
 class ByType:
-    """An annotation for a union of models, of which the field `type` of an object chooses one. A
+    """An annotation for a union of models. The field `type` of an object chooses the model. A
     model whose type is any string is for unknown types, and a model whose type may be left out is
     also for objects without one. words: The words after "must be" in errors."""
 

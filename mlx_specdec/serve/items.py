@@ -8,10 +8,10 @@ from typing import Annotated, Any, ClassVar, Literal, Protocol
 from pydantic import AliasChoices, ConfigDict, Field, TypeAdapter
 
 from ..text.messages import Message, log_once, text_of
-from .asked import (
+from .fields import Body, Boolean, ByType, Fields, Object, Several, String
+from .internal import (
     LONGEST_TOOL_NAME,
     TOOLS,
-    Asked,
     Chat,
     Function,
     MaxTokens,
@@ -20,9 +20,9 @@ from .asked import (
     Sampled,
     ToolChoice,
     Tools,
+    Wanted,
     choice_of,
 )
-from .fields import Body, Boolean, ByType, Fields, Object, Several, String
 from .problems import invalid
 from .shared_bodies import (
     Content,
@@ -345,12 +345,12 @@ class ResponsesRequest(InputTokensRequest, Sampled):
     service_tier: String | None = None
     truncation: String | None = None
 
-    def asked(self) -> Asked:
-        """Return what is asked for besides the prompt."""
-        wanted, outputs = self.text and self.text.format, self.structured_outputs
+    def wanted(self) -> Wanted:
+        """Return the wishes of the client, except for the prompt."""
+        form, outputs = self.text and self.text.format, self.structured_outputs
         found = [] if outputs is None else outputs.constraints()
-        if wanted and (constraint := wanted.constraint("text")) is not None:
+        if form and (constraint := form.constraint("text")) is not None:
             found.append(constraint)
         if len(found) > 1:
             raise invalid("text.format and structured_outputs cannot be combined", "text")
-        return Asked(self, next(iter(found), None))
+        return Wanted(self, next(iter(found), None))

@@ -12,10 +12,10 @@ from ..engine.chat import chat_format
 from ..results import Step
 from ..text.tokenizer import DirectoryTokenizer
 from .answers import FINGERPRINT, Choice, Payload, Writer, token_pieces
-from .asked import Asked, MaxTokens, Sampled
 from .engine import STOPPING
 from .events import Event
 from .fields import Body, Boolean, Fields, Several, String, broken
+from .internal import MaxTokens, Sampled, Wanted
 from .metrics import CONTENT_TYPE, as_text
 from .openai import Conversation, Messages, timings
 from .problems import busy
@@ -79,7 +79,7 @@ class InfillWriter(Writer):
         # Editors send the text around the cursor, however long it is.
         before, files = body.input_prefix + body.prompt, body.input_extra
         others = [(file.filename, file.text) for file in files]
-        prepared = model.infill(before, body.input_suffix, others, Asked(body))
+        prepared = model.infill(before, body.input_suffix, others, Wanted(body))
         super().__init__(model.name, prepared, stream=body.stream)
         self._fields = body.response_fields
 

@@ -17,10 +17,10 @@ from starlette.responses import JSONResponse, Response
 from ..engine.embeddings import Vector
 from ..text.messages import Message
 from .answers import Choice, Payload, Writer
-from .asked import Asked, Chat, Constraint, Count, Sampled, ToolChoice, Tools
 from .embeddings import task_of
 from .events import Arguments, Call, Event, Text
 from .fields import Body, Boolean, Number, Object, Several, String, integral, worded
+from .internal import Chat, Count, Sampled, TextConstraint, ToolChoice, Tools, Wanted
 from .openai import ToolList
 from .problems import Problem, invalid
 from .registry import ServedModel
@@ -103,13 +103,13 @@ class WritingRequest(LoadingRequest):
             return {"reasoning_effort": self.think}
         return dict.fromkeys(SWITCHES, self.think)
 
-    def asked(self) -> Asked:
-        """Return what is asked for besides the prompt."""
+    def wanted(self) -> Wanted:
+        """Return the wishes of the client, except for the prompt."""
         schema = {"type": "object"} if self.format == "json" else self.format
-        constraint: Constraint | None = constraint_of("json", schema or None, "format")
+        constraint: TextConstraint | None = constraint_of("json", schema or None, "format")
         # -2 fills the context in ollama, as -1 does here.
         most = max(-1, self.options.max_tokens)
-        return Asked(self.options.model_copy(update={"max_tokens": most}), constraint)
+        return Wanted(self.options.model_copy(update={"max_tokens": most}), constraint)
 
 
 class OllamaMessage(Reasoned):
@@ -308,7 +308,7 @@ def written_chat(model: LoadedModel, body: OllamaChatRequest) -> OllamaWriter:
     began = time.perf_counter()
     messages = [message.message() for message in body.messages]
     tools = Tools.of([tool.function for tool in body.tools], ToolChoice())
-    prepared = model.chat(Chat(messages, tools, body.variables()), body.asked())
+    prepared = model.chat(Chat(messages, tools, body.variables()), body.wanted())
     return OllamaChatWriter(model, body, prepared, began)
 
 
@@ -319,10 +319,10 @@ def written_text(model: LoadedModel, body: OllamaGenerateRequest) -> OllamaWrite
     if model.way == "template" and not (body.raw or body.suffix):
         before = [{"role": "system", "content": system}] if system else []
         messages = [*before, {"role": "user", "content": prompt}]
-        prepared = model.chat(Chat(messages, variables=body.variables()), body.asked())
+        prepared = model.chat(Chat(messages, variables=body.variables()), body.wanted())
     else:
         text = prompt if body.raw or not system else f"{system}\n\n{prompt}"
-        prepared = model.texts([text], body.asked(), suffix=body.suffix)
+        prepared = model.texts([text], body.wanted(), suffix=body.suffix)
     return OllamaTextWriter(model, body, prepared, began)
 
 

@@ -17,9 +17,10 @@ from ..proposers.lookup import PREDICTION
 from ..results import Step, TokenLogprob
 from ..text.messages import Message, text_of
 from .answers import FINGERPRINT, LEAST_LOGPROB, Choice, Payload, Writer, token_pieces
-from .asked import (
+from .events import Call, Event, Text, joined
+from .fields import Body, Boolean, ByType, Fields, Several, String, broken, integral
+from .internal import (
     TOOLS,
-    Asked,
     Chat,
     Count,
     Function,
@@ -27,10 +28,9 @@ from .asked import (
     Sampled,
     ToolChoice,
     Tools,
+    Wanted,
     choice_of,
 )
-from .events import Call, Event, Text, joined
-from .fields import Body, Boolean, ByType, Fields, Several, String, broken, integral
 from .problems import Problem
 from .registry import ServedModel
 from .requests import LoadedModel, Prepared
@@ -206,11 +206,11 @@ class Completion(Body, Constrained, Sampled):
             raise broken(message, "best_of")
         return self
 
-    def asked(self, top_logprobs: int | None) -> Asked:
-        """Return what is asked for besides the prompt."""
+    def wanted(self, top_logprobs: int | None) -> Wanted:
+        """Return the wishes of the client, except for the prompt."""
         predicted = "" if self.prediction is None else text_of(parts_of(self.prediction.content))
         constraint = next(iter(self.constraints()), None)
-        return Asked(self, constraint, top_logprobs, self.n or 1, predicted)
+        return Wanted(self, constraint, top_logprobs, self.n or 1, predicted)
 
 
 class ChatRequest(Completion, Conversation):
@@ -241,7 +241,7 @@ class ChatRequest(Completion, Conversation):
 def prepared_chat(model: LoadedModel, body: ChatRequest) -> Prepared:
     """Prepare a chat completion. Raises Problem and SpecdecError."""
     top = (body.top_logprobs or 0) if body.logprobs else None
-    return model.chat(body.chat(), body.asked(top))
+    return model.chat(body.chat(), body.wanted(top))
 
 
 def _kind(value: Any) -> str:
@@ -298,8 +298,8 @@ class TextRequest(Completion):
 
 def prepared_text(model: LoadedModel, body: TextRequest) -> Prepared:
     """Prepare text completions. Raises Problem and SpecdecError."""
-    asked = body.asked(None if body.logprobs is False else body.logprobs)
-    return model.texts(several(body.prompt), asked, suffix=body.suffix, echo=body.echo)
+    wanted = body.wanted(None if body.logprobs is False else body.logprobs)
+    return model.texts(several(body.prompt), wanted, suffix=body.suffix, echo=body.echo)
 
 
 # Answers.

@@ -20,10 +20,10 @@ from ..text.markers import NONE, Markers, markers_of
 from ..text.messages import in_order, messages_of, with_tools_in_message, without_volatile
 from ..text.thoughts import Thoughts
 from . import constraints
-from .asked import Asked, Chat, Sampled, Tools
 from .channels import ChannelReader
 from .constraints import Thought
 from .events import Reader
+from .internal import Chat, Sampled, Tools, Wanted
 from .problems import invalid, too_long, too_many, unsupported
 from .settings import ServiceSettings
 from .shared_bodies import SWITCHES
@@ -159,24 +159,24 @@ class LoadedModel:
             about = f"about {len(text) // USUAL_CHARACTERS}"
             raise too_long(field, about, self.longest - 1, self.longest)
 
-    def chat(self, chat: Chat, asked: Asked) -> Prepared:
+    def chat(self, chat: Chat, wanted: Wanted) -> Prepared:
         """Prepare the next message of a conversation. Raises Problem and SpecdecError."""
-        if chat.tools.must and asked.constraint is not None:
+        if chat.tools.must and wanted.constraint is not None:
             message = "tool_choice asks for a call: give no format or grammar for the text"
             raise invalid(message, "tool_choice")
-        model = self._speaking(asked.sampling)
+        model = self._speaking(wanted.sampling)
         markers = model._markers_for(chat.tools)
         if markers.channels is not None and markers.calls is not None:
             end = markers.calls.end.ids[0]
             if end not in self.pair.eos_token_ids:
                 model = model._ending(str(end))
         answers = chat.ending != "continue"
-        return model._prepared([model.chat_ids(chat)], asked, chat, markers, answers=answers)
+        return model._prepared([model.chat_ids(chat)], wanted, chat, markers, answers=answers)
 
     def texts(
         self,
         prompts: Sequence[str | list[int]],
-        asked: Asked,
+        wanted: Wanted,
         *,
         suffix: str = "",
         echo: bool = False,
@@ -189,7 +189,7 @@ class LoadedModel:
         Raises:
             Problem, SpecdecError: If the request is wrong.
         """
-        model = self._speaking(asked.sampling)
+        model = self._speaking(wanted.sampling)
         if suffix:
             if not all(isinstance(prompt, str) for prompt in prompts):
                 raise invalid("suffix needs a prompt of text, not of token ids", "suffix")
@@ -201,27 +201,27 @@ class LoadedModel:
                 ids.append(prompt)
             else:
                 ids.append(model._infill_ids(prompt, suffix) if suffix else model.text_ids(prompt))
-        scored = echo and asked.top_logprobs is not None
+        scored = echo and wanted.top_logprobs is not None
         if scored and self.pair.target.kind == "encoder-decoder":
             message = "this model reads the prompt with an encoder, which gives no logprobs"
             raise invalid(f"echo with logprobs is impossible: {message}", "echo")
-        done = model._prepared(ids, asked, scores_prompt=scored)
+        done = model._prepared(ids, wanted, scores_prompt=scored)
         if not echo:
             return done
         decode = self.pair.tokenizer.decode
         echoed = [prompt if isinstance(prompt, str) else decode(prompt) for prompt in prompts]
-        return replace(done, echoed=[text for text in echoed for _ in range(asked.count)])
+        return replace(done, echoed=[text for text in echoed for _ in range(wanted.count)])
 
     def infill(
-        self, before: str, after: str, files: Sequence[tuple[str, str]], asked: Asked
+        self, before: str, after: str, files: Sequence[tuple[str, str]], wanted: Wanted
     ) -> Prepared:
         """Prepare a text between two texts, which are shortened if they do not fit. files: Names
         and texts of other files. Raises Problem and SpecdecError."""
         model = self._filling("input_suffix")
-        wanted, most = asked.sampling.max_tokens, self.longest // 4
-        wanted = self.options.max_tokens if wanted is None else wanted
-        room = self.longest - (max(1, min(wanted, most)) if wanted >= 0 else most)
-        return model._prepared([model._infill_ids(before, after, files, room)], asked)
+        limit, most = wanted.sampling.max_tokens, self.longest // 4
+        limit = self.options.max_tokens if limit is None else limit
+        room = self.longest - (max(1, min(limit, most)) if limit >= 0 else most)
+        return model._prepared([model._infill_ids(before, after, files, room)], wanted)
 
     def _infill_ids(
         self,
@@ -294,7 +294,7 @@ class LoadedModel:
     def _prepared(
         self,
         prompts: list[list[int]],
-        asked: Asked,
+        wanted: Wanted,
         chat: Chat = NO_CHAT,
         markers: Markers = NONE,
         **settings: Any,
@@ -307,12 +307,12 @@ class LoadedModel:
             markers: The markers of reasoning and tool calls in the completions of a chat.
             settings: Further arguments of each Request.
         """
-        sampling, count, most = asked.sampling, asked.count, self.settings.limits.choices
+        sampling, count, most = wanted.sampling, wanted.count, self.settings.limits.choices
         if len(prompts) * count > most:
             param = "n" if count > most else "prompt"
             message = f"the number of prompts times n must be at most {most}: send several requests"
             raise invalid(message, param)
-        options, tools = self._options(asked), chat.tools
+        options, tools = self._options(wanted), chat.tools
         prompts = [ids[-(sampling.truncate_prompt_tokens or 0) :] for ids in prompts]
         if tools.listed and not tools.must and options.json_schema is not None:
             tools = replace(tools, schema=str(options.json_schema))
@@ -324,9 +324,9 @@ class LoadedModel:
             options = replace(options, json_schema=None, **calls)
         else:
             options = constraints.after_thought(options, markers, thought)
-        self.check_characters(asked.prediction, "prediction")
+        self.check_characters(wanted.prediction, "prediction")
         tokenizer = self.pair.tokenizer
-        predicted = tokenizer.encode(asked.prediction) if asked.prediction else []
+        predicted = tokenizer.encode(wanted.prediction) if wanted.prediction else []
         special = tokenizer.special_ids
         field = chat.field if chat.messages else "prompt"
         requests = []
@@ -337,7 +337,7 @@ class LoadedModel:
                 ids,
                 bounded,
                 prediction=tuple(id for id in predicted if id not in special),
-                top_logprobs=asked.top_logprobs,
+                top_logprobs=wanted.top_logprobs,
                 shown=markers.special,
                 ignore_eos=sampling.ignore_eos or False,
                 tenant=self.tenant,
@@ -348,8 +348,8 @@ class LoadedModel:
             )
             for choice in range(count):
                 seeded = replace(bounded, seed=bounded.seed + choice)
-                own = replace(request, options=seeded, prepared=(*made[:2], seeded))
-                requests.append(own)
+                ready = (*made[:2], seeded)
+                requests.append(replace(request, options=seeded, prepared=ready))
         channels = functools.partial(ChannelReader, header=markers.in_header(prompts[0]))
         reader = functools.partial(
             Reader if markers.channels is None else channels,
@@ -383,9 +383,9 @@ class LoadedModel:
         thought = markers.has_thought(prompt, self.pair.tokenizer)
         return "none" if unwanted or thought else "optional"
 
-    def _options(self, asked: Asked) -> Options:
+    def _options(self, wanted: Wanted) -> Options:
         """Return the options of a request. Raises Problem, OptionError."""
-        sampling = asked.sampling
+        sampling = wanted.sampling
         changes = sampling.model_dump(include=set(OPTION_FIELDS), exclude_none=True)
         if changes.get("top_p") == 0:
             changes["top_p"] = LEAST_TOP_P  # only the likeliest token remains
@@ -407,8 +407,8 @@ class LoadedModel:
             changes.setdefault("seed", secrets.randbits(32))
         if sampling.speculative is not None and sampling.speculative.max is not None:
             changes["num_draft"] = sampling.speculative.max
-        if asked.constraint is not None:
-            changes |= constraints.checked(self.pair, self.options, asked.constraint)
+        if wanted.constraint is not None:
+            changes |= constraints.checked(self.pair, self.options, wanted.constraint)
         # The prompts are token ids, so these options have had their effect.
         return replace(self.options, system_prompt=None, chat_template_config={}, **changes)
 
@@ -437,8 +437,8 @@ class LoadedModel:
         if len(ids) >= longest:
             raise too_long(field, len(ids), longest - 1, longest)
         room = longest - len(beginning(self.pair, ids, options))
-        wanted = options.max_tokens if max_tokens is None else max_tokens
-        most = min(wanted, room) if wanted >= 0 else room
+        limit = options.max_tokens if max_tokens is None else max_tokens
+        most = min(limit, room) if limit >= 0 else room
         if self.budget is not None:
             try:
                 fits = self.budget.room(len(ids), most)

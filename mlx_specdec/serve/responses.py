@@ -250,7 +250,7 @@ async def responses(body: ResponsesRequest, http: Request) -> Response:
                 nbytes = len(body.model_dump_json(include={"input"}))
                 service.responses.put(response, before, body.items(), nbytes, tenant)
 
-        prepared = model.chat(body.chat(before.items), body.asked())
+        prepared = model.chat(body.chat(before.items), body.wanted())
         return ResponsesWriter(model, body, prepared, finished)
 
     return await complete(http, body, make)

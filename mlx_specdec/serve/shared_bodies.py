@@ -10,8 +10,8 @@ from pydantic import BeforeValidator, ConfigDict, Field, StrictInt, model_valida
 
 from ..text.chat import RESERVED
 from ..text.messages import Message
-from .asked import Constraint
 from .fields import Boolean, ByType, Fields, Object, Several, String, broken, integral, worded
+from .internal import TextConstraint
 
 Written = Annotated[String, Field(pattern=r"\S"), worded("a non-blank string")]
 JsonSchema = Annotated[Object, worded("a JSON schema, an object")]
@@ -160,7 +160,7 @@ class Thoughtful(Fields):
 
 # Constraints.
 unset = BeforeValidator(lambda value: None if value == "" else value)
-"""An annotation for optional fields of which clients send "" if they do not set them."""
+"""An annotation for optional fields. Some clients send "" for a field that they do not set."""
 Unset = Annotated[Written | None, unset]
 Choices = Annotated[
     Several[String],
@@ -173,22 +173,22 @@ Kind = Literal["json", "regex", "grammar", "choice"]
 """The forms of constraints in vLLM's API."""
 
 
-def constraint_of(kind: Kind, value: Any, field: str) -> Constraint | None:
+def constraint_of(kind: Kind, value: Any, field: str) -> TextConstraint | None:
     """Return a constraint, or None without a value. field: The field that errors name."""
     if value is None:
         return None
     if kind == "json":
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        return Constraint("json_schema", text, field)
+        return TextConstraint("json_schema", text, field)
     if kind == "choice":
-        return Constraint("grammar", f"start: {' | '.join(map(json.dumps, value))}", field)
-    return Constraint(kind, value, field)
+        return TextConstraint("grammar", f"start: {' | '.join(map(json.dumps, value))}", field)
+    return TextConstraint(kind, value, field)
 
 
 class TextFormat(Fields):
     type: Literal["text"]
 
-    def constraint(self, field: str) -> Constraint | None:
+    def constraint(self, field: str) -> TextConstraint | None:
         """Return the constraint that the format is."""
         return None
 
@@ -199,14 +199,14 @@ class ObjectFormat(Fields):
     schema_: Annotated[JsonSchema | None, Field(alias="schema")] = None
     value: JsonSchema | None = None
 
-    def constraint(self, field: str) -> Constraint | None:
+    def constraint(self, field: str) -> TextConstraint | None:
         """Return the constraint that the format is."""
         schema = self.schema_ or self.value or {"type": "object"}
         return constraint_of("json", schema, field)
 
 
 class SchemaFormat(Fields):
-    """A JSON schema. In OpenAI's chat completions, it is one level deeper, in `json_schema`."""
+    """A JSON schema. OpenAI's chat completions have it one level deeper, in `json_schema`."""
 
     model_config = ConfigDict(extra="allow")
     type: Literal["json_schema"]
@@ -218,7 +218,7 @@ class SchemaFormat(Fields):
         inner = data.get("json_schema") if isinstance(data, dict) else None
         return {**inner, "type": "json_schema"} if isinstance(inner, dict) else data
 
-    def constraint(self, field: str) -> Constraint | None:
+    def constraint(self, field: str) -> TextConstraint | None:
         """Return the constraint that the format is."""
         return constraint_of("json", self.schema_, field)
 
@@ -247,7 +247,7 @@ class StructuredOutputs(Fields):
             raise broken(rule, field)
         return self
 
-    def constraints(self) -> list[Constraint]:
+    def constraints(self) -> list[TextConstraint]:
         """Return the constraints of all fields."""
         values: dict[Kind, Any] = {"json": self.json_, "regex": self.regex}
         values |= {"grammar": self.grammar, "choice": self.choice}
@@ -279,7 +279,7 @@ class Constrained(Fields):
             raise broken(rule, "ignore_eos")
         return self
 
-    def constraints(self) -> list[Constraint]:
+    def constraints(self) -> list[TextConstraint]:
         """Return the constraints of all fields. A valid body has at most one."""
         outputs, answer = self.structured_outputs, self.response_format
         return [

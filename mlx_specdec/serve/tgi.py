@@ -12,9 +12,9 @@ from starlette.responses import Response
 from ..results import Step, TokenLogprob
 from ..version import __version__
 from .answers import LEAST_LOGPROB, Choice, Payload, Writer, token_pieces
-from .asked import STOPS, Asked, Constraint, Count, MaxTokens, Sampled
 from .events import Event
 from .fields import Body, Boolean, ByType, Fields
+from .internal import STOPS, Count, MaxTokens, Sampled, TextConstraint, Wanted
 from .problems import Problem
 from .requests import LoadedModel, Prepared
 from .service import complete, loaded_of, service_of
@@ -31,7 +31,7 @@ class RegexGrammar(Fields):
     type: Literal["regex"]
     value: Written
 
-    def constraint(self) -> Constraint | None:
+    def constraint(self) -> TextConstraint | None:
         """Return the constraint."""
         return constraint_of("regex", self.value, "grammar")
 
@@ -40,7 +40,7 @@ class JsonGrammar(Fields):
     type: Literal["json"]
     value: Written | JsonSchema
 
-    def constraint(self) -> Constraint | None:
+    def constraint(self) -> TextConstraint | None:
         """Return the constraint."""
         return constraint_of("json", self.value, "grammar")
 
@@ -53,7 +53,7 @@ class SchemaGrammar(Fields):
     type: Literal["json_schema"]
     value: InnerSchema
 
-    def constraint(self) -> Constraint | None:
+    def constraint(self) -> TextConstraint | None:
         """Return the constraint."""
         return constraint_of("json", self.value.schema_, "grammar")
 
@@ -79,8 +79,8 @@ class GenerateParameters(Sampled):
     ) = None
 
     def sampled(self) -> Sampled:
-        """Return the parameters with the temperature that they mean. As in TGI, those that change
-        the distribution also turn sampling on."""
+        """Return the parameters with the temperature that they mean. Parameters that change the
+        distribution also turn sampling on, as they do in TGI."""
         shapes = (self.temperature, 1), (self.top_k, -1), (self.top_p, 1)
         shaped = any(value not in (None, 0, neutral) for value, neutral in shapes)
         temperature = self.temperature
@@ -104,7 +104,7 @@ def prepared_text(model: LoadedModel, body: GenerateRequest) -> Prepared:
     SpecdecError."""
     grammar = body.parameters.grammar
     constraint = None if grammar is None else grammar.constraint()
-    return model.texts([body.inputs], Asked(body.parameters.sampled(), constraint, 0))
+    return model.texts([body.inputs], Wanted(body.parameters.sampled(), constraint, 0))
 
 
 # Answers.
@@ -116,8 +116,8 @@ class TgiWriter(Writer):
     _ended = False
 
     def __init__(self, model: LoadedModel, body: GenerateRequest, *, stream: bool | None) -> None:
-        asked = body.stream if stream is None else stream
-        super().__init__(model.name, prepared_text(model, body), stream=asked)
+        streams = body.stream if stream is None else stream
+        super().__init__(model.name, prepared_text(model, body), stream=streams)
         self._inputs, self._parameters = body.inputs, body.parameters
         self._listed, self._tokenizer = stream is None, model.pair.tokenizer
 

@@ -11,7 +11,7 @@ import pytest
 from mlx_specdec import Options, generate, generate_many, load
 from mlx_specdec.engine.request import Request, encode, open_row
 from mlx_specdec.errors import OptionError
-from mlx_specdec.serve.asked import Asked, Chat, Sampled
+from mlx_specdec.serve.internal import Chat, Sampled, Wanted
 from mlx_specdec.serve.requests import LoadedModel
 from mlx_specdec.serve.settings import ServiceSettings
 from mlx_specdec.text.languages import Languages
@@ -89,11 +89,11 @@ def test_a_language_may_be_the_beginning_of_the_text(pair: Any) -> None:
 
 def test_a_body_names_the_languages_of_its_prompts(pair: Any) -> None:
     model = LoadedModel(pair, Options(), ServiceSettings(), "madlad")
-    prepared = model.texts(["read", "lines"], Asked(Sampled(target_lang="fr")))
+    prepared = model.texts(["read", "lines"], Wanted(Sampled(target_lang="fr")))
     assert [each.prompt for each in prepared.requests] == [
         pair.tokenizer.encode("<2fr> read"),
         pair.tokenizer.encode("<2fr> lines"),
     ]
     messages = [{"role": "user", "content": "read"}]
-    chat = model.chat(Chat(messages), Asked(Sampled(target_lang="de")))
+    chat = model.chat(Chat(messages), Wanted(Sampled(target_lang="de")))
     assert chat.requests[0].prompt == pair.tokenizer.encode("<2de> read")

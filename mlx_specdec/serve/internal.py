@@ -67,8 +67,8 @@ class Speculative(Fields):
 
 
 class Sampled(Fields):
-    """How a completion is sampled and where it ends. A field that is None has the default of the
-    server."""
+    """Settings of sampling, and of the end of a completion. A field that is None has the default of
+    the server."""
 
     seed: Annotated[StrictInt, Field(ge=-(2**63), le=2**63 - 1), integral] | None = None
     temperature: Annotated[Number, Field(ge=0, le=TEMPERATURE_LIMITS[1])] | None = None
@@ -98,9 +98,9 @@ class Sampled(Fields):
 
 
 @dataclass(frozen=True)
-class Constraint:
-    """What a text has to match: a schema, a regular expression or a grammar, in a field of a body.
-    kind: The name of the option."""
+class TextConstraint:
+    """A schema, a regular expression or a grammar that a text has to match. kind: The name of the
+    option. field: The field of the body."""
 
     kind: Literal["json_schema", "regex", "grammar"]
     text: str
@@ -228,8 +228,8 @@ class Chat:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What a client asks for besides the prompt.
+class Wanted:
+    """The wishes of a client, except for the prompt.
 
     Attributes:
         top_logprobs: Number of alternatives of each token, or None for no log-probabilities.
@@ -238,7 +238,7 @@ class Asked:
     """
 
     sampling: Sampled
-    constraint: Constraint | None = None
+    constraint: TextConstraint | None = None
     top_logprobs: int | None = None
     count: int = 1
     prediction: str = ""
