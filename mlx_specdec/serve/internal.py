@@ -216,7 +216,6 @@ class Chat:
         variables: Variables of the chat template.
         thinking_budget: Largest number of tokens of thoughts, or None for the server's default.
         ending: How the prompt ends.
-        field: The field of a body with the messages.
     """
 
     messages: Sequence[Message] = ()
@@ -224,7 +223,6 @@ class Chat:
     variables: Mapping[str, Any] = field(default_factory=dict)
     thinking_budget: int | None = None
     ending: Ending = "answer"
-    field: str = "messages"
 
 
 @dataclass(frozen=True)

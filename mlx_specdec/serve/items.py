@@ -305,7 +305,6 @@ class InputTokensRequest(Body, Thoughtful):
             Tools.of(self.named_tools().values(), choice, self.parallel_tool_calls),
             self.variables(),
             self.thinking_budget(),
-            field="input",
         )
 
 

@@ -260,7 +260,7 @@ class LoadedModel:
         try:
             messages = messages_of(without_volatile(chat.messages))
             # An image in the history has more characters than the note in its place.
-            self.check_characters([messages, tools, chat.variables], chat.field)
+            self.check_characters([messages, tools, chat.variables], "messages")
             if chat.ending == "continue" and messages[-1].get("tool_calls"):
                 field = "continue_final_message"
                 raise invalid(f"{field} cannot continue a message that calls tools", field)
@@ -269,7 +269,7 @@ class LoadedModel:
                 raise unsupported("continue_final_message", message)
             ids = reads.ids(messages, chat.variables, chat.ending)
         except PromptError as error:
-            raise invalid(str(error), chat.field) from None
+            raise invalid(str(error), "messages") from None
         if not tools:
             return ids
         variables = {**chat.variables, "tools": in_order(tools)}
@@ -328,7 +328,7 @@ class LoadedModel:
         tokenizer = self.pair.tokenizer
         predicted = tokenizer.encode(wanted.prediction) if wanted.prediction else []
         special = tokenizer.special_ids
-        field = chat.field if chat.messages else "prompt"
+        field = "messages" if chat.messages else "prompt"
         requests = []
         for ids in prompts:
             made = self._with_room(ids, options, sampling.max_tokens, field)

@@ -21,6 +21,8 @@ from .service import complete, compute, service_of
 from .stored import StoredConversation
 
 router = APIRouter()
+PARAMS = {"messages": "input", "max_tokens": "max_output_tokens"}
+"""Names of fields of a Responses request, by the names of the same fields of a chat."""
 ID_PREFIX = "resp_"
 """The beginning of ids. It distinguishes ids from other paths below /v1/responses."""
 INCLUDE_REASONING = "reasoning.encrypted_content"
@@ -223,8 +225,7 @@ def custom_input(arguments: str) -> str:
 def error(problem: Problem) -> tuple[int, Payload]:
     """Return the status and the payload of an error."""
     payload = problem.as_dict()
-    if problem.param == "max_tokens":
-        payload["error"]["param"] = "max_output_tokens"
+    payload["error"]["param"] = PARAMS.get(problem.param or "", problem.param)
     # Codex repeats a request after 503, but never after 429.
     return 503 if problem.status == 429 else problem.status, payload
 

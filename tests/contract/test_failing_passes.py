@@ -73,7 +73,7 @@ def faulty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Faulty]:
     draft = moved(target, directory / "draft")
     flags = ("--model", target, "--draft-model", draft, "--num-draft", 2, "--no-cache")
     program = f"FAULT = {str(directory / 'fault')!r}\n{FAULTY_MLX}"
-    more = ("--timeout", 4, "--cors-origin", "*", "--strict-model")
+    more = ("--timeout", 4, "--cors-origin", "*", "--strict-model", "--no-wait")
     (directory / "fault").write_text("wait")
     with served(*flags, *more, waits=False, program=program) as server:
         loading = [
@@ -90,7 +90,7 @@ def test_while_the_model_is_loaded_clients_are_told_to_come_again(faulty: Faulty
     *answers, metrics = faulty.loading
     for answer in answers:
         assert (answer.status, answer.headers["retry-after"]) == (503, "1")
-        said = "the model model is loading: try again in 1 s, or start the server with --wait-for-"
+        said = "the model model is loading: try again in 1 s, or start the server without --no-wait"
         assert answer.json["error"]["message"].startswith(said)
     assert metrics.status == 200
 

@@ -93,7 +93,7 @@ def test_signals_end_a_server_while_a_model_loads(
     models, slow = ("--model", llama, "--model", "nobody/slow"), "nobody/slow"
     with silent_hub() as url:
         hub: dict[str, Any] = {"HF_ENDPOINT": url, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path)}
-        with served(*models, **hub) as server:
+        with served(*models, "--no-wait", **hub) as server:
             assert server.ask("/v1/completions", {"model": slow, "prompt": "x"}).status == 503
             server.waits_for(f"loading {slow}")
             for number in signals:
