@@ -15,7 +15,7 @@ from ..text.prompts import prompt_ids
 from .answers import Payload
 from .fields import Body
 from .internal import Count
-from .openai import Prompt, several
+from .openai_bodies import Prompt, several
 from .problems import invalid, too_long
 from .requests import LoadedModel
 from .service import run

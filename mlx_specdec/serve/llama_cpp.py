@@ -17,7 +17,8 @@ from .events import Event
 from .fields import Body, Boolean, Fields, Several, String, broken
 from .internal import MaxTokens, Sampled, Wanted
 from .metrics import CONTENT_TYPE, as_text
-from .openai import Conversation, Messages, timings
+from .openai import timings
+from .openai_bodies import Conversation, Messages
 from .problems import busy
 from .registry import ServedModel
 from .requests import LoadedModel

@@ -21,7 +21,7 @@ from .embeddings import task_of
 from .events import Arguments, Call, Event, Text
 from .fields import Body, Boolean, Number, Object, Several, String, integral, worded
 from .internal import Chat, Count, Sampled, TextConstraint, ToolChoice, Tools, Wanted
-from .openai import ToolList
+from .openai_bodies import ToolList
 from .problems import Problem, invalid
 from .registry import ServedModel
 from .requests import LoadedModel, Prepared
