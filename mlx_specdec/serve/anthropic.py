@@ -14,7 +14,7 @@ from ..results import Step
 from ..text.messages import Message, text_of
 from .answers import Choice, Payload, Writer
 from .events import Arguments, Call, Event, joined
-from .fields import Body, Boolean, ByType, Fields, Object, Several, String, worded
+from .fields import MESSAGES, Body, Boolean, ByType, Fields, Object, Several, String, worded
 from .internal import (
     LONGEST_TOOL_NAME,
     TOOLS,
@@ -197,7 +197,7 @@ class CountRequest(Body, Thoughtful):
     """The body of /v1/messages/count_tokens."""
 
     system: Content | None = None
-    messages: Annotated[Several[BlocksMessage], Field(min_length=1)]
+    messages: Annotated[Several[BlocksMessage], Field(min_length=1, max_length=MESSAGES)]
     tools: Annotated[
         Several[
             Annotated[

@@ -21,6 +21,7 @@ from ..engine.pair import Pair
 from ..engine.prompt_cache import PromptCache
 from ..engine.prompt_cache_files import Store
 from ..engine.scheduler import Failures, Scheduler
+from ..engine.turns import Turns
 from ..models.wired_memory import release
 from ..results import Step
 from .metrics import Metrics
@@ -78,6 +79,7 @@ class Engine:
         store: The files of the prompt cache, or None for no prompt cache.
         memory_budget: Bytes for all sequences, or None for the scheduler's default.
         metrics: The counters, which outlive the engine.
+        turns: Decides when prompts are prefilled; all engines of a server share it.
     Attributes:
         ready: Set while `pair`, `options` and `budget` can be read.
         problem: The exception that ended the engine early, or None.
@@ -100,6 +102,7 @@ class Engine:
         store: Store | None = None,
         memory_budget: int | None = None,
         metrics: Metrics | None = None,
+        turns: Turns | None = None,
     ) -> None:
         self.metrics = metrics or Metrics()
         self.failures = Failures()
@@ -111,6 +114,7 @@ class Engine:
         self._load = load
         self._store = store
         self._memory_budget = memory_budget
+        self._turns = turns or Turns()
         self._cache: PromptCache | None = None
         self._most = batch_size + waiting
         self._changed = threading.Condition()
@@ -330,7 +334,14 @@ class Engine:
     def _begin(self) -> Scheduler:
         size, budget = BatchSize(self.batch_size), self._memory_budget
         scheduler = Scheduler(
-            self.pair, None, self.options, size, self._cache, self.failures, budget
+            self.pair,
+            None,
+            self.options,
+            size,
+            self._cache,
+            self.failures,
+            budget,
+            turns=self._turns,
         )
         self.budget, self.reserved_bytes, self._waiting = scheduler.budget, 0, 0
         self._measure()

@@ -71,6 +71,9 @@ Object = dict[str, Any]
 Several = Annotated[list[Entry], Field(fail_fast=True)]
 """A list that is checked up to its first error, because a body of a megabyte could have a million
 of them."""
+MESSAGES = 16_384
+"""The largest number of messages in a body. The event loop checks them, and other
+requests wait meanwhile."""
 
 
 def worded(words: str, *, inside: bool = False) -> WrapValidator:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, Protocol
 from pydantic import AliasChoices, ConfigDict, Field, TypeAdapter
 
 from ..text.messages import Message, log_once, text_of
-from .fields import Body, Boolean, ByType, Fields, Object, Several, String
+from .fields import MESSAGES, Body, Boolean, ByType, Fields, Object, Several, String
 from .internal import (
     LONGEST_TOOL_NAME,
     TOOLS,
@@ -265,7 +265,7 @@ ResponseChoice = Annotated[
     CalledTool | AllowedTools | OtherChoice | OneOf,
     ByType('"none", "auto", "required", or a tool such as {"type": "function", "name": ...}'),
 ]
-InputItems = Annotated[Several[ResponseItem], Field(min_length=1)]
+InputItems = Annotated[Several[ResponseItem], Field(min_length=1, max_length=MESSAGES)]
 
 
 class InputTokensRequest(Body, Thoughtful):

@@ -19,7 +19,7 @@ from ..text.messages import Message
 from .answers import Choice, Payload, Writer
 from .embeddings import task_of
 from .events import Arguments, Call, Event, Text
-from .fields import Body, Boolean, Number, Object, Several, String, integral, worded
+from .fields import MESSAGES, Body, Boolean, Number, Object, Several, String, integral, worded
 from .internal import Chat, Count, Sampled, TextConstraint, ToolChoice, Tools, Wanted
 from .openai_bodies import ToolList
 from .problems import Problem, invalid
@@ -131,7 +131,7 @@ class OllamaMessage(Reasoned):
 class OllamaChatRequest(WritingRequest):
     """The body of /api/chat."""
 
-    messages: Several[OllamaMessage] = []  # noqa: RUF012
+    messages: Annotated[Several[OllamaMessage], Field(max_length=MESSAGES)] = []  # noqa: RUF012
     tools: ToolList = []  # noqa: RUF012
 
 

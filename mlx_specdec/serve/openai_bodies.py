@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import AliasChoices, Discriminator, Field, StrictInt, Tag, model_validator
 
 from ..text.messages import Message, text_of
-from .fields import Body, Boolean, ByType, Fields, Several, String, broken, integral
+from .fields import MESSAGES, Body, Boolean, ByType, Fields, Several, String, broken, integral
 from .internal import (
     TOOLS,
     Chat,
@@ -104,7 +104,7 @@ class ChatMessage(Reasoned):
         return self
 
 
-Messages = Annotated[Several[ChatMessage], Field(min_length=1)]
+Messages = Annotated[Several[ChatMessage], Field(min_length=1, max_length=MESSAGES)]
 
 
 class Conversation(Body, Thoughtful):

@@ -16,6 +16,7 @@ from ..core.options import Options
 from ..engine.memory import RESERVE
 from ..engine.pair import Pair, alphabet_of
 from ..engine.prompt_cache_files import Store
+from ..engine.turns import Turns
 from ..errors import OptionError
 from ..models.wired_memory import wire
 from ..system import show_size
@@ -139,6 +140,7 @@ class Registry:
         self._begun: Engine | None = None
         self._loaded = False
         self._workers: list[Worker] = []
+        self._turns = Turns()
         self._by_name: dict[str, ServedModel] = {}
         # The queue would never have enough places for a request with more choices.
         most = self.batch_size + self.waiting
@@ -323,6 +325,7 @@ class Registry:
             store=model.store,
             memory_budget=self.memory_budget if self._shared is None else self._least,
             metrics=model.metrics,
+            turns=self._turns,
         )
         model.state, model.wanted_since = "loading", 0.0
         model.keep = self.idle_seconds

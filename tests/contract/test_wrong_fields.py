@@ -109,6 +109,7 @@ TEXTS: list[tuple[Any, ...]] = [
 """Wrong fields of texts that are bound to something."""
 CHATS: list[tuple[Any, ...]] = [
     ({"messages": []}, "messages"),
+    ({"messages": [USER] * 16_385}, "messages", "at most 16384 entries"),
     ({"messages": [{"role": "user"}]}, "messages"),
     ({"messages": [{"role": "king", "content": "x"}]}, "messages"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages"),
