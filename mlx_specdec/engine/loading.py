@@ -5,6 +5,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from ..errors import CheckpointError, OptionError, SourceError
 from ..models import families
 from ..models.base import Base
 from ..models.cache_settings import CacheSettings
-from ..models.distributed.group import Mode, Ranks, join
+from ..models.distributed.group import Mode, join
 from ..models.drafters import kinds, medusa, mtp_files
 from ..models.drafters.files import DrafterFiles
 from ..models.drafters.medusa import MedusaHeads
@@ -97,26 +98,20 @@ def load(
     ranks = None if distributed is None else join()
     system.warn_if_late()
     started = time.perf_counter()
-    loader = Loader(
-        dtype,
-        expand_weights,
-        caches,
-        progress,
-        announce,
-        ranks,
-        distributed == "pipeline",
-    )
+    loader = Loader(dtype, expand_weights, caches, progress, announce)
+    find = partial(loader.find, str(model), revision)
+    adapter = None if adapter_path is None else Path(adapter_path)
+    read = partial(loader.load_target, q_bits=q_bits, adapter=adapter)
     if ranks is None:
-        source, directory = loader.find(draft_model, str(model), revision)
-        target, tokenizer, heads = loader.load_target(directory, q_bits, adapter_path)
+        source, directory = find(draft_model)
+        target, tokenizer, heads = read(directory)
         network = target.model.network
     else:
-        named = None if ranks.rank else draft_model  # rank 0 alone drafts
-        source, directory = ranks.together(lambda: loader.find(named, str(model), revision))
+        # Rank 0 alone drafts.
+        source, directory = ranks.together(partial(find, None if ranks.rank else draft_model))
         ranks.meet(directory)
-        target, tokenizer, heads = ranks.together(
-            lambda: loader.load_target(directory, q_bits, adapter_path)
-        )
+        shared = {"group": ranks.group, "pipeline": distributed == "pipeline"}
+        target, tokenizer, heads = ranks.together(partial(read, directory, **shared))
         network = target.model.network
         target = replace(target, model=ranks.share(target.model))
     pair = Pair(
@@ -193,8 +188,6 @@ class Loader:
     """A loader of the models of a pair with the settings of `load`.
 
     Attributes:
-        ranks: The ranks that share the target; None for one machine.
-        pipeline: Whether each rank holds some of the layers, instead of a part of every layer.
         fetching: The times of downloads in seconds, which the loader appends.
     """
 
@@ -203,15 +196,13 @@ class Loader:
     caches: CacheSettings | None = None
     progress: Progress | None = None
     announce: Callable[[str], None] = lambda line: None
-    ranks: Ranks | None = None
-    pipeline: bool = False
     fetching: list[float] = field(default_factory=list)
 
     def numbers(self, q_bits: int | None) -> NumberFormat:
         return NumberFormat(self.dtype, q_bits, expand=self.expand_weights)
 
     def find(
-        self, draft_model: str | Path | None, model: str, revision: str | None
+        self, model: str, revision: str | None, draft_model: str | Path | None
     ) -> tuple[DraftSource | None, Path]:
         """Return the source of the draft, and the directory of the target, downloading both."""
         try:
@@ -251,13 +242,14 @@ class Loader:
         return DraftSource(name, directory, kinds.read(directory))
 
     def load_target(
-        self, directory: Path, q_bits: int | None, adapter_path: str | Path | None
+        self, directory: Path, **settings: Any
     ) -> tuple[Loaded, Tokenizer, MedusaHeads | None]:
-        adapter = None if adapter_path is None else Path(adapter_path)
+        """Return the model of a directory, or the base model of Medusa heads, then its tokenizer
+        and the heads. settings: More arguments of `load_model`."""
         if not medusa.is_medusa(directory):
-            return (*self._load(directory, q_bits, adapter), None)
+            return (*self._load(directory, **settings), None)
         heads = medusa.read(directory)
-        base, tokenizer = self._load(self._base(directory, heads.base), q_bits, adapter)
+        base, tokenizer = self._load(self._base(directory, heads.base), **settings)
         return base, tokenizer, medusa.attach(heads, base.model)
 
     def with_draft(
@@ -302,27 +294,21 @@ class Loader:
         return base
 
     def _load_draft(self, directory: Path, q_bits: int | None) -> tuple[Loaded, Tokenizer]:
-        loader = replace(self, ranks=None, pipeline=False)
         try:
-            return loader._load(directory, q_bits)
+            return self._load(directory, q_bits=q_bits)
         except OptionError:
             # The draft may not support these caches. Any other error is raised again.
-            return replace(loader, caches=None)._load(directory, q_bits)
+            return replace(self, caches=None)._load(directory, q_bits=q_bits)
 
-    def _load(
-        self, source: Path, q_bits: int | None, adapter: Path | None = None
-    ) -> tuple[Loaded, Tokenizer]:
+    def _load(self, source: Path, **settings: Any) -> tuple[Loaded, Tokenizer]:
         with ExitStack() as opened:
             directory = opened.enter_context(as_directory(source))
             loaded = load_model(
                 directory,
                 dtype=self.dtype,
-                q_bits=q_bits,
                 expand=self.expand_weights,
                 caches=self.caches,
-                adapter=adapter,
-                group=None if self.ranks is None else self.ranks.group,
-                pipeline=self.pipeline,
+                **settings,
             )
             tokenizer = load_tokenizer(directory, kind=loaded.kind)
             # Keep the directory, since the chat template's files are read at its first use.
