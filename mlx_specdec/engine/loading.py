@@ -4,7 +4,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from ..models.cache_settings import CacheSettings
 from ..models.distributed.group import Mode, join
 from ..models.drafters import kinds, medusa, mtp_files
 from ..models.drafters.files import DrafterFiles
-from ..models.drafters.medusa import MedusaHeads
+from ..models.drafters.medusa import MedusaFiles, MedusaHeads
 from ..models.encoder_decoder.context import share_equal_encoder
 from ..models.loading import Loaded, load_model
 from ..models.number_format import NumberFormat
@@ -97,21 +97,22 @@ def load(
     system.clear_at_end()
     ranks = None if distributed is None else join()
     system.warn_if_late()
-    started = time.perf_counter()
     loader = Loader(dtype, expand_weights, caches, progress, announce)
     find = partial(loader.find, str(model), revision)
     adapter = None if adapter_path is None else Path(adapter_path)
     read = partial(loader.load_target, q_bits=q_bits, adapter=adapter)
     if ranks is None:
-        source, directory = find(draft_model)
-        target, tokenizer, heads = read(directory)
+        source, directory, heads_files = find(draft_model)
+        started = time.perf_counter()
+        target, tokenizer, heads = read(directory, heads_files)
         network = target.model.network
     else:
-        # Rank 0 alone drafts.
-        source, directory = ranks.together(partial(find, None if ranks.rank else draft_model))
+        named = None if ranks.rank else draft_model  # rank 0 alone drafts
+        source, directory, heads_files = ranks.together(partial(find, named))
+        started = time.perf_counter()
         ranks.meet(directory)
         shared = {"group": ranks.group, "pipeline": distributed == "pipeline"}
-        target, tokenizer, heads = ranks.together(partial(read, directory, **shared))
+        target, tokenizer, heads = ranks.together(partial(read, directory, heads_files, **shared))
         network = target.model.network
         target = replace(target, model=ranks.share(target.model))
     pair = Pair(
@@ -134,7 +135,7 @@ def load(
         pair = loader.with_draft(pair, target.kind, source, draft_q_bits, draft_vocab)
     elif heads is None:
         pair = _with_mtp_layers(pair, directory, loader.numbers(draft_q_bits))
-    return replace(pair, load_seconds=time.perf_counter() - started - sum(loader.fetching))
+    return replace(pair, load_seconds=time.perf_counter() - started)
 
 
 def _note_on_caches(caches: CacheSettings | None) -> str:
@@ -185,39 +186,37 @@ class DraftSource:
 
 @dataclass(frozen=True)
 class Loader:
-    """A loader of the models of a pair with the settings of `load`.
-
-    Attributes:
-        fetching: The times of downloads in seconds, which the loader appends.
-    """
+    """A loader of the models of a pair with the settings of `load`."""
 
     dtype: str = "auto"
     expand_weights: bool | None = None
     caches: CacheSettings | None = None
     progress: Progress | None = None
     announce: Callable[[str], None] = lambda line: None
-    fetching: list[float] = field(default_factory=list)
 
     def numbers(self, q_bits: int | None) -> NumberFormat:
         return NumberFormat(self.dtype, q_bits, expand=self.expand_weights)
 
     def find(
         self, model: str, revision: str | None, draft_model: str | Path | None
-    ) -> tuple[DraftSource | None, Path]:
-        """Return the source of the draft, and the directory of the target, downloading both."""
+    ) -> tuple[DraftSource | None, Path, MedusaFiles | None]:
+        """Return the source of the draft, the directory of the target, and Medusa heads if `model`
+        names them, downloading all."""
         try:
             source = None if draft_model is None else self.find_draft(draft_model, model, revision)
         except SourceError:
             # If the target is missing as well, its error is raised: the user needs it first.
             check(model, revision=revision)
             raise
-        directory = self._fetch(model, revision)
+        directory, heads = self._fetch(model, revision), None
         kinds.check_is_none(directory)
-        # The config.json of Medusa heads does not describe their base model.
-        described = (directory / "config.json").is_file() and not medusa.is_medusa(directory)
+        if medusa.is_medusa(directory):
+            heads = medusa.read(directory)
+            directory = self._base(directory, heads.base)
+        described = (directory / "config.json").is_file()
         if described and source is not None and source.drafter is not None:
             source.drafter.check_config(files.read_config(directory))
-        return source, directory
+        return source, directory, heads
 
     def find_draft(self, draft_model: str | Path, model: str, revision: str | None) -> DraftSource:
         """Return the source of the draft for the target `model`."""
@@ -236,21 +235,16 @@ class Loader:
             if own is not None:
                 return DraftSource(name, target, own)
             original = mtp_fetch.original_of(model, target, revision)
-        started = time.perf_counter()
         directory = mtp_fetch.fetch(original, self.announce, self.progress or ignore_progress)
-        self.fetching.append(time.perf_counter() - started)
         return DraftSource(name, directory, kinds.read(directory))
 
     def load_target(
-        self, directory: Path, **settings: Any
+        self, directory: Path, heads: MedusaFiles | None, **settings: Any
     ) -> tuple[Loaded, Tokenizer, MedusaHeads | None]:
-        """Return the model of a directory, or the base model of Medusa heads, then its tokenizer
-        and the heads. settings: More arguments of `load_model`."""
-        if not medusa.is_medusa(directory):
-            return (*self._load(directory, **settings), None)
-        heads = medusa.read(directory)
-        base, tokenizer = self._load(self._base(directory, heads.base), **settings)
-        return base, tokenizer, medusa.attach(heads, base.model)
+        """Return a target, its tokenizer and its heads. settings: More arguments of
+        `load_model`."""
+        target, tokenizer = self._load(directory, **settings)
+        return target, tokenizer, None if heads is None else medusa.attach(heads, target.model)
 
     def with_draft(
         self, pair: Pair, kind: str, source: DraftSource, q_bits: int | None, draft_vocab: str
@@ -276,11 +270,7 @@ class Loader:
         return replace(pair, vocabulary=common_size(pair.tokenizer, tokenizer, *widths))
 
     def _fetch(self, name: str, revision: str | None) -> Path:
-        started = time.perf_counter()
-        try:
-            return resolve(name, revision=revision, progress=self.progress)
-        finally:
-            self.fetching.append(time.perf_counter() - started)
+        return resolve(name, revision=revision, progress=self.progress)
 
     def _base(self, heads: Path, name: str) -> Path:
         """Return the base model of Medusa heads: a subdirectory of `heads`, or a model by name."""
