@@ -172,23 +172,21 @@ class Scheduler:
     def step(self) -> list[Step]:
         """Prefill a chunk if it is time, decode a round of every prefilled request, and return
         their steps."""
-        if self.turns is None:
-            self.prefill()
-            return self.decode()
-        self._admit()
-        if self._prefilling and self.turns.may_prefill(wait=not self._running):
-            began = self._watch.clock()
-            self._prefill()
-            self.turns.prefilled(self._watch.clock() - began)
+        self.prefill()
         steps = self.decode()
-        self.turns.decodes(self, bool(self._running))
+        if self.turns is not None:
+            self.turns.decodes(self, bool(self._running))
         return steps
 
     def prefill(self) -> None:
-        """Admit waiting requests, and prefill a chunk of one group's prompts."""
+        """Admit waiting requests, and prefill a chunk of one group's prompts if it is time."""
         self._admit()
-        if self._prefilling:
+        turns, wait = self.turns, not self._running
+        if self._prefilling and (turns is None or turns.may_prefill(wait=wait)):
+            began = self._watch.clock()
             self._prefill()
+            if turns is not None:
+                turns.prefilled(self._watch.clock() - began)
 
     def decode(self) -> list[Step]:
         """Take a round of every prefilled group."""
@@ -212,7 +210,7 @@ class Scheduler:
         """Add a request under a new number. It is prefilled when there is room. An unusable request
         returns a step with an error when the next step is taken."""
         try:
-            row = self._opened(number, request)
+            row, opener = self._opened(number, request)
             if request.prepared is None:
                 self.budget.check(len(row.prompt), row.remaining)
         except SpecdecError as problem:  # the request itself is unusable
@@ -220,9 +218,8 @@ class Scheduler:
         except Exception as problem:
             self._failed.append(Step(number, finish_reason="failed", error=self._note(problem)))
         else:
+            self._rows[row] = opener
             self._waiting.append(row)
-            return
-        self._rows = {row: opener for row, opener in self._rows.items() if row.number != number}
 
     def start(self, request: Request) -> None:
         """Start a single request, with number 0, at once and without reserving memory.
@@ -231,14 +228,14 @@ class Scheduler:
             PromptError: The prompt is unusable.
             OptionError: The options do not suit the model.
         """
-        row = self._opened(0, request)
+        row, self._rows[row] = self._opened(0, request)
         self._prefilling.append(self._rows[row].open([row], self._watch))
 
-    def _opened(self, number: int, request: Request) -> Row:
-        """Return the row of a new request. Raises PromptError and OptionError."""
+    def _opened(self, number: int, request: Request) -> tuple[Row, Opener]:
+        """Return the row of a new request, and the opener of its models. Raises PromptError and
+        OptionError."""
         row, pair = self._opener_of(request.options, self.pair).row(number, request)
-        self._rows[row] = self._opener_of(row.options, pair)
-        return row
+        return row, self._opener_of(row.options, pair)
 
     def _opener_of(self, options: Options, pair: Pair) -> Opener:
         """Return the opener of requests with these options and models. Raises OptionError."""
