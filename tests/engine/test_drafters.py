@@ -82,7 +82,7 @@ def test_a_draft_that_has_been_too_expensive_is_never_run_unless_its_length_is_f
     memory = costs.memory(pair_key(pair))
     for drafter in drafters(pair, options):
         # So many plain steps that no stall of a busy machine makes the draft look cheap.
-        teach(memory, candidate(drafter, options), lambda drafted: 1 + 300.0 * drafted, 0.5)
+        teach(memory, candidate(pair, drafter, options), lambda drafted: 1 + 300.0 * drafted, 0.5)
     for _ in range(3):
         assert (generate(pair, "hello", options).stats.drafted == 0) is parked
     assert ((counted.opened, counted.passes) == (0, 0)) is parked
