@@ -12,7 +12,7 @@ from typing import NamedTuple
 import mlx.core as mx
 
 from ..types import TARGET, Cached, Reusable
-from .prompt_cache_tiers import Directory, InMemory, Part, Tier
+from .prompt_cache_tiers import Directory, Part, Tier
 
 COMPARED_AT_ONCE = 1024
 """Number of tokens that are compared at once."""
@@ -40,7 +40,7 @@ class PromptCache:
         disk: A directory that holds all parts, which need not fit into memory."""
 
     def __init__(self, max_bytes: int, disk: Directory | None = None) -> None:
-        self._memory, self._disk = InMemory(max_bytes), disk
+        self._memory, self._disk = Tier(max_bytes), disk
         self._tiers: list[Tier] = [self._memory, *([] if disk is None else [disk])]
         # Without a directory, the name of a state is enough to identify a model of the pair.
         self._models = {TARGET: TARGET} if disk is None else dict(disk.models)

@@ -84,7 +84,7 @@ class Part:
 
 
 class Tier:
-    """Parts in one place, from the least to the most recently used one.
+    """Parts in one place, which is the memory here, from the least to the most recently used one.
 
     Attributes:
         max_bytes: Limit of the parts' bytes.
@@ -113,13 +113,13 @@ class Tier:
     def add(self, part: Part, value: Cached) -> None:
         """Add a part. The arrays of its value are computed and never change."""
         self._put(part, self._size(part, value))
+        part.value = value
 
     def remove(self, part: Part) -> None:
-        self.nbytes -= self.parts.pop(part)
-        key = part.model, part.before
-        self._after[key].remove(part)
-        if not self._after[key]:
-            del self._after[key]
+        self._take(part)
+        if part.file is not None:
+            wait([part.file])  # until then the writer needs the arrays
+        part.value = None
 
     def touch(self, part: Part) -> None:
         """Mark a part as the most recently used one."""
@@ -130,22 +130,15 @@ class Tier:
         self.parts[part] = nbytes
         self._after[part.model, part.before].append(part)
 
+    def _take(self, part: Part) -> None:
+        self.nbytes -= self.parts.pop(part)
+        key = part.model, part.before
+        self._after[key].remove(part)
+        if not self._after[key]:
+            del self._after[key]
+
     def _size(self, part: Part, value: Cached) -> int:
         return value.nbytes
-
-
-class InMemory(Tier):
-    """The parts in memory."""
-
-    def add(self, part: Part, value: Cached) -> None:
-        super().add(part, value)
-        part.value = value
-
-    def remove(self, part: Part) -> None:
-        super().remove(part)
-        if part.file is not None:
-            wait([part.file])  # until then the writer needs the arrays
-        part.value = None
 
 
 class Directory(Tier):
@@ -183,7 +176,7 @@ class Directory(Tier):
         _remove_unusable(unusable)
 
     def add(self, part: Part, value: Cached) -> None:
-        super().add(part, value)
+        self._put(part, self._size(part, value))
         part.file = self._writer.submit(self._write, part, value)
 
     def read(self, part: Part) -> Cached | None:
@@ -202,7 +195,7 @@ class Directory(Tier):
             return None
 
     def remove(self, part: Part) -> None:
-        super().remove(part)
+        self._take(part)
         self._with_file(part, Path.unlink)
 
     def touch(self, part: Part) -> None:
