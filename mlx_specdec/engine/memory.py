@@ -111,8 +111,9 @@ class MemoryBudget:
         self.nbytes = default_budget(pair, cached) if nbytes is None else nbytes
         names, network = {drafter.name for drafter in chosen}, pair.drafter_network
         self._target = pair.target
-        self._draft = pair.draft if "draft" in names else None
-        self._network = network if network is not None and network.kind in names else None
+        self._drafting = [pair.draft] if pair.draft is not None and "draft" in names else []
+        if network is not None and network.kind in names:
+            self._drafting.append(network)
         self._spare = SPARE * pair.target.nbytes
         self._most_a_round = 1 + max((drafter.most for drafter in chosen), default=0)
         self._step = step
@@ -181,8 +182,5 @@ class MemoryBudget:
 
     def _row(self, prompt: int, positions: int, late: int = 0) -> int:
         nbytes = self._target.cache_nbytes(prompt, positions)
-        if self._network is not None:
-            nbytes += self._network.cache_nbytes(prompt, positions + late)
-        if self._draft is not None:
-            nbytes += self._draft.cache_nbytes(prompt, positions + late)
-        return nbytes
+        drafting = (model.cache_nbytes(prompt, positions + late) for model in self._drafting)
+        return nbytes + sum(drafting)
