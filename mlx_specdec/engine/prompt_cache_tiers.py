@@ -1,6 +1,7 @@
 """The parts of a prompt cache, and the tiers that hold them: the memory and a directory."""
 
 import hashlib
+import json
 import logging
 import os
 import re
@@ -23,8 +24,6 @@ from ..types import Cached
 FORMAT = "mlx-specdec prompt cache 3"
 """Name of the format of the files, which is a part of the digest of a header. It changes with the
 layout of the cached arrays, too."""
-DIGEST = "digest"
-"""Name of the entry with the digest of the other entries in a header."""
 OVERHEAD, OF_ARRAY = 2048, 160
 """Upper bounds on the bytes of a file besides its data and metadata: in total, and for each array.
 """
@@ -56,31 +55,19 @@ class Part:
     @property
     def metadata(self) -> dict[str, str]:
         """The entries about the part in the header of its file."""
-        state = self.state
-        entries = {
-            "model": self.model,
-            "before": self.before,
-            "tokens": " ".join(map(str, self.tokens)),
-            "lag": str(self.lag),
-            "length": str(state.length),
-            "snapshot": ("exact" if state.exact else "any") if state.is_snapshot else "",
-            "description": state.description or "",
-        }
-        return {**entries, DIGEST: _digest_of(entries)}
+        state = {**vars(self.state), "arrays": ()}
+        entries = {"model": self.model, "before": self.before, "tokens": self.tokens}
+        text = json.dumps({**entries, "lag": self.lag, "state": state})
+        return {"part": text, "digest": _digest_of(text)}
 
     @classmethod
     def of(cls, metadata: Mapping[str, str]) -> "Part":
         """Return the part that a header describes. Raises KeyError or ValueError if the header is
         damaged or has another format."""
-        entries = dict(metadata)
-        if entries.pop(DIGEST) != _digest_of(entries):
+        if metadata["digest"] != _digest_of(metadata["part"]):
             raise ValueError
-        kind = entries["snapshot"]
-        state = Cached(
-            int(entries["length"]), (), bool(kind), entries["description"] or None, kind == "exact"
-        )
-        tokens = list(map(int, entries["tokens"].split()))
-        return cls(entries["model"], entries["before"], tokens, int(entries["lag"]), state)
+        entries = json.loads(metadata["part"])
+        return cls(**{**entries, "state": Cached(**{**entries["state"], "arrays": ()})})
 
 
 class Tier:
@@ -237,8 +224,8 @@ class Directory(Tier):
             partial_file.unlink(missing_ok=True)
 
 
-def _digest_of(entries: Mapping[str, str]) -> str:
-    return hashlib.blake2b(repr((FORMAT, sorted(entries.items()))).encode()).hexdigest()
+def _digest_of(text: str) -> str:
+    return hashlib.blake2b(f"{FORMAT} {text}".encode()).hexdigest()
 
 
 def _digest(file: Path) -> str:
