@@ -26,7 +26,6 @@ class Run:
         """Take over a scheduler that has started its only request."""
         self._scheduler = scheduler
         self._last: Step | None = None
-        self._saved = False
 
     def __iter__(self) -> Iterator[Step]:
         """Decode, and yield each step. A step of the prefill is empty. Raises DecodingError as
@@ -64,9 +63,7 @@ class Run:
         assert self._last is not None
         if self._last.result is None:
             raise DecodingError(self._last.error)
-        if not self._saved:
-            self._saved = True
-            self._scheduler.save_costs()
+        self._scheduler.save_costs()
         return self._last.result
 
     def _take(self, step: Step) -> Step:

@@ -336,12 +336,10 @@ class Opener:
             return {}
         # The newest token is left for the first round. A proposer that reads hidden states needs
         # one more token.
-        hidden, needs = (
-            (False, ())
-            if self.proposer is None
-            else (bool(self.proposer.hidden), self.proposer.needs)
-        )
-        most = len(self.pair.target.prefix(row.prompt)) - 1 - hidden
+        most = len(self.pair.target.prefix(row.prompt)) - 1
+        needs: Sequence[str] = ()
+        if self.proposer is not None:
+            most, needs = most - bool(self.proposer.hidden), self.proposer.needs
         try:
             found = self.cache.find(row.prompt, most, needs, self._owner(row))
             if found and self._caches_chunks:
