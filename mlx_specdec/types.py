@@ -394,18 +394,6 @@ class Noise(Protocol):
         return self
 
 
-class NoiseSource(Protocol):
-    """Makes the noise of one sequence, one round at a time."""
-
-    def at(self, round: int, position: int) -> Noise:
-        """Return the noise of a round. `position` is the output position of the round's first
-        token, from 0; it never decreases."""
-
-    def draw_ahead(self) -> None:
-        """Submit the noise that the next round may need, while the device would be idle."""
-        return None
-
-
 class Proposer(Protocol):
     """A source of draft tokens for one completion, which a caller writes and gives to
     `stream_generate`. It never sees the target's probabilities of positions that it has yet to

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 
 import mlx.core as mx
 import numpy as np
 
-from ..types import Noise, NoiseSource
+from ..types import Noise
 
 NOISE_ROWS, NOISE_NUMBERS = 8, 1 << 15
 """Coupled noise is drawn for NOISE_ROWS positions at once, or fewer if these would exceed
@@ -54,35 +55,63 @@ class Coins:
         return _hashed(self._seed, self._digest, "coin", position) < self._below
 
 
-class SilentNoise(Noise, NoiseSource):
-    """The noise of temperature 0, which is empty. One object serves all rounds."""
+class SilentNoise(Noise):
+    """The noise of one sequence at temperature 0, which is empty. One object serves all rounds."""
 
     def at(self, round: int, position: int) -> Noise:
+        """Return the noise of a round. `position` is the output position of the round's first
+        token, from 0; it never decreases."""
         return self
 
+    def draw_ahead(self) -> None:
+        """Submit the noise that the next round may need, while the device would be idle."""
 
-class CoupledNoise(NoiseSource):
-    """Gumbel noise keyed by position alone. Each row is drawn once and cached until it is past."""
+
+class _SeededNoise(SilentNoise):
+    def __init__(self, seed: int, vocabulary: int, prompt: Sequence[int] = ()) -> None:
+        self._seed, self._vocabulary = seed, vocabulary
+        self._digest = digest_of(prompt)
+        self._round = self._position = 0
+
+    def at(self, round: int, position: int) -> Noise:
+        noise = copy(self)
+        noise._round, noise._position = round, position
+        return noise
+
+
+class CoupledNoise(_SeededNoise):
+    """Gumbel noise keyed by position alone. Each row is drawn once and cached until it is past. All
+    rounds share the cache."""
 
     def __init__(self, seed: int, vocabulary: int, prompt: Sequence[int] = ()) -> None:
-        self._seed = seed
-        self._digest = digest_of(prompt)
-        self._vocabulary = vocabulary
+        super().__init__(seed, vocabulary, prompt)
         self._rows = max(1, min(NOISE_ROWS, NOISE_NUMBERS // vocabulary))
         self._drawn: dict[int, mx.array] = {}
-        self._needed = 0
+        self._needed = [0]
 
-    def at(self, round: int, position: int) -> _CoupledRound:
-        """Return the noise from `position` on, and free the noise of earlier positions."""
+    def at(self, round: int, position: int) -> Noise:
+        """See SilentNoise. Frees the noise of earlier positions."""
         for past in [first for first in self._drawn if first + self._rows <= position]:
             del self._drawn[past]
-        return _CoupledRound(self, position)
+        return super().at(round, position)
 
-    def rows(self, position: int, count: int) -> mx.array:
+    def draft(self, index: int) -> mx.array:
+        return self._of(self._position + index, 1)[None]
+
+    def target(self, count: int) -> mx.array:
+        return self._of(self._position, count)[None]
+
+    def accept(self, count: int) -> mx.array:
+        raise TypeError("coupled noise has no acceptance uniforms: its rule compares tokens")
+
+    def correction(self) -> mx.array:
+        return self._of(self._position, 1)
+
+    def _of(self, position: int, count: int) -> mx.array:
         """Return Gumbel noise of positions from `position` on, (count, vocabulary) float32."""
         end, parts = position + count, []
         # The next round begins at `end` at the latest, and needs about as many positions.
-        self._needed = max(self._needed, end + count)
+        self._needed[0] = max(self._needed[0], end + count)
         for first in range(position - position % self._rows, end, self._rows):
             part = self._drawn.get(first)
             if part is None:
@@ -91,9 +120,9 @@ class CoupledNoise(NoiseSource):
         return mx.concatenate(parts)
 
     def draw_ahead(self) -> None:
-        """See NoiseSource. Little noise is wasted, since every position needs its noise once."""
-        first = max(self._drawn, default=self._needed) + self._rows
-        while first < self._needed:
+        """See SilentNoise. Little noise is wasted, since every position needs its noise once."""
+        first = max(self._drawn, default=self._needed[0]) + self._rows
+        while first < self._needed[0]:
             self._drawn[first] = self._draw(first)
             mx.async_eval(self._drawn[first])
             first += self._rows
@@ -106,62 +135,30 @@ class CoupledNoise(NoiseSource):
         return mx.vmap(lambda key: mx.random.gumbel((self._vocabulary,), key=key))(keys)
 
 
-@dataclass(frozen=True)
-class _CoupledRound(Noise):
-    source: CoupledNoise
-    position: int
-
-    def draft(self, index: int) -> mx.array:
-        return self.source.rows(self.position + index, 1)[None]
-
-    def target(self, count: int) -> mx.array:
-        return self.source.rows(self.position, count)[None]
-
-    def accept(self, count: int) -> mx.array:
-        raise TypeError("coupled noise has no acceptance uniforms: its rule compares tokens")
-
-    def correction(self) -> mx.array:
-        return self.source.rows(self.position, 1)
-
-
-class IndependentNoise(NoiseSource):
+class IndependentNoise(_SeededNoise):
     """Noise from disjoint keys per (round, position, purpose)."""
-
-    def __init__(self, seed: int, vocabulary: int, prompt: Sequence[int] = ()) -> None:
-        self._seed = seed
-        self._digest = digest_of(prompt)
-        self._vocabulary = vocabulary
-
-    def at(self, round: int, position: int) -> _IndependentRound:
-        return _IndependentRound(self, round, position)
 
     def key(self, *path: int | str) -> mx.array:
         return derive_key(self._seed, self._digest, *path)
 
-    def gumbel(self, *path: int | str) -> mx.array:
-        """Return the Gumbel noise of the use that `path` names, (vocabulary,) float32."""
-        return mx.random.gumbel((self._vocabulary,), key=self.key(*path))
-
-
-@dataclass(frozen=True)
-class _IndependentRound(Noise):
-    source: IndependentNoise
-    round: int
-    position: int
-
     def draft(self, index: int) -> mx.array:
-        return self.source.gumbel("draft", self.round, self.position + index)[None, None]
+        return self._gumbel("draft", self._position + index)[None]
 
     def target(self, count: int) -> mx.array:
         raise TypeError("independent noise draws one correction, not every position of the target")
 
     def accept(self, count: int) -> mx.array:
-        positions = range(self.position, self.position + count)
-        keys = [self.source.key("accept", self.round, index) for index in positions]
+        positions = range(self._position, self._position + count)
+        keys = [self.key("accept", self._round, index) for index in positions]
         return mx.vmap(lambda key: mx.random.uniform(key=key))(mx.stack(keys))[None]
 
     def correction(self) -> mx.array:
-        return self.source.gumbel("correction", self.round, self.position)[None]
+        return self._gumbel("correction", self._position)
+
+    def _gumbel(self, purpose: str, position: int) -> mx.array:
+        """Return the Gumbel noise of a purpose, (1, vocabulary) float32."""
+        key = self.key(purpose, self._round, position)
+        return mx.random.gumbel((1, self._vocabulary), key=key)
 
 
 def noise_of(rounds: Sequence[Noise]) -> Noise:

@@ -15,8 +15,9 @@ from ..results import FinishReason, Step, TokenLogprob
 from ..text.chat import Messages
 from ..text.stream import StopStrings, TextStream
 from ..text.thoughts import Thoughts
-from ..types import Noise, NoiseSource
+from ..types import Noise
 from .distribution import Distribution
+from .noise import SilentNoise
 from .options import Options
 from .statistics import Recorder
 
@@ -127,7 +128,7 @@ class Row:
     prompt: Sequence[int]
     committed: list[int]
     distribution: Distribution
-    random: NoiseSource
+    random: SilentNoise
     eos: Collection[int]
     left: int
     stream: TextStream

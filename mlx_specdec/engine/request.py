@@ -23,7 +23,7 @@ from ..text.chat import check_settings
 from ..text.prompts import is_chat, prompt_ids
 from ..text.stream import StopStrings, TextStream
 from ..text.tokenizer import SENTINEL
-from ..types import NoiseSource, Progress, Proposer, Rule, Verdict
+from ..types import Progress, Proposer, Rule, Verdict
 from .memory import Extent
 from .pair import Pair
 
@@ -213,7 +213,7 @@ def make_rule(options: Options) -> Rule:
     return rule
 
 
-def make_noise(pair: Pair, prompt: Sequence[int], options: Options) -> NoiseSource:
+def make_noise(pair: Pair, prompt: Sequence[int], options: Options) -> SilentNoise:
     """Return the random numbers with which a completion is sampled. `prompt` holds token ids."""
     if options.temperature == 0:
         return SilentNoise()
