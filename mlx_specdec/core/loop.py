@@ -239,8 +239,7 @@ class Group:
         """Wait for the verdict, commit the accepted tokens and rewind the rejected ones."""
         rows, proposal = self.rows, done.proposal
         had_ended = [row.ended for row in rows]
-        counts, steps = self._committed(proposal, done.verdict)
-        steps = self._with_logprobs(steps, done.scores.logits)
+        counts, steps = self._committed(done)
         ended = all(row.ended for row in rows)
         for row, count in zip(rows, counts, strict=True):
             row.seen, row.processed = row.committed[-count - 2 : -1], len(row.committed) - 1
@@ -256,54 +255,41 @@ class Group:
         self.worth.learn(rows, steps, proposal, timed)
         return steps
 
-    def _committed(self, proposal: Proposal, verdict: Verdict) -> tuple[list[int], list[Step]]:
+    def _committed(self, done: _Pass) -> tuple[list[int], list[Step]]:
         """Wait for the verdict and commit its tokens. Return how many draft tokens of each row were
-        accepted, and the steps. A row ends with "damaged" if its logits are NaN or infinite, with
-        "failed" after an exception."""
-        following: Any = verdict.next.tolist()
+        accepted, and the steps, with log-probabilities if the row requests them. A row ends with
+        "damaged" if its logits are NaN or infinite, and with "failed" after an exception, which is
+        raised if there is only one row."""
+        following: Any = done.verdict.next.tolist()
         self.watch.judged(self)
-        size = proposal.size
-        accepted: Any = verdict.accepted.tolist() if size else None
-        drafted: Any = proposal.tokens.tolist() if size else None
+        size = done.proposal.size
+        accepted: Any = done.verdict.accepted.tolist() if size else None
+        drafted: Any = done.proposal.tokens.tolist() if size else None
         counts, steps = [], []
         for place, row in enumerate(self.rows):
             count, tokens = 0, [following[place]]
             if size:
                 count = sum(accepted[place])
                 tokens = [*drafted[place][:count], following[place]]
-            before = len(row.committed)
+            before, top = len(row.committed), row.request.top_logprobs
             try:
                 step = row.commit(tokens, count)
+                if top is not None and step.tokens:
+                    logits, width = done.scores.logits[place], row.distribution.vocabulary
+                    found = token_logprobs(logits, step.tokens, top, width)
+                    step = replace(step, logprobs=found)
             except Exception as problem:
-                step = self._end(row, problem)
+                if len(self.rows) == 1:
+                    raise
+                step = row.fail(problem)
                 # The group still runs passes over this row.
                 row.committed[before:] = [max(0, token) for token in tokens]
-            if size and (n := proposal.count(place)):
+            if size and (n := done.proposal.count(place)):
                 n = min(n, len(step.tokens)) if row.ended else n
-                step = replace(step, drafted=n, proposer=proposal.source_of(place))
+                step = replace(step, drafted=n, proposer=done.proposal.source_of(place))
             counts.append(count)
             steps.append(step)
         return counts, steps
-
-    def _end(self, row: Row, problem: Exception) -> Step:
-        """End one row of several; raise the problem if there is only one row."""
-        if len(self.rows) == 1:
-            raise problem
-        return row.fail(problem)
-
-    def _with_logprobs(self, steps: list[Step], logits: mx.array) -> list[Step]:
-        """Add log-probabilities to the steps of rows that request them. logits: (batch, m, width)
-        of the target."""
-        for place, row in enumerate(self.rows):
-            step, top = steps[place], row.request.top_logprobs
-            if top is None or not step.tokens:
-                continue
-            try:
-                found = token_logprobs(logits[place], step.tokens, top, row.distribution.vocabulary)
-                steps[place] = replace(step, logprobs=found)
-            except Exception as problem:
-                steps[place] = self._end(row, problem)
-        return steps
 
     def _bound(self, count: int) -> bool:
         """Return whether a constraint may exclude one of the next `count` tokens of a row."""
