@@ -64,10 +64,10 @@ class Aligned:
 
 
 def align(rows: Sequence[Row], name: str) -> Aligned:
-    """Return one context with these rows in this order, from the contexts `row.state[name].place`
-    that they have had. Rows that are not among them leave. This costs nothing if the rows are the
+    """Return one context with these rows in this order, from the contexts `row.state[name]` that
+    they have had. Rows that are not among them leave. This costs nothing if the rows are the
     same as last time."""
-    parts: list[Aligned] = list(dict.fromkeys(row.state[name].place for row in rows))
+    parts: list[Aligned] = list(dict.fromkeys(row.state[name] for row in rows))
     first = parts[0]
     if len(parts) == 1 and first.rows == rows:
         return first
@@ -78,7 +78,7 @@ def align(rows: Sequence[Row], name: str) -> Aligned:
         first.rows = first.rows + part.rows
     _keep(first, list(rows))
     for row in rows:
-        row.state[name].place = first
+        row.state[name] = first
     return first
 
 

@@ -114,7 +114,7 @@ def drafters(pair: Pair, options: Options) -> tuple[Drafter, ...]:
         if free is not None and (options.proposer == "auto" or measured or not chosen):
             chosen = (free, *chosen)
     if options.constraint is not None:
-        chosen = (forcing(pair), *chosen)
+        chosen = (forcing(pair.constraint), *chosen)
     return chosen if pair.target.rows_agree else ()
 
 
@@ -187,7 +187,7 @@ class Opener:
         self.named = () if own is not None else drafters(bound, options)
         self.drafters: Sequence[Drafter] = self.named
         if self.one_by_one and self.named:
-            self.drafters = (forcing(bound), predicting(), *self.named)
+            self.drafters = (forcing(bound.constraint), predicting(), *self.named)
         self.why_not = self._reason_against_batches()
         self.batched = self.why_not is None
         if own is not None:

@@ -2,7 +2,8 @@
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 import mlx.core as mx
 
@@ -14,6 +15,8 @@ from ..types import Cached, Context, Model, Noise, Proposal, Reusable, Scores, f
 from .drafter import Drafter, LoadedPair, Setup
 
 NAME = "draft"
+CACHED = "cached draft"
+"""Name of the cached state of a prompt whose context is yet to be opened."""
 CATCH_UP = 4
 """Largest backlog, in tokens, that a batch feeds in the pass that drafts. A longer backlog gets
 passes of its own, which compute no logits, because only the newest token's logits are used."""
@@ -27,12 +30,8 @@ MISSING = "there is no draft model to propose: name one with draft-model"
 def drafter(pair: LoadedPair) -> Drafter | None:
     if pair.draft is None:
         return None
-    model, translation = pair.draft, pair.translation
-
-    def make(setup: Setup) -> DraftModel:
-        return DraftModel(model, setup.eager, translation)
-
-    return Drafter(NAME, make, nbytes=model.nbytes, identity=pair.draft_name or "")
+    make = partial(DraftModel, pair.draft, pair.translation)
+    return Drafter(NAME, make, nbytes=pair.draft.nbytes, identity=pair.draft_name or "")
 
 
 def draw(
@@ -66,29 +65,17 @@ def draw(
 
 
 @dataclass(eq=False)
-class DraftState:
-    """The state of one row in the draft model.
-
-    Attributes:
-        cached: Cached state of the prompt for a context that is yet to be opened.
-        place: The row's context, or None before its first draft."""
-
-    cached: Cached | None = None
-    place: Aligned | None = None
-
-
-@dataclass(eq=False)
 class DraftModel(Proposer):
     """A proposer that decodes ahead with a draft model, one token per pass, without blocking. It
     abstains while a row is longer than the draft's maximum length.
 
     Attributes:
-        eager: Returns whether to prefill together with the target. If not, the first draft does.
-        translation: Translates token ids if the draft has another vocabulary than the target."""
+        translation: Translates token ids if the draft has another vocabulary than the target.
+        setup: If it is not eager, the first draft prefills, and not the target's prefill."""
 
     model: Model
-    eager: Callable[[], bool] = lambda: True
     translation: Translation | None = None
+    setup: Setup = field(default_factory=Setup)
 
     def ready(self, rows: Sequence[Row], limits: Sequence[int]) -> bool:
         return self._free_positions(rows) > 0
@@ -110,8 +97,8 @@ class DraftModel(Proposer):
     def observe(self, rows: Sequence[Row], scores: Scores) -> None:
         """Prefill together with the target, and rewind rejected draft tokens."""
         prefills = not rows[0].position
-        opened = [row for row in rows if self._of(row).place is not None]
-        if prefills and not opened and self.eager() and self._free_positions(rows) > 0:
+        opened = [row for row in rows if NAME in row.state]
+        if prefills and not opened and self.setup.eager() and self._free_positions(rows) > 0:
             self._context(opened := list(rows)).evaluate()
         if not opened:
             return
@@ -130,29 +117,24 @@ class DraftModel(Proposer):
 
     def snapshot(self, row: Row) -> Mapping[str, Reusable]:
         """See Proposer. Returns no more positions than the target has processed."""
-        place = self._of(row).place
-        if place is None:
+        if NAME not in row.state:
             return {}
+        place: Aligned = row.state[NAME]
         reusable = place.context.snapshot(place.rows.index(row))
         return {NAME: replace(reusable, length=min(reusable.length, row.processed))}
 
     def restore(self, row: Row, parts: Mapping[str, Cached]) -> None:
         """See Proposer. The first draft prefills prompt tokens that are not cached."""
-        self._of(row).cached = parts.get(NAME)
-
-    def _of(self, row: Row) -> DraftState:
-        """Return the state of a row."""
-        state: DraftState = row.state.setdefault(NAME, DraftState())
-        return state
+        row.state[CACHED] = parts.get(NAME)
 
     def _context(self, rows: Sequence[Row]) -> Context:
         """Return the context of these rows; open it for rows that have none yet."""
-        if unopened := [row for row in rows if self._of(row).place is None]:
+        if unopened := [row for row in rows if NAME not in row.state]:
             prompts = [self._draft_ids(row.prompt) for row in unopened]
-            cached = [self._of(row).cached for row in unopened]
+            cached = [row.state.pop(CACHED, None) for row in unopened]
             opened = Aligned(self.model.open_batch(prompts, cached), unopened)
             for row in unopened:
-                row.state[NAME] = DraftState(place=opened)
+                row.state[NAME] = opened
         return align(rows, NAME).context
 
     def _catch_up(self, context: Context, rows: Sequence[Row]) -> mx.array:

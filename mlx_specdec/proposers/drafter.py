@@ -7,14 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from ..core.constraint import Constraint
-    from ..core.grammar import Grammar
     from ..core.proposer import Proposer
     from ..core.worth import Prices
     from ..models.drafters.medusa import MedusaHeads
     from ..models.drafters.network import DrafterNetwork
     from ..text.vocabulary import Translation
-    from ..types import Model, TargetModel
+    from ..types import Model
     from .text_index import History, TextIndex
 
 
@@ -25,10 +23,6 @@ LONGEST_CONSIDERED = 16
 class LoadedPair(Protocol):
     """The parts of a loaded pair that drafters are made from; see engine.pair.Pair."""
 
-    @property
-    def target(self) -> TargetModel: ...
-    @property
-    def vocabulary(self) -> int: ...
     @property
     def draft(self) -> Model | None: ...
     @property
@@ -43,8 +37,6 @@ class LoadedPair(Protocol):
     def documents(self) -> TextIndex | None: ...
     @property
     def history(self) -> History | None: ...
-
-    def constraint(self, grammar: Grammar | None) -> Constraint | None: ...
 
 
 @dataclass(frozen=True)

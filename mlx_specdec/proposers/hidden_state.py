@@ -2,8 +2,9 @@
 verifying. Only chances that are known before a token is drawn decide that, which keeps every rule
 exact."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import accumulate
 from operator import mul
 from typing import Any, cast
@@ -24,6 +25,9 @@ from ..types import FINAL, Cached, Context, Noise, Proposal, Reusable, Scores, n
 from .draft_model import draw
 from .drafter import LONGEST_CONSIDERED, Drafter, LoadedPair, Setup
 
+EXPECTED = "expected"
+"""Name of how many tokens of a row's newest draft the drafter expects to be accepted, if its
+chances were read."""
 LAYERS_COUNTED = (
     ", or its config.json counts layers otherwise, which benchmarks/probe.py in the repository "
     "tells"
@@ -43,12 +47,9 @@ def drafter(pair: LoadedPair) -> Drafter | None:
         return None
     network = pair.drafter_network
 
-    def make(setup: Setup) -> HiddenStateDrafter:
-        return HiddenStateDrafter(network, setup.prices, setup.eager)
-
     made = Drafter(
         network.kind,
-        make,
+        partial(HiddenStateDrafter, network),
         most=min(network.most, LONGEST_CONSIDERED),
         stops=network.stops,
         nbytes=network.nbytes,
@@ -58,28 +59,12 @@ def drafter(pair: LoadedPair) -> Drafter | None:
 
 
 @dataclass(eq=False)
-class DrafterState:
-    """The state of one row in the drafter.
-
-    Attributes:
-        expected: How many tokens of the newest draft the drafter expects to be accepted; 0 if its
-            chances were not read."""
-
-    place: Aligned
-    expected: float = 0.0
-
-
-@dataclass(eq=False)
 class HiddenStateDrafter(Proposer):
-    """A proposer that drafts for all rows of a group in the passes that one row needs.
-
-    Attributes:
-        prices: Returns the costs of rounds of this number of rows, or None.
-        eager: Returns whether to process hidden states of the prompt before the first draft."""
+    """A proposer that drafts for all rows of a group in the passes that one row needs. If its setup
+    is not eager, it processes few hidden states of the prompt before the first draft."""
 
     network: DrafterNetwork
-    prices: Callable[[int], Prices | None] = lambda rows: None
-    eager: Callable[[], bool] = lambda: True
+    setup: Setup = field(default_factory=Setup)
 
     def __post_init__(self) -> None:
         self.hidden, self.kind = self.network.hidden, self.network.kind
@@ -108,14 +93,13 @@ class HiddenStateDrafter(Proposer):
                 self._process(context, group)
                 context.evaluate()
             for row, count in zip(group, counts, strict=True):
-                if (state := row.state[self.kind]).expected:
-                    self._rate.add(state.expected, count - 1)
-                    state.expected = 0.0
+                if expected := row.state.pop(EXPECTED, 0.0):
+                    self._rate.add(expected, count - 1)
 
     def snapshot(self, row: Row) -> Mapping[str, Reusable]:
         if self.kind not in row.state:
             return {}
-        place: Aligned = row.state[self.kind].place
+        place: Aligned = row.state[self.kind]
         context = cast(DrafterContext, place.context)
         self._process(context, place.rows)
         return {self.kind: context.snapshot(place.rows.index(row))}
@@ -144,11 +128,11 @@ class HiddenStateDrafter(Proposer):
         drawn = draw(rows, noise, count, logits, context.next_logits)
         context.rewind(tuple(row.processed for row in rows))
         counts = [min(count, limit) for limit in limits]
-        if (prices := self.prices(len(rows))) and (chances := context.chances()) is not None:
+        if (prices := self.setup.prices(len(rows))) and (chances := context.chances()) is not None:
             end, expected = worth(chances, counts, prices, self._rate.share)
             counts = [min(count, end) for count in counts]
             for row, tokens in zip(rows, expected, strict=True):
-                row.state[self.kind].expected = tokens
+                row.state[EXPECTED] = tokens
         return drawn.cut(counts)
 
     def _groups(self, chosen: Sequence[bool]) -> list[list[int]]:
@@ -161,10 +145,10 @@ class HiddenStateDrafter(Proposer):
     def _open(self, rows: list[Row]) -> DrafterContext:
         """Return a new context of these rows."""
         context = self.network.open(len(rows))
-        context.most_waiting = MOST_WAITING if self.eager() else MOST_WAITING_IN_PROMPT
+        context.most_waiting = MOST_WAITING if self.setup.eager() else MOST_WAITING_IN_PROMPT
         place = Aligned(cast(Context, context), rows)
         for row in rows:
-            row.state[self.kind] = DrafterState(place)
+            row.state[self.kind] = place
         return context
 
     def _context(self, rows: Sequence[Row]) -> DrafterContext:

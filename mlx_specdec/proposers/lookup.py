@@ -6,13 +6,14 @@ import sys
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import zip_longest
 
 from ..core.constraint import Constraint
 from ..core.grammar import Grammar
 from ..core.proposer import Proposer
 from ..core.row import Row
-from ..core.worth import Prices, Rate
+from ..core.worth import Rate
 from ..types import Noise, Proposal
 from .drafter import Drafter, LoadedPair, Setup
 from .text_index import BETWEEN, DEPTH, GRAMS, History, Match, TextIndex
@@ -26,13 +27,8 @@ MATCH_MEMORY = 50.0
 
 
 def drafter(pair: LoadedPair) -> Drafter:
-    documents, accepted = pair.documents, MatchAcceptance()
-
-    def make(setup: Setup) -> PromptLookup:
-        trusted = BEFORE_OTHERS if setup.followed and documents is None else ALONE
-        return PromptLookup(trusted, documents, pair.history, accepted, setup.prices)
-
-    return Drafter("ngram", make)
+    found = pair.documents, pair.history, MatchAcceptance()
+    return Drafter("ngram", partial(PromptLookup, *found))
 
 
 class Continuation(Proposer):
@@ -106,22 +102,19 @@ class PromptLookup(Continuation):
     they are expected to bring.
 
     Attributes:
-        trusted: Least length of a match in tokens, if the options name none.
         documents: They are searched for longer matches than the row has.
         history: Earlier sequences, or None.
-        prices: Returns the costs of rounds of this number of rows. If they are known, a proposal is
-            as long as it pays for all rows together.
-    """
+        setup: If it has the costs of rounds, a proposal is as long as it pays for all rows
+            together."""
 
-    trusted: int = ALONE
     documents: TextIndex | None = None
     history: History | None = None
     accepted: MatchAcceptance = field(default_factory=MatchAcceptance)
-    prices: Callable[[int], Prices | None] = lambda rows: None
+    setup: Setup = field(default_factory=Setup)
 
     def continuations(self, rows: Sequence[Row], limits: Sequence[int]) -> list[list[int]]:
         found = super().continuations(rows, limits)
-        prices = self.prices(len(rows)) if any(found) else None
+        prices = self.setup.prices(len(rows)) if any(found) else None
         if prices is None:
             return found
         known = (
@@ -151,7 +144,8 @@ class PromptLookup(Continuation):
         return found
 
     def _least(self, row: Row) -> int:
-        return row.options.ngram_min or self.trusted
+        before = self.setup.followed and self.documents is None
+        return row.options.ngram_min or (BEFORE_OTHERS if before else ALONE)
 
     def _matches(self, row: Row, found: Found, end: Sequence[int], limit: int) -> Iterator[Match]:
         least = self._least(row)
@@ -204,9 +198,10 @@ SHORTEST = 3
 """Number of tokens that are looked up in the predicted text."""
 
 
-def forcing(pair: LoadedPair) -> Drafter:
-    """Return the drafter that every pair has. It abstains without a constraint."""
-    return Drafter(FORCED, lambda setup: Forced(pair.constraint))
+def forcing(make: Callable[[Grammar | None], Constraint | None]) -> Drafter:
+    """Return the drafter that every pair has. It abstains without a constraint. make: See
+    Forced."""
+    return Drafter(FORCED, lambda setup: Forced(make))
 
 
 def predicting() -> Drafter:

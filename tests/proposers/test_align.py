@@ -22,25 +22,20 @@ class Columns:
         self.owners, self.copies = [self.owners[place] for place in places], self.copies + 1
 
 
-class State:
-    place: Aligned
-
-
 def opened(*numbers: int) -> list[Any]:
     """Rows with these numbers, and one context of them."""
-    rows = [row_of([number], 9, number=number, state={"draft": State()}) for number in numbers]
+    rows = [row_of([number], 9, number=number) for number in numbers]
     context: Any = Columns(list(numbers))
+    place = Aligned(context, rows)
     for row in rows:
-        row.state["draft"].place = Aligned(context, rows)
-    for row in rows[1:]:
-        row.state["draft"].place = rows[0].state["draft"].place
+        row.state["draft"] = place
     return rows
 
 
 def positions(rows: list[Any]) -> Any:
     """Align the rows, and check that each of them has its own positions."""
     made = align(rows, "draft")
-    assert all(row.state["draft"].place is made for row in rows)
+    assert all(row.state["draft"] is made for row in rows)
     assert made.rows == rows
     assert made.context.owners == [row.number for row in rows]  # type: ignore[attr-defined]
     return made.context

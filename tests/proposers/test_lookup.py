@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from mlx_specdec.core.noise import SilentNoise
 from mlx_specdec.core.options import Options
 from mlx_specdec.core.worth import Prices
+from mlx_specdec.proposers.drafter import Setup
 from mlx_specdec.proposers.lookup import PredictedText, PromptLookup
 from mlx_specdec.proposers.text_index import BETWEEN, DEPTH, GRAMS, VOTERS, TextIndex
 
@@ -84,7 +85,7 @@ def test_rows_of_a_batch_draft_what_is_worth_it_for_all_of_them() -> None:
 
     def counts(rate: float, *matches: int) -> tuple[int, ...]:
         """Return the draft lengths of rows whose last tokens are as many as the prompt's first."""
-        lookup = PromptLookup(prices=lambda rows: Prices([1.0, 1.3, 1.8, 2.4], rate))
+        lookup = PromptLookup(setup=Setup(prices=lambda rows: Prices([1.0, 1.3, 1.8, 2.4], rate)))
         rows = [row_of([*prompt, *prompt[:size]], 99) for size in matches]
         limits = [3] * len(rows)
         proposal = lookup.propose(rows, limits, NOISE)

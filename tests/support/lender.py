@@ -77,7 +77,7 @@ class Run:
 
     def chances(self) -> mx.array:
         """Return the acceptance probabilities of the last draft's tokens."""
-        report = self._row.state[self._proposer.kind].place.context.chances()
+        report = self._row.state[self._proposer.kind].context.chances()
         assert report is not None
         return report[0]
 

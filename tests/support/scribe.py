@@ -10,6 +10,7 @@ from mlx_specdec.core.noise import SilentNoise
 from mlx_specdec.core.options import Options
 from mlx_specdec.models.drafters.network import DrafterContext
 from mlx_specdec.models.rows import Rows
+from mlx_specdec.proposers.drafter import Setup
 from mlx_specdec.proposers.hidden_state import HiddenStateDrafter
 from mlx_specdec.types import Noise, Proposal, Scores
 
@@ -117,5 +118,6 @@ class Shown:
 
 def begun(network: Scribe | None = None, prices=None, eager: bool = True, **settings) -> Shown:
     network = network or Scribe()
-    proposer = HiddenStateDrafter(network, lambda rows: prices and prices(), lambda: eager)
+    setup = Setup(eager=lambda: eager, prices=lambda rows: prices and prices())
+    proposer = HiddenStateDrafter(network, setup)
     return Shown(network, proposer, **settings)
