@@ -5,7 +5,6 @@ An index is a log of tokens with chains of equal n-grams, like zlib's. A table h
 position of each n-gram, and every position links to the previous one. An index replaces a suffix
 tree of bounded depth (SuffixDecoding, arXiv 2411.04975) and takes 20 bytes per token."""
 
-import hashlib
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -185,8 +184,8 @@ class History:
     def __init__(self, most: int = MOST_TOKENS, max_bytes: int = MOST_BYTES) -> None:
         self._most = most
         self._max_bytes = max_bytes
-        # For each tenant its index, and the lengths and digests of the remembered prefixes.
-        self._tenants: OrderedDict[str, tuple[TextIndex, deque[tuple[int, bytes]]]] = OrderedDict()
+        # For each tenant its index, and the lengths and hashes of the remembered prefixes.
+        self._tenants: OrderedDict[str, tuple[TextIndex, deque[tuple[int, int]]]] = OrderedDict()
 
     @property
     def nbytes(self) -> int:
@@ -205,21 +204,11 @@ class History:
         index, beginnings = self._tenants[tenant]
         inside = list(committed[: len(prompt)]) == list(prompt)
         for text in (committed,) if inside else (prompt, committed):
-            sizes = {len(prompt), len(text), *(size for size, _ in beginnings)}
-            digests = dict(_digests(text, sizes))
-            stored = max((n for n, digest in beginnings if digests.get(n) == digest), default=0)
+            raw = np.array(text, np.int32).tobytes()
+            stored = max((n for n, hashed in beginnings if hash(raw[: 4 * n]) == hashed), default=0)
             if stored < len(text):
                 # Repeat DEPTH stored tokens, so that a match may begin in them.
                 index.add([*text[max(0, stored - DEPTH) :], BETWEEN])
-            beginnings += [(n, digests[n]) for n in (len(prompt), len(text)) if n in digests]
+            beginnings += [(n, hash(raw[: 4 * n])) for n in (len(prompt), len(text))]
         while self.nbytes > self._max_bytes and len(self._tenants) > 1:
             self._tenants.popitem(last=False)
-
-
-def _digests(text: Sequence[int], sizes: Iterable[int]) -> Iterator[tuple[int, bytes]]:
-    """Yield the digests of prefixes of a sequence. sizes: Lengths of the prefixes in tokens."""
-    tokens, hashed, start = np.array(text, np.int32), hashlib.blake2b(digest_size=16), 0
-    for size in sorted(size for size in sizes if size <= len(tokens)):
-        hashed.update(tokens[start:size].tobytes())
-        start = size
-        yield size, hashed.digest()
