@@ -55,13 +55,14 @@ class Continuation(Proposer):
 
 @dataclass(frozen=True)
 class Expected:
-    """A continuation, with the length of the match before each token.
+    """A continuation.
 
     Attributes:
+        length: The length of the match, which each token makes one token longer.
         chances: Entry i is the estimated probability that tokens 0 .. i are all accepted."""
 
+    length: int
     tokens: list[int]
-    lengths: list[int]
     chances: list[float]
 
 
@@ -92,7 +93,7 @@ class Found:
     index: TextIndex
     read: int = 0
     limit: int = 0
-    expected: Expected = field(default_factory=lambda: Expected([], [], []))
+    expected: Expected = field(default_factory=lambda: Expected(0, [], []))
 
 
 @dataclass(eq=False)
@@ -158,16 +159,14 @@ class PromptLookup(Continuation):
 
     def _expect(self, match: Match, frequent: bool) -> Expected:
         """frequent: Whether the most frequent of several continuations is used, not the latest."""
-        expected, rows, chance = Expected([], [], []), match.following, 1.0
-        for length in range(match.length, (1 + GROWTH) * match.length):
-            at = length - match.length
+        expected, rows, chance = Expected(match.length, [], []), match.following, 1.0
+        for at in range(GROWTH * match.length):
             nexts = [row[at] for row in rows if at < len(row)]
             if not nexts or not (frequent or at < len(rows[0])):
                 break
             token = max(nexts, key=nexts.count) if frequent else nexts[0]
-            chance *= nexts.count(token) / len(nexts) * self.accepted.of(length).share
+            chance *= nexts.count(token) / len(nexts) * self.accepted.of(match.length + at).share
             expected.tokens.append(token)
-            expected.lengths.append(length)
             expected.chances.append(chance)
             rows = [row for row in rows if row[at : at + 1] == [token]]
         return expected
@@ -181,10 +180,8 @@ class PromptLookup(Continuation):
             found.index.add([*prompt, BETWEEN, *committed] if apart else committed)
         else:
             written, expected = committed[found.read :], found.expected
-            for token, length, right in zip(
-                expected.tokens, expected.lengths, written, strict=False
-            ):
-                self.accepted.of(length).add(1, token == right)
+            for at, (token, right) in enumerate(zip(expected.tokens, written, strict=False)):
+                self.accepted.of(expected.length + at).add(1, token == right)
                 if token != right:
                     break
             for token in written:
