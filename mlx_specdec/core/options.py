@@ -8,8 +8,9 @@ import operator
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from numbers import Real
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from ..errors import OptionError
 from ..models.drafters import DRAFTER_KINDS
@@ -170,10 +171,7 @@ class Options:
                 "system-prompt and chat-template-config are for the chat template: leave out "
                 "no-chat-template"
             )
-        schema = self.json_schema
-        assert schema is None or isinstance(schema, str)
-        # Compiled once for as long as these options are used.
-        object.__setattr__(self, "_constraint", compiled(schema, self.regex, self.grammar))
+        _ = self.constraint
 
     def _check_types(self) -> None:
         check, texts = self._check, [self.stop] if isinstance(self.stop, str | bytes) else self.stop
@@ -259,11 +257,12 @@ class Options:
         for name, value in taken.items():
             object.__setattr__(self, name, value)
 
-    @property
+    @cached_property
     def constraint(self) -> Grammar | None:
-        """The grammar of the text, for sampling.constraint.Alphabet."""
-        grammar: Grammar | None = getattr(self, "_constraint", None)
-        return grammar
+        """The grammar of the text, for core.constraint.Alphabet. It is compiled once for as long as
+        these options are used."""
+        schema = cast(str | None, self.json_schema)
+        return compiled(schema, self.regex, self.grammar)
 
     @property
     def counts_tokens(self) -> bool:
