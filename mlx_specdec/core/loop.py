@@ -72,7 +72,7 @@ class Group:
     Attributes:
         rows: The rows. One that has ended stays until no pass is in flight.
         target: The target's context of these rows, which may already hold cached tokens.
-        proposer: The source of draft tokens; None means plain decoding.
+        proposer: The source of draft tokens, which the loop calls as `worth` chooses.
         worth: Chooses the draft length.
         watch: Times the stages of each round.
         chunk: Tokens per row and pass of the prefill; see `chunk_size`.
@@ -82,7 +82,7 @@ class Group:
 
     rows: list[Row]
     target: Context
-    proposer: Proposer | None
+    proposer: Proposer
     rule: Rule
     worth: Worth
     watch: Stopwatch
@@ -127,8 +127,7 @@ class Group:
         and after an interrupted step."""
         if self._broken or not self.begun or row not in self.rows:
             return {}
-        states = {} if self.proposer is None else self.proposer.snapshot(row)
-        return {**states, TARGET: self.target.snapshot(self.rows.index(row))}
+        return {**self.proposer.snapshot(row), TARGET: self.target.snapshot(self.rows.index(row))}
 
     def step(self) -> list[Step]:
         """Remove ended rows, add waiting ones, then prefill one chunk or run one round.
@@ -161,10 +160,9 @@ class Group:
             size = min(size, len(rows[0].to_prefill) - self.checkpoint + 1)
         chunks = [row.to_prefill[:size] for row in rows]
         scores = Scores(mx.zeros((len(rows), 0, 1)))
-        hidden = () if self.proposer is None else self.proposer.hidden
         with system.all_cores():
             if any(chunks):
-                scores = feed(self.target, chunks, hidden)
+                scores = feed(self.target, chunks, self.proposer.hidden)
             self.target.evaluate()
         self.watch.interrupt()
         for place, (row, tokens) in enumerate(zip(rows, chunks, strict=True)):
@@ -173,12 +171,11 @@ class Group:
             if row.request.scores_prompt and tokens:
                 first = row.processed - len(tokens) + 1
                 row.score(scores.logits[place], row.committed[first : first + len(tokens)])
-        if self.proposer is not None:
-            began = self.watch.clock()
-            self.proposer.observe(rows, scores)
-            seconds = self.watch.clock() - began
-            for row in rows:
-                row.drafting += seconds
+        began = self.watch.clock()
+        self.proposer.observe(rows, scores)
+        seconds = self.watch.clock() - began
+        for row in rows:
+            row.drafting += seconds
         self._report()
 
     def _report(self) -> None:
@@ -190,25 +187,22 @@ class Group:
 
     def _round(self, remaining: int) -> list[Step]:
         """Propose, submit a target pass, and commit the accepted tokens."""
-        rows, proposer = self.rows, self.proposer
-        most = 0 if proposer is None else self.worth.choose(remaining, len(rows))
+        rows, most = self.rows, self.worth.choose(remaining, len(self.rows))
         limits = [max(0, min(most, row.most_drafted, row.remaining - 1)) for row in rows]
-        drafts = proposer is not None and any(limits)
+        drafts = any(limits)
         current, self._in_flight = self._in_flight, None
         self.watch.begin(drafts=drafts and current is None)
         if current is None:
             noise, proposal = self._noise(), no_proposal(len(rows))
-            if proposer is not None and drafts:
-                proposal = self._cut(proposer.propose(rows, limits, noise))
+            if drafts:
+                proposal = self._cut(self.proposer.propose(rows, limits, noise))
                 self.watch.drafted(proposal)
             current = self._submit(proposal, noise)
         ahead = current.proposal.size == 0 and remaining > 1
         # If a constraint binds the token after the next one, its mask depends on the next one.
         ahead = ahead and not (self._bound(2) or self._joining or any(row.ended for row in rows))
-        if ahead and proposer is not None and drafts:
-            # A draft starts from the token of this step. Without a draft, the pipeline stays full.
-            ahead = not proposer.ready(rows, limits)
-        if ahead:
+        # A draft starts from the token of this step. Without a draft, the pipeline stays full.
+        if ahead and not (drafts and self.proposer.ready(rows, limits)):
             chosen = current.verdict.next[:, None]
             self._in_flight = self._submit(current.proposal, self._noise(1), chosen)
         return self._commit(current)
@@ -220,8 +214,7 @@ class Group:
         newest = mx.array([row.committed[-1:] for row in self.rows], dtype=mx.int32)
         newest = newest if chosen is None else chosen
         tokens = mx.concatenate([newest, proposal.tokens], axis=1) if proposal.size else newest
-        hidden = () if self.proposer is None else self.proposer.hidden
-        scores = self.target.advance(tokens, proposal.size, hidden)
+        scores = self.target.advance(tokens, proposal.size, self.proposer.hidden)
         self.watch.advanced(scores)
         following = proposal.tokens if chosen is None else chosen
         committed = [row.committed for row in self.rows]
@@ -246,8 +239,7 @@ class Group:
         if not ended:
             if proposal.size:
                 self.target.rewind(tuple([row.processed for row in rows]))
-            if self.proposer is not None:
-                self.proposer.observe(rows, done.scores)
+            self.proposer.observe(rows, done.scores)
         timed = self.watch.finish(proposal, pipelined=self._in_flight is not None)
         for row, step, before in zip(rows, steps, had_ended, strict=True):
             if not before:

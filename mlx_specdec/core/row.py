@@ -152,17 +152,13 @@ class Row:
     drafting: float = 0.0
     behind: Row | None = None
     problem: Exception | None = None
-    _prefix: int = field(default=0, init=False)
     _rounds: int = field(default=0, init=False)
     _reason: FinishReason | None = field(default=None, init=False)
-
-    def __post_init__(self) -> None:
-        self._prefix = len(self.committed)
 
     @property
     def position(self) -> int:
         """Output position of the next token: the number of generated tokens."""
-        return len(self.committed) - self._prefix
+        return len(self.committed) - self.distribution.prefix_length
 
     @property
     def remaining(self) -> int:

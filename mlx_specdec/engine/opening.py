@@ -118,10 +118,8 @@ def drafters(pair: Pair, options: Options) -> tuple[Drafter, ...]:
     return chosen if pair.target.rows_agree else ()
 
 
-def make_proposer(
-    chosen: Sequence[Drafter], worth: Worth, *, batch: bool = False
-) -> Proposer | None:
-    """Return the proposer of rows; None for plain decoding. batch: Whether there may be several."""
+def make_proposer(chosen: Sequence[Drafter], worth: Worth, *, batch: bool = False) -> Proposer:
+    """Return the proposer of rows. batch: Whether there may be several."""
     made: dict[str, Proposer] = {}
     for place, drafter in enumerate(chosen):
         setup = Setup(
@@ -132,9 +130,7 @@ def make_proposer(
         if drafter.stops or not drafter.nbytes:
             setup = replace(setup, prices=functools.partial(worth.prices, drafter.name))
         made[drafter.name] = drafter.make(setup)
-    if len(made) > 1:
-        return FirstOf(made, worth.limit)
-    return next(iter(made.values()), None)
+    return FirstOf(made, worth.limit) if len(made) != 1 else made.popitem()[1]
 
 
 LEAST_VERIFIED, LEAST_ACCEPTED = 16, 0.1
@@ -164,7 +160,7 @@ class Opener:
         named: The drafters of all rows that the options choose.
         drafters: These, and those that serve requests that come one by one.
         worth: The choice of the draft length of all rows.
-        proposer: The proposer of all rows, or None for plain decoding."""
+        proposer: The proposer of all rows, which has no parts for plain decoding."""
 
     pair: Pair
     options: Options
@@ -195,7 +191,7 @@ class Opener:
             most = self.pair.target.exact.most_drafted if exact else LONGEST_DRAFT
             self.worth = Worth(None if count == "auto" else count, [Candidate(most=most)])
             widths = self.pair.target.vocabulary, self.pair.vocabulary
-            self.proposer: Proposer | None = Checked(own, *widths)
+            self.proposer: Proposer = Checked(own, *widths)
         else:
             self.worth = worth_of(self.pair, self.drafters, options)
             self.proposer = make_proposer(self.drafters, self.worth, batch=self.batched)
@@ -219,7 +215,7 @@ class Opener:
         for row, states, length in zip(rows, cached, context.lengths, strict=True):
             row.began = watch.clock()
             row.processed, row.to_prefill = length, row.committed[length:-1]
-            if self.proposer is not None and (length or states):
+            if length or states:
                 self.proposer.restore(row, states)
         return Group(
             rows=rows,
@@ -336,10 +332,8 @@ class Opener:
             return {}
         # The newest token is left for the first round. A proposer that reads hidden states needs
         # one more token.
-        most = len(self.pair.target.prefix(row.prompt)) - 1
-        needs: Sequence[str] = ()
-        if self.proposer is not None:
-            most, needs = most - bool(self.proposer.hidden), self.proposer.needs
+        needs = self.proposer.needs
+        most = len(self.pair.target.prefix(row.prompt)) - 1 - bool(self.proposer.hidden)
         try:
             found = self.cache.find(row.prompt, most, needs, self._owner(row))
             if found and self._caches_chunks:

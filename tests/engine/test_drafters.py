@@ -122,7 +122,7 @@ def proposed(pair: Pair, repeated: int, **settings: Any) -> tuple[str, list[int]
     chosen = drafters(pair, options)
     worth = worth_of(pair, chosen, options)
     proposer = make_proposer(chosen, worth)
-    assert proposer is not None and worth.choose(100) == 1
+    assert worth.choose(100) == 1
     proposal = proposer.propose([row], [1], NOISE)
     return proposal.source, proposal.tokens.tolist()[0]
 
