@@ -208,7 +208,6 @@ class Row:
         # A token that was not accepted does not matter after the end of the row.
         if step.finish_reason is None and count < len(tokens):
             step = self._end(problem, step)
-        self._reason = step.finish_reason
         return step
 
     def _take(self, tokens: Sequence[int], accepted: int) -> Step:
@@ -251,9 +250,7 @@ class Row:
         """End the row unless it has ended; emitted tokens remain valid."""
         if self.ended:
             return Step(self.number, finish_reason=self._reason)
-        step = self._end(reason, Step(self.number))
-        self._reason = step.finish_reason
-        return step
+        return self._end(reason, Step(self.number))
 
     def fail(self, problem: Exception | None = None) -> Step:
         """End the row and discard the text that was held back."""
@@ -266,11 +263,11 @@ class Row:
         return Step(self.number, finish_reason=self._reason)
 
     def _end(self, reason: FinishReason, step: Step) -> Step:
-        """Add the text that was held back to the last step."""
+        """End the row, and add the text that was held back to the last step."""
         text = step.text + self._rest()
         # The text that was held back may complete a stop string.
-        reason = "stop" if self.stops.met else reason
-        return replace(step, text=text, finish_reason=reason, stop=self.stops.met)
+        self._reason = "stop" if self.stops.met else reason
+        return replace(step, text=text, finish_reason=self._reason, stop=self.stops.met)
 
     def _print(self, ids: Sequence[int]) -> str:
         text = self.stops.push(self.stream.push(ids)) if ids else ""
