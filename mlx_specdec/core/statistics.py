@@ -1,4 +1,5 @@
-"""The recorder of the statistics of one completion, and the stopwatch of the rounds."""
+"""The recorder of the statistics of one completion, rates that forget, and the stopwatch of the
+rounds."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -64,8 +65,7 @@ class Recorder:
         sources: dict[str, SourceFigures] = {}
         for name in dict.fromkeys(source for source, _, _ in self.drafts if source):
             rounds = [counts for source, *counts in self.drafts if source == name]
-            totals = sum(n for n, _ in rounds), sum(n for _, n in rounds)
-            sources[name] = SourceFigures(len(rounds), *totals)
+            sources[name] = SourceFigures(len(rounds), *map(sum, zip(*rounds, strict=True)))
         speculative = [times for drafts, times in self._rounds if drafts]
         timed = [times for times in speculative if times.draft is not None]
         draft, verify, other = self._parts(speculative, timed, decoding)
@@ -106,6 +106,31 @@ class Recorder:
 def ratio(part: float, total: float) -> float | None:
     """Return part / total; None if the total is 0."""
     return part / total if total else None
+
+
+@dataclass(eq=False)
+class Rate:
+    """The share of events that happened, from decayed counts.
+
+    Attributes:
+        expected, weight: The share before anything was counted, and its weight in events.
+        memory: Events after which the weight of an earlier one has fallen to 1/e."""
+
+    expected: float
+    weight: float
+    memory: float
+    counted: float = 0.0
+    happened: float = 0.0
+
+    @property
+    def share(self) -> float:
+        return (self.happened + self.weight * self.expected) / (self.counted + self.weight)
+
+    def add(self, counted: float, happened: float) -> None:
+        """Count events, and take from the earlier ones the weight that they lose."""
+        kept = max(0.0, 1 - counted / self.memory)
+        self.counted = kept * self.counted + counted
+        self.happened = kept * self.happened + happened
 
 
 FIRST_TIMED = 4

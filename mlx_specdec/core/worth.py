@@ -81,31 +81,6 @@ def values(chances: Sequence[float], costs: Sequence[float]) -> Iterator[float]:
     return (count / cost for count, cost in zip(tokens, costs, strict=False))
 
 
-@dataclass(eq=False)
-class Rate:
-    """The share of events that happened, from decayed counts.
-
-    Attributes:
-        expected, weight: The share before anything was counted, and its weight in events.
-        memory: Events after which the weight of an earlier one has fallen to 1/e."""
-
-    expected: float
-    weight: float
-    memory: float
-    counted: float = 0.0
-    happened: float = 0.0
-
-    @property
-    def share(self) -> float:
-        return (self.happened + self.weight * self.expected) / (self.counted + self.weight)
-
-    def add(self, counted: float, happened: float) -> None:
-        """Count events, and take from the earlier ones the weight that they lose."""
-        kept = max(0.0, 1 - counted / self.memory)
-        self.counted = kept * self.counted + counted
-        self.happened = kept * self.happened + happened
-
-
 @dataclass(frozen=True)
 class Prices:
     """The measured costs of rounds, in plain decoding steps.
@@ -341,7 +316,7 @@ class Worth:
         self._candidates = {each.name: each for each in candidates}
         self._paid = [each for each in candidates if not each.free]
         self._acceptance = {c.name: Acceptance(self._memory, c.text) for c in self._paid}
-        self._unread = {each.name: 0.0 for each in self._paid}
+        self._unread = dict.fromkeys(self._acceptance, 0.0)
         self._sizes: dict[int, _Size] = {}
         self._newest: _Size | None = None
 
@@ -486,8 +461,7 @@ class Worth:
         size.idle += 1
         # The search for every row of a batch takes time even if it finds nothing.
         if size.rows == 1 or size.idle % (TRIAL_INTERVAL // CHOICE_INTERVAL) <= 1:
-            free = (candidate for candidate in self._candidates.values() if candidate.free)
-            size.limits |= {candidate.name: candidate.most for candidate in free}
+            size.limits |= {each.name: each.most for each in self._candidates.values() if each.free}
 
     def _rates(
         self, costs: Costs, candidate: Candidate, remaining: float

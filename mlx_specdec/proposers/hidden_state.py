@@ -14,7 +14,8 @@ import mlx.core as mx
 from ..core.noise import noise_of
 from ..core.proposer import Aligned, Proposer, align, side_by_side
 from ..core.row import Row
-from ..core.worth import Prices, Rate
+from ..core.statistics import Rate
+from ..core.worth import Prices
 from ..models.drafters.network import (
     MOST_WAITING,
     MOST_WAITING_IN_PROMPT,

@@ -13,7 +13,7 @@ from ..core.constraint import Constraint
 from ..core.grammar import Grammar
 from ..core.proposer import Proposer
 from ..core.row import Row
-from ..core.worth import Rate
+from ..core.statistics import Rate
 from ..types import Noise, Proposal
 from .drafter import Drafter, LoadedPair, Setup
 from .text_index import BETWEEN, DEPTH, GRAMS, History, Match, TextIndex

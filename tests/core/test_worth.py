@@ -11,6 +11,7 @@ import pytest
 
 from mlx_specdec import system
 from mlx_specdec.core import worth as module
+from mlx_specdec.core.statistics import Rate
 from mlx_specdec.core.worth import (
     CHOICE_INTERVAL,
     LONG_PROMPT,
@@ -18,7 +19,6 @@ from mlx_specdec.core.worth import (
     Candidate,
     Memory,
     Prices,
-    Rate,
     Worth,
     values,
 )
