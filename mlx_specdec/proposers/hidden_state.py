@@ -26,7 +26,7 @@ from ..types import FINAL, Cached, Context, Noise, Proposal, Reusable, Scores, n
 from .draft_model import draw
 from .drafter import LONGEST_CONSIDERED, Drafter, LoadedPair, Setup
 
-EXPECTED = "expected"
+EXPECTED_TOKENS = "expected"
 """Name of how many tokens of a row's newest draft the drafter expects to be accepted, if its
 chances were read."""
 LAYERS_COUNTED = (
@@ -94,7 +94,7 @@ class HiddenStateDrafter(Proposer):
                 self._process(context, group)
                 context.evaluate()
             for row, count in zip(group, counts, strict=True):
-                if expected := row.state.pop(EXPECTED, 0.0):
+                if expected := row.state.pop(EXPECTED_TOKENS, 0.0):
                     self._rate.add(expected, count - 1)
 
     def snapshot(self, row: Row) -> Mapping[str, Reusable]:
@@ -133,7 +133,7 @@ class HiddenStateDrafter(Proposer):
             end, expected = worth(chances, counts, prices, self._rate.share)
             counts = [min(count, end) for count in counts]
             for row, tokens in zip(rows, expected, strict=True):
-                row.state[EXPECTED] = tokens
+                row.state[EXPECTED_TOKENS] = tokens
         return drawn.cut(counts)
 
     def _groups(self, chosen: Sequence[bool]) -> list[list[int]]:
