@@ -1,12 +1,13 @@
 """Target passes in which the bits of a row do not depend on the number of rows.
 
-A matrix product adds in another order for one row than for several rows, and in a third order for
-many rows. Attention over a long cache splits the keys into parts, and the split depends on the
-number of rows. In half precision, plain and speculative decoding can then choose different tokens
-if two tokens are almost equally likely. In an exact pass, products of fewer than `least` rows are
-padded with zeros, attention is computed row by row, and so are recurrences that have a kernel of
-their own for single rows. A trial of the whole model at load finds `least`, and the most rows that
-a pass may have."""
+A matrix product adds in one order for a single row, and in another order for several rows.
+Attention over a long cache splits the keys into parts, whose number depends on the number of rows.
+Plain and speculative decoding can therefore choose different tokens in half precision, if two
+tokens are almost equally likely.
+
+An exact pass pads products of fewer than `least` rows with zeros. It computes attention row by row,
+and also recurrences that have another kernel for a single row. A trial of the whole model at load
+finds `least` and the most rows that a pass may have."""
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -22,10 +23,9 @@ from ..types import Context, Reusable, Scores
 from .patches import PRODUCTS
 
 FIRST_TOKENS, COMPARED_TOKENS = 6, 14
-"""Numbers of tokens in a trial: those in the cache before the compared rows, and the latter."""
+"""A trial caches FIRST_TOKENS tokens, and compares the rows of COMPARED_TOKENS more."""
 INPUTS = 3
-"""Number of random inputs of a trial. The last bits of two kernels differ in few numbers, so that
-one input is not enough."""
+"""Number of random inputs of a trial. Two kernels differ in few numbers."""
 
 
 @dataclass(frozen=True)
@@ -47,14 +47,14 @@ class ExactPasses:
 
 
 WAYS = (ExactPasses(1, 5), ExactPasses(1, 3), ExactPasses(2, 5), ExactPasses(4, 5))
-"""What a trial tries, from the cheapest to the dearest. Metal's kernels add in one order for 2 to 5
-rows, and for quantized weights on M1 and M2 also for one row. MKL has one kernel for 1 to 3 rows,
-and another from 4 rows on."""
+"""A trial tries these from the cheapest to the dearest. Metal's kernels add in one order for 2 to 5
+rows. On M1 and M2, one row of quantized weights has this order too. MKL has one kernel for 1 to 3
+rows, and another for more rows."""
 
 
 class _PassMode(threading.local):
-    """What a thread knows of the pass that it is building. least: As in ExactPasses, or 0 if the
-    pass is not exact."""
+    """The pass that a thread is building. `least` is 0 if the pass is not exact; see
+    ExactPasses."""
 
     least = 0
 
@@ -63,8 +63,8 @@ _mode = _PassMode()
 
 
 def rows_stand_alone() -> bool:
-    """Return whether this thread is building an exact pass. Its attention and recurrences are then
-    computed row by row."""
+    """Return whether this thread is building an exact pass. Attention and recurrences are computed
+    row by row in it."""
     return _mode.least > 0
 
 
@@ -78,7 +78,7 @@ def _exact(least: int) -> Iterator[None]:
 
 
 def _pad(place: int, plain: Callable[..., mx.array], *args: Any, **kwargs: Any) -> mx.array:
-    """Compute a matrix product. In an exact pass, pad its rows.
+    """Compute a matrix product, and pad its rows in an exact pass.
 
     Products with one column are left alone: they add in one order for any number of rows.
 
