@@ -85,12 +85,12 @@ sysctl machdep.cpu.brand_string hw.memsize iogpu 2>/dev/null
 pmset -g 2>/dev/null | grep -i lowpowermode; git rev-parse HEAD 2>/dev/null; true'
 part 10 "memory limits" "$python" -c '
 import importlib.metadata, json, mlx.core as mx
-from mlx_specdec.checkpoints import disk
+from mlx_specdec import system
 names = ("mlx", "mlx-lm", "mlx-specdec", "transformers")
 print(json.dumps({
     "versions": {name: importlib.metadata.version(name) for name in names},
     "device": {key: str(value) for key, value in mx.device_info().items()},
-    "usable": disk.usable_memory(), "memory": disk.memory(),
+    "usable": system.usable_memory(), "memory": system.memory(),
 }))'
 check 55 "bits of rows" rows
 check 12 "float32 products" float32

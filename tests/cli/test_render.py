@@ -4,8 +4,6 @@ import io
 import sys
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -69,19 +67,6 @@ def test_both_models_are_named_while_they_load_without_a_terminal(
     monkeypatch.setattr(engine_loading, "load", load)
     loading.load_pair("target.gguf", "draft.gguf")
     assert lines == ["loading target.gguf and draft.gguf", "a note"]
-
-
-def test_a_conversion_says_what_follows_the_full_bar(tmp_path: Path) -> None:
-    from mlx_specdec.conversion.convert import convert
-
-    entered: list[str] = []
-
-    def working(doing: str) -> nullcontext[None]:
-        entered.append(doing)
-        return nullcontext()
-
-    convert(str(SOURCE), tmp_path / "converted", working=working)
-    assert [doing.split()[0] for doing in entered] == ["comparing", "computing"]
 
 
 @pytest.mark.parametrize(

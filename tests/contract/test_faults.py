@@ -96,10 +96,10 @@ tokens are wrong."""
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_failed_pass_ends_its_own_requests(pair: Any, alone: list[Any], fault: str) -> None:
-    """Pass 3 is of one request, and pass 13 of two."""
+    """Pass 2 is of one request, and pass 10 of two."""
     (part, how), (error, message) = fault.split(), FAULTS[fault]
     least, most = (1, 1 if how == "row" else 2) if message else (0, 0)
-    for call in (3, 13):
+    for call in (2, 10):
         with fail(pair, part, call=call, how=how, error=error) as fired:
             errors = decoded(pair, alone)
         assert fired and least <= len(errors) <= most

@@ -31,7 +31,7 @@ CONVERTED = ("llama-bf16", "t5-copied-head", "t5-f16", "umt5-f32")
 TEXTS = json.loads((FIXTURES / "texts.json").read_text(encoding="utf-8"))
 
 
-QUICK = ("llama-many", "llama-q4_0", "llama-q5", "mixtral", "qwen2-q8_0", "t5-q8_0", "umt5-f32")
+QUICK = ("llama-q4_0", "llama-q5", "mixtral", "qwen2-q8_0", "t5-q8_0", "umt5-f32")
 
 
 @pytest.mark.parametrize("name", quick(MODELS, *QUICK))

@@ -91,8 +91,8 @@ def test_a_folder_of_lm_studio_may_hold_several_files(home: Path) -> None:
     lmstudio(folder, "maker/mlx", None)
     assert load("lmstudio:maker/small").name == "lmstudio:maker/small"
     assert load("lmstudio:maker/mlx").tokenizer.encode("x")
-    lmstudio(folder, "maker/small", FIXTURES / "llama-many.gguf")
-    names = [f"lmstudio:maker/small/llama-{kind}.gguf" for kind in ("f16", "many")]
+    lmstudio(folder, "maker/small", FIXTURES / "llama-q5.gguf")
+    names = [f"lmstudio:maker/small/llama-{kind}.gguf" for kind in ("f16", "q5")]
     with pytest.raises(SourceError, match=f"holds 2 models: name one, {' or '.join(names)}"):
         load("lmstudio:maker/small")
     assert load(names[0]).eos_token_ids

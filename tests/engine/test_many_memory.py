@@ -11,6 +11,7 @@ import pytest
 from mlx_specdec import system
 from mlx_specdec.core.loop import Group
 from mlx_specdec.core.options import Options
+from mlx_specdec.core.proposer import Aligned
 from mlx_specdec.engine.memory import BatchSize, Extent, MemoryBudget, default_budget
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.engine.request import Request
@@ -52,11 +53,9 @@ def test_the_default_leaves_room_for_models_passes_and_the_prompt_cache(
 
 def contexts(group: Group) -> set[Any]:
     """Return the contexts of a group in the target and in the draft model."""
-    places = [
-        getattr(state, "place", None) for row in group.members for state in row.state.values()
-    ]
+    places = [state for row in group.members for state in row.state.values()]
     targets = [member.target for member in (group, *group._joining)]
-    return {*targets, *(place.context for place in places if place is not None)}
+    return {*targets, *(place.context for place in places if isinstance(place, Aligned))}
 
 
 def held(run: Scheduler) -> int:
