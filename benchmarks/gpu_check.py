@@ -34,7 +34,7 @@ CODE = (*RUN, "bench", "prompts/python.jsonl", *BENCH, *LENGTHS, "--model", "wei
 DRAFTERS = ("--draft-model", "weights/py-llama-draft", "--draft-model", "weights/py-llama-dspark")
 EDITS = (*RUN, "bench", "prompts/code_edits.jsonl", *BENCH, *LENGTHS, "--model", SMOLLM2)
 LOAD = ("benchmarks/load_server.py", "--requests", "40", "--clients", "8")
-TESTS = ("-m", "pytest", "-m", "not slow", "-q", "--maxfail=12", "tests/decoding", "tests/sampling")
+TESTS = ("-m", "pytest", "-m", "not slow", "-q", "--maxfail=12", "tests/core", "tests/rules")
 STEPS: dict[str, tuple[int, tuple[str, ...]]] = {
     "device": (40, (*PYTHON, __file__, "--only", "device")),
     "bench-python": (90, (*CODE, *DRAFTERS, *WHOLE)),

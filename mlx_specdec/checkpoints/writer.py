@@ -80,9 +80,9 @@ class Written:
 
     Attributes:
         tensors, parameters, nbytes: The totals of the model.
-        files: Path of a file -> the CRC-32 of each of its tensors, by name.
-        largest: Whether a conversion has quantized the tensor -> the largest absolute difference
-            from the source's values, and the tensor's name.
+        files: The CRC-32 of each tensor, by the path of its file and by its name.
+        largest: The largest absolute difference from the source's values, with the name of its
+            tensor. There is one entry for quantized tensors (True), and one for the others.
     """
 
     tensors: int

@@ -43,8 +43,8 @@ class Files(Flags, panel="Batch"):
     input: Path = flag(
         REQUIRED,
         "The file of prompts, or - for standard input. Each line is a prompt. If the name ends in "
-        ".jsonl or the first line is a JSON object, each line is an object. It has prompt or "
-        "messages, and optionally id, max_tokens, seed, temperature, top_p and stop.",
+        ".jsonl or the first line is a JSON object, each line is an object. It needs a prompt "
+        "or messages. It may have id, max_tokens, seed, temperature, top_p and stop.",
         argument=True,
         metavar="INPUT",
     )

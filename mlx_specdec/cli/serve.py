@@ -53,7 +53,7 @@ class NetworkFlags(Flags):
         "models always refuse them.",
     )
     log_level: Literal["debug", "info", "warning", "error"] = flag(
-        "info", "What is written to standard error; info has a line for each request."
+        "info", "The lines that are written to standard error; info has a line for each request."
     )
 
 
@@ -85,14 +85,14 @@ class Load(Flags):
 class PromptCacheFlags(Flags):
     prompt_cache_bytes: str | None = flag(
         None,
-        "The bound of what is kept of prompts, such as 4GB; 0 keeps nothing.",
+        "The size limit of the prompt cache, such as 4GB; 0 keeps nothing.",
         metavar="SIZE",
         show_default="an eighth of the memory, 8 GiB at most",
     )
     prompt_cache_dir: Path | None = flag(
         None,
-        "A directory where what is kept is also written, so that a restart loses nothing. It takes "
-        "a quarter of what is free, 32 GiB at most.",
+        "A directory in which the prompt cache is kept across restarts. It takes a quarter of the "
+        "free space, 32 GiB at most.",
         metavar="DIR",
     )
 

@@ -134,8 +134,8 @@ def _first(config: Mapping[str, Any], *names: str) -> int:
 
 
 def _caches(config: Mapping[str, Any], prompt: int, encodes: bool) -> int:
-    """Return the number of values in the caches. Layers with a window keep no more than its tokens,
-    and the states of recurrent layers, which do not grow, are left out."""
+    """Return how many numbers are in the KV caches. A layer with a window keeps no more than its
+    tokens. The states of recurrent layers do not grow, and are left out."""
     heads = _first(config, "decoder_attention_heads", "num_attention_heads", "num_heads", "n_head")
     width = _first(config, "head_dim", "d_kv")
     width = width or _first(config, "hidden_size", "d_model", "n_embd") // max(1, heads)

@@ -166,7 +166,7 @@ class Registry:
 
     @property
     def _least(self) -> int:
-        """The smallest number of bytes that every loaded model has for its requests."""
+        """The least memory, in bytes, that each loaded model keeps for its requests."""
         return int(RESERVE * (self._shared or 0))
 
     @property

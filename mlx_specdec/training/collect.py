@@ -99,7 +99,7 @@ class SampleFiles:
         return np.cumsum(lengths) - lengths
 
     def tokens(self) -> np.ndarray:
-        """Return the token after each row, (rows,) int32."""
+        """Return the token that follows each row, (rows,) int32."""
         return np.fromfile(self._tokens, np.int32)
 
     def texts(self) -> list[list[int]]:

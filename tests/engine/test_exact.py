@@ -35,7 +35,7 @@ from ..support.simulated_metal import off_cpu
 
 PAIRS = {"py-llama": ("python.jsonl", 40), "t5-enfr": ("translation.jsonl", 12)}
 """Shipped pairs: a file in prompts/, and the tokens of the greedy output. Rows that attend together
-change py-llama's 38th token. benchmarks/simulated_metal.py takes more prompts."""
+change py-llama's 38th token. benchmarks/rounding.py --metal takes more prompts."""
 TOKENS = 70
 """Tokens of the sequences whose bits are compared. They exceed ONE_PASS_KEYS and all windows."""
 MODELS: dict[str, Callable[[], Base]] = {
