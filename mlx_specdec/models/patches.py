@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import mlx.nn as nn
 
@@ -23,28 +23,17 @@ _TOKENIZERS = "mlx_lm.tokenizer_utils"
 
 @dataclass(frozen=True)
 class Patch:
-    """A change that can be applied and undone: the names that it replaces with their owners, and
-    the reason."""
+    """A replacement of attributes of owners, which can be undone. An owner is a Python module or an
+    MLX module. The explanation of each patch below says what it replaces, and why."""
 
-    replaces: str
-    why: str
-
-
-class _Change(NamedTuple):
-    patch: Patch
     name: str
-    original: Any
-
-
-class Replacement(Patch):
-    """A patch that replaces attributes of owners. An owner is a Python module or an MLX module."""
 
     def apply(self, owner: Any, name: str, new: Any) -> None:
         """Replace an existing attribute of an owner, unless it is `new` already."""
         original = getattr(owner, name)
         if original is not new:
             # Store a new tuple: a copy of the owner refers to the old one.
-            changes = (*vars(owner).get(_CHANGES, ()), _Change(self, name, original))
+            changes = (*vars(owner).get(_CHANGES, ()), (self, name, original))
             _remember(owner, changes)
             setattr(owner, name, new)
 
@@ -73,17 +62,17 @@ class Replacement(Patch):
 
     def applied(self, owner: Any) -> bool:
         """Return whether this patch has replaced something in an owner."""
-        return any(change.patch == self for change in vars(owner).get(_CHANGES, ()))
+        return any(patch == self for patch, *_ in vars(owner).get(_CHANGES, ()))
 
     def undo(self, owner: Any) -> None:
         """Undo this patch of an owner, and all patches of the owner that were applied later."""
         while self.applied(owner):
-            *earlier, change = vars(owner)[_CHANGES]
+            *earlier, (_, name, original) = vars(owner)[_CHANGES]
             _remember(owner, tuple(earlier))
-            setattr(owner, change.name, change.original)
+            setattr(owner, name, original)
 
 
-def _remember(owner: Any, changes: tuple[_Change, ...]) -> None:
+def _remember(owner: Any, changes: tuple[tuple[Patch, str, Any], ...]) -> None:
     if isinstance(owner, type):
         setattr(owner, _CHANGES, changes)
     else:  # an MLX module would take an attribute for parameters
@@ -97,42 +86,40 @@ def _around(method: Callable[..., Any], plain: Any) -> Any:
     return call
 
 
-class FastStart(Patch):
-    """A patch that imports mlx-lm's models and loader without the rest of mlx-lm."""
+def import_without_tokenizers() -> None:
+    """Import mlx_lm.utils, unless mlx-lm was imported before. The `__init__` of mlx_lm runs when
+    one of its names is first read, and its tokenizers are imported when they are first called. Both
+    import transformers. On a server's CPU, mlx_lm.utils takes 1.4 seconds to import with
+    transformers, and 0.4 seconds without it."""
+    spec = importlib.util.find_spec("mlx_lm")
+    if spec is None or "mlx_lm" in sys.modules:
+        return
+    package, tokenizers = importlib.util.module_from_spec(spec), ModuleType(_TOKENIZERS)
 
-    def apply(self) -> None:
-        """Import mlx_lm.utils, unless mlx-lm was imported before. The `__init__` of mlx_lm runs
-        when one of its names is first read. Its tokenizers are imported when they are first
-        called."""
-        spec = importlib.util.find_spec("mlx_lm")
-        if spec is None or "mlx_lm" in sys.modules:
-            return
-        package, tokenizers = importlib.util.module_from_spec(spec), ModuleType(_TOKENIZERS)
+    def complete(name: str) -> Any:
+        _complete(package)
+        return getattr(package, name)
 
-        def complete(name: str) -> Any:
-            self.undo()
-            return getattr(package, name)
+    vars(package)["__getattr__"] = complete
+    vars(tokenizers)["__getattr__"] = partial(partial, _call_tokenizers)
+    sys.modules |= {"mlx_lm": package, _TOKENIZERS: tokenizers}
+    os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"  # mlx-lm's `__init__` sets it, too
+    try:
+        with open_files_kept():
+            importlib.import_module("mlx_lm.utils")
+    finally:
+        del sys.modules[_TOKENIZERS]
 
-        vars(package)["__getattr__"] = complete
-        vars(tokenizers)["__getattr__"] = partial(partial, _call_tokenizers)
-        sys.modules |= {"mlx_lm": package, _TOKENIZERS: tokenizers}
-        os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"  # mlx-lm's `__init__` sets it, too
-        try:
-            with open_files_kept():
-                importlib.import_module("mlx_lm.utils")
-        finally:
-            del sys.modules[_TOKENIZERS]
 
-    def undo(self) -> None:
-        """Run the `__init__` of mlx_lm, and put mlx-lm's tokenizers into mlx_lm.utils."""
-        package = importlib.import_module("mlx_lm")
-        if vars(package).pop("__getattr__", None) is None:
-            return
-        importlib.reload(package)
-        tokenizers, utils = (importlib.import_module(n) for n in (_TOKENIZERS, "mlx_lm.utils"))
-        for name, value in list(vars(utils).items()):
-            if isinstance(value, partial) and value.func is _call_tokenizers:
-                setattr(utils, name, getattr(tokenizers, *value.args))
+def _complete(package: ModuleType) -> None:
+    """Run the `__init__` of mlx_lm, and put mlx-lm's tokenizers into mlx_lm.utils."""
+    if vars(package).pop("__getattr__", None) is None:
+        return
+    importlib.reload(package)
+    tokenizers, utils = (importlib.import_module(n) for n in (_TOKENIZERS, "mlx_lm.utils"))
+    for name, value in list(vars(utils).items()):
+        if isinstance(value, partial) and value.func is _call_tokenizers:
+            setattr(utils, name, getattr(tokenizers, *value.args))
 
 
 def _call_tokenizers(name: str, *args: Any, **rest: Any) -> Any:
@@ -140,92 +127,63 @@ def _call_tokenizers(name: str, *args: Any, **rest: Any) -> Any:
     return getattr(importlib.import_module(_TOKENIZERS), name)(*args, **rest)
 
 
-FAST_START = FastStart(
-    "the module mlx_lm, whose __init__ runs later, and mlx_lm.tokenizer_utils in mlx_lm.utils",
-    "Both import transformers. On a server's CPU, mlx_lm.utils takes 1.4 seconds to import with "
-    "transformers, and 0.4 seconds without it.",
-)
-ATTENTION = Replacement(
-    "scaled_dot_product_attention in the modules of mlx-lm that define a network's classes",
-    "Passes of a few rows are absorbed into a latent, or divided for Metal's vector kernel.",
-)
-QUANTIZED_ATTENTION = Replacement(
-    "mlx_lm.models.base.quantized_scaled_dot_product_attention",
-    "The scores of all rows at once would take more memory than a quantized cache saves.",
-)
-LIGHT_LAYERS = Replacement(
-    "the classes of nn.RoPE and nn.Linear modules in networks, on a CPU",
-    "The same results take fewer operations, whose submission dominates the time of small models.",
-)
-LATENT = Replacement(
-    "__call__ of the modules that expand the latent of mlx-lm's MLA",
-    "Attention needs the latent from which its keys and values were expanded.",
-)
-HIDDEN_STATES = Replacement(
-    "__call__ of layers, and of other modules whose input or output is read",
-    "mlx-lm's models do not return their hidden states, which drafters read.",
-)
-WATCHED = Replacement(
-    "__call__ of layers, or of all modules, for one pass",
-    "Only a call of the model shows which cache a module gets, and what it does with it.",
-)
-RECORDED = Replacement(
-    "__call__ of the modules that write recurrent state, and of the projections inside of them",
-    "After a rejection only the recurrence runs again, over rows that the pass has projected.",
-)
-PRODUCTS = Replacement(
-    "the operator @ of mlx.core.array, and matmul, addmm and quantized_matmul of mlx.core",
-    "Kernels for one row add in another order than kernels for several rows. In passes with "
-    "Options.exact, products of few rows are padded.",
-)
-RECURRENCES = Replacement(
-    "ssm_update, recurrent_gla and wkv7_kernel in the modules of mlx-lm that define a network",
-    "They compute one row and several rows in different ways. In passes with Options.exact, they "
-    "are called for each row.",
-)
-CAUGHT_WEIGHTS = Replacement(
-    "sanitize and load_weights of a model of mlx-lm while its loader runs",
-    "The loader gets tensors that this package has read, which are checked before they are loaded.",
-)
-WINDOWS = Replacement(
-    "__call__ of layers and make_cache of families that ignore sliding_window",
-    "Gemma 2, Mistral 7B v0.1, Phi-3-mini-4k and StarCoder2 attend to a window only. Upstream: "
-    "mlx-lm#44, closed.",
-)
-ROTARY = Replacement(
-    "attributes of rotary modules",
-    "mlx-lm ignores truncate and attention_factor of YaRN, short_factor of LongRoPE, rope_scaling "
-    "of Qwen3-MoE, partial_rotary_factor of GLM, and rope_interleave. Upstream: mlx-lm#660 for "
-    "LongRoPE; vllm#27722 describes YaRN's truncate.",
-)
-ACTIVATION = Replacement(
-    "__call__ of the feed-forward layers of Gemma 1, StarCoder2, GPTBigCode and GPT-NeoX",
-    "mlx-lm computes the exact GELU where config.json names the approximation by tanh, or the "
-    "other way round.",
-)
-SCALES = Replacement(
-    "__call__ of embeddings of Gemma 3 and RecurrentGemma, and of the last norm of MiniCPM3",
-    "mlx-lm rounds the scale of embeddings to bfloat16 where transformers does not, and the other "
-    "way round. It does not scale the states before a tied head of MiniCPM3.",
-)
-CAPS = Replacement(
-    "__call__ of models with final_logit_softcapping", "mlx-lm's Gemma 3 ignores this key."
-)
-TIME_STEPS = Replacement(
-    "time_step_limit of the mixers of Nemotron-H",
-    "mlx-lm bounds time steps by time_step_limit, and transformers by time_step_min. Both readings "
-    "can be defended; transformers' is the reference here.",
-)
-NORMS = Replacement(
-    "__call__ of the gated norms of Falcon-H1 and Granite 4.0",
-    "mlx-lm normalizes over all channels, where transformers does so in each of several groups.",
-)
-ROUTING = Replacement(
-    "__call__ of the blocks of experts of ERNIE 4.5 and Jamba",
-    "mlx-lm drops ERNIE's routing bias, and normalizes the weights of Jamba's chosen experts.",
-)
-PATCHES = (
-    *(FAST_START, ATTENTION, QUANTIZED_ATTENTION, LIGHT_LAYERS),
-    *(LATENT, HIDDEN_STATES, WATCHED, RECORDED, PRODUCTS, RECURRENCES, CAUGHT_WEIGHTS),
-    *(WINDOWS, ROTARY, ACTIVATION, SCALES, CAPS, TIME_STEPS, NORMS, ROUTING),
-)
+ATTENTION = Patch("attention")
+"""Replaces scaled_dot_product_attention in the modules of mlx-lm that define a network's classes.
+Passes of a few rows are absorbed into a latent, or divided for Metal's vector kernel."""
+QUANTIZED_ATTENTION = Patch("quantized_attention")
+"""Replaces mlx_lm.models.base.quantized_scaled_dot_product_attention. The scores of all rows at
+once would take more memory than a quantized cache saves."""
+LIGHT_LAYERS = Patch("light_layers")
+"""Replaces the classes of nn.RoPE and nn.Linear modules in networks, on a CPU. The same results
+take fewer operations, whose submission dominates the time of small models."""
+LATENT = Patch("latent")
+"""Replaces __call__ of the modules that expand the latent of mlx-lm's MLA. Attention needs the
+latent from which its keys and values were expanded."""
+HIDDEN_STATES = Patch("hidden_states")
+"""Replaces __call__ of layers, and of other modules whose input or output is read. mlx-lm's models
+do not return their hidden states, which drafters read."""
+WATCHED = Patch("watched")
+"""Replaces __call__ of layers, or of all modules, for one pass. Only a call of the model shows
+which cache a module gets, and what it does with it."""
+RECORDED = Patch("recorded")
+"""Replaces __call__ of the modules that write recurrent state, and of the projections inside of
+them. After a rejection only the recurrence runs again, over rows that the pass has projected."""
+PRODUCTS = Patch("products")
+"""Replaces the operator @ of mlx.core.array, and matmul, addmm and quantized_matmul of mlx.core.
+Kernels for one row add in another order than kernels for several rows. In passes with
+Options.exact, products of few rows are padded."""
+RECURRENCES = Patch("recurrences")
+"""Replaces ssm_update, recurrent_gla and wkv7_kernel in the modules of mlx-lm that define a
+network. They compute one row and several rows in different ways. In passes with Options.exact, they
+are called for each row."""
+CAUGHT_WEIGHTS = Patch("caught_weights")
+"""Replaces sanitize and load_weights of a model of mlx-lm while its loader runs. The loader gets
+tensors that this package has read, which are checked before they are loaded."""
+WINDOWS = Patch("windows")
+"""Replaces __call__ of layers and make_cache of families that ignore sliding_window. Gemma 2,
+Mistral 7B v0.1, Phi-3-mini-4k and StarCoder2 attend to a window only. Upstream: mlx-lm#44,
+closed."""
+ROTARY = Patch("rotary")
+"""Replaces attributes of rotary modules. mlx-lm ignores truncate and attention_factor of YaRN,
+short_factor of LongRoPE, rope_scaling of Qwen3-MoE, partial_rotary_factor of GLM, and
+rope_interleave. Upstream: mlx-lm#660 for LongRoPE; vllm#27722 describes YaRN's truncate."""
+ACTIVATION = Patch("activation")
+"""Replaces __call__ of the feed-forward layers of Gemma 1, StarCoder2, GPTBigCode and GPT-NeoX.
+mlx-lm computes the exact GELU where config.json names the approximation by tanh, or the other way
+round."""
+SCALES = Patch("scales")
+"""Replaces __call__ of embeddings of Gemma 3 and RecurrentGemma, and of the last norm of MiniCPM3.
+mlx-lm rounds the scale of embeddings to bfloat16 where transformers does not, and the other way
+round. It does not scale the states before a tied head of MiniCPM3."""
+CAPS = Patch("caps")
+"""Replaces __call__ of models with final_logit_softcapping. mlx-lm's Gemma 3 ignores this key."""
+TIME_STEPS = Patch("time_steps")
+"""Replaces time_step_limit of the mixers of Nemotron-H. mlx-lm bounds time steps by
+time_step_limit, and transformers by time_step_min. Both readings can be defended; transformers' is
+the reference here."""
+NORMS = Patch("norms")
+"""Replaces __call__ of the gated norms of Falcon-H1 and Granite 4.0. mlx-lm normalizes over all
+channels, where transformers does so in each of several groups."""
+ROUTING = Patch("routing")
+"""Replaces __call__ of the blocks of experts of ERNIE 4.5 and Jamba. mlx-lm drops ERNIE's routing
+bias, and normalizes the weights of Jamba's chosen experts."""

@@ -68,7 +68,7 @@ def test_only_one_module_changes_what_belongs_to_others() -> None:
 
 
 def test_a_patch_is_undone_with_the_later_ones_of_its_owner_and_of_no_copy() -> None:
-    first, second = (patches.Replacement(name, "for a test") for name in ("first", "second"))
+    first, second = (patches.Patch(name) for name in ("first", "second"))
     module = nn.Identity()
     first.extend([module], __call__=lambda plain, module, value: 10 * plain(module, value))
     twin = twin_of(module)

@@ -1,5 +1,5 @@
 """Wrappers around mlx-lm's decoder-only models."""
 
-from ..patches import FAST_START
+from ..patches import import_without_tokenizers
 
-FAST_START.apply()
+import_without_tokenizers()

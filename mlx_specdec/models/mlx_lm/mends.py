@@ -1,7 +1,7 @@
 """Corrections of mlx-lm's families, so that a network computes what config.json says.
 
-A mend changes a network that was just built, before its weights are loaded. `patches.PATCHES` says
-what each mend replaces and why. tests/contract/test_configurations.py compares every family with
+A mend changes a network that was just built, before its weights are loaded. The module `patches`
+says what each mend replaces and why. tests/contract/test_configurations.py compares every family with
 transformers, and `tests/models/test_mends.py` fails as soon as mlx-lm computes the same by itself,
 so that the mend can go."""
 
