@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ..checkpoints.disk import check_not_read
 from ..errors import OptionError
-from ..training.config import DataConfig, DistillConfig, DrafterConfig, HeadsConfig
+from ..training.config import DataConfig, DrafterConfig, HeadsConfig, TrainConfig
 from . import interrupts, render
 from .flags import REQUIRED, Flags, command, flag
 from .loading import ModelFlags, load_pair
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ..training.medusa import Accuracy
 
 
-COLLECTING, DISTILLING, FITTING = DataConfig(), DistillConfig(), HeadsConfig()
+COLLECTING, DISTILLING, FITTING = DataConfig(), TrainConfig(), HeadsConfig()
 DRAFTING = DrafterConfig()
 
 
@@ -127,7 +127,7 @@ def train_draft(model: ModelFlags, draft: Draft, texts: TrainingTexts, schedule:
         return _run(_drafted, fit)
     if (draft.draft_model is None) == (schedule.layers is None):
         raise OptionError("give either --draft-model, a draft to begin with, or --layers")
-    distilling = DistillConfig(**schedule.given())
+    distilling = TrainConfig(**schedule.given())
     output = schedule.directory("distilled", model.model, texts.data, draft.draft_model)
     pair = load_pair(model.model, draft.draft_model, dtype=model.dtype)
     from ..training.draft import train
@@ -154,13 +154,13 @@ def _run(describe: Callable[[Any], str], train: Callable[[Watcher], Trained]) ->
             )
         )
     interrupts.at_end(str)
-    gained = done.outcome.best > 0
+    gained = done.best > 0
     start = f"; at the start {describe(done.start)}" if done.start is not None and gained else ""
     again = ", with what an earlier run had left" if done.resumed else ""
     render.tell(
         f"{done.output}: {'' if gained else 'no gain, the start is kept, after '}"
-        f"{done.outcome.epochs} epochs on {done.rows} tokens in {done.seconds:.0f} s{again}; "
-        f"on {done.held_out} held-out tokens {describe(done.outcome.figures)}{start}"
+        f"{done.epochs} epochs on {done.rows} tokens in {done.seconds:.0f} s{again}; "
+        f"on {done.held_out} held-out tokens {describe(done.figures)}{start}"
     )
 
 

@@ -17,7 +17,7 @@ from ..models.encoder_decoder.context import EncoderDecoderModel
 from ..models.trainable import Ids
 from ..types import rectangle
 from .config import DrafterConfig
-from .fit import TextTask, Training
+from .fit import Task, Training
 
 KeysValues = tuple[mx.array, mx.array]
 
@@ -152,7 +152,7 @@ class Anchored:
         return rows.reshape(-1, *rows.shape[2:])[self.wanted]
 
 
-class DSparkTask(TextTask):
+class DSparkTask(Task):
     """The training task of a DSpark with its Markov head and its confidence head, whose examples
     are samples. Drafts begin at random anchors of the completion."""
 
@@ -240,8 +240,7 @@ class DSparkTask(TextTask):
         for layer, source in zip(network.layers, self._sources(anchored), strict=True):
             attend = partial(_from_blocks, layer.self_attn, context, anchored.anchors)
             states = network.through(layer, states, attend, source)
-        normed: mx.array = network.norm(states)
-        return normed
+        return network.norm(states)
 
     def sums(self, *batch: mx.array) -> mx.array:
         """Return sums over the anchors, shape (4, slots).

@@ -5,7 +5,7 @@ the files truncates an incomplete sample."""
 import os
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -116,12 +116,8 @@ Piece = tuple[Ids, Ids]
 """A prompt and its completion, which is empty if the model generates it."""
 
 
-@dataclass(frozen=True)
-class TrainingSample:
-    """A text of the data file, with the completion if the file has one."""
-
-    prompt: str
-    target: str = ""
+TrainingSample = tuple[str, str]
+"""A text of the data file, and its completion or ""."""
 
 
 def read_samples(file: Path, seed: int) -> list[TrainingSample]:
@@ -129,7 +125,7 @@ def read_samples(file: Path, seed: int) -> list[TrainingSample]:
     list whose first entry is the prompt. It may have "target", the completion. Raises PromptError.
     """
     samples = [
-        TrainingSample(line) if isinstance(line, str) else _from_object(line, where)
+        (line, "") if isinstance(line, str) else _from_object(line, where)
         for where, line in disk.read_lines(file, "data")
     ]
     if not samples:
@@ -145,7 +141,7 @@ def _from_object(entry: dict[str, Any], where: str) -> TrainingSample:
     target = entry.get("target", "")
     if not isinstance(prompt, str) or not prompt.strip() or not isinstance(target, str):
         raise PromptError(f'{where} needs "prompt" or "text", a string, and "target" must be one')
-    return TrainingSample(prompt, target)
+    return prompt, target
 
 
 def collect(
@@ -214,11 +210,11 @@ def _pieces(pair: Pair, samples: Sequence[TrainingSample], config: DataConfig) -
     """Encode the samples, cut to the lengths of `config`."""
     generates, length, encode = config.self_distill, config.length, pair.tokenizer.encode
     chat = generates and pair.tokenizer.has_chat_template
-    for sample in samples:
-        has_prefix = sample.prompt.startswith(pair.task_prefix.rstrip())
-        text = sample.prompt if has_prefix else pair.task_prefix + sample.prompt
+    for text, completion in samples:
+        if not text.startswith(pair.task_prefix.rstrip()):
+            text = pair.task_prefix + text
         prompt = tuple((pair.tokenizer.apply_chat if chat else encode)(text))
-        target = () if generates or not sample.target.strip() else tuple(encode(sample.target))
+        target = () if generates or not completion.strip() else tuple(encode(completion))
         if pair.target.kind == "encoder-decoder":
             if 0 < len(prompt) <= length and (generates or target):
                 yield prompt, target[:length]

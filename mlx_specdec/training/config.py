@@ -34,24 +34,27 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """Settings that all training runs share.
+    """How a draft model is trained, and the settings that all training runs share.
 
     Attributes:
-        batch: The number of examples in a step.
+        batch: The number of examples in a step, which are sequences.
         learning_rate: The highest learning rate. It falls along a cosine after the warm-up.
         warm_up: The share of all steps during which the learning rate rises linearly.
         patience: Training ends after this many epochs without progress on held-out examples.
+        layers: The number of evenly spaced layers of the target that a new draft model begins with;
+            None trains the draft of the pair.
     """
 
-    batch: int = 256
+    batch: int = 8
     epochs: int = 20
-    learning_rate: float = 1e-3
+    learning_rate: float = 5e-4
     warm_up: float = 0.05
     patience: int = 2
     seed: int = 0
+    layers: int | None = None
 
     def __post_init__(self) -> None:
-        _at_least(self, batch=1, epochs=1, patience=1, seed=0)
+        _at_least(self, batch=1, epochs=1, patience=1, seed=0, layers=1)
         if not 0 < self.learning_rate < 1:
             raise OptionError(f"learning-rate must lie between 0 and 1, not {self.learning_rate}")
 
@@ -64,8 +67,10 @@ class HeadsConfig(TrainConfig):
     all heads use the base model's output layer.
     """
 
-    heads: int = 3
+    batch: int = 256
+    learning_rate: float = 1e-3
     layers: int = 1
+    heads: int = 3
     own_output: bool = False
 
     def __post_init__(self) -> None:
@@ -76,32 +81,14 @@ class HeadsConfig(TrainConfig):
 
 
 @dataclass(frozen=True)
-class DistillConfig(TrainConfig):
-    """How a draft model is trained. A batch counts sequences. layers: The number of evenly spaced
-    layers of the target that a new draft model begins with; None trains the draft of the pair."""
-
-    batch: int = 8
-    learning_rate: float = 5e-4
-    layers: int | None = None
-
-    def __post_init__(self) -> None:
-        _at_least(self, layers=1)
-        super().__post_init__()
-
-
-@dataclass(frozen=True)
 class DrafterConfig(TrainConfig):
-    """The shape of a DSpark, and how it is trained. A batch counts sequences. layers: The number of
-    layers; None derives it from the target's depth. num_draft: The draft length for which the
-    drafter is trained."""
+    """The shape of a DSpark, and how it is trained. layers: The number of layers; None derives it
+    from the target's depth. num_draft: The draft length for which the drafter is trained."""
 
-    batch: int = 8
     learning_rate: float = 1e-3
-    layers: int | None = None
     num_draft: int = 6
 
     def __post_init__(self) -> None:
-        _at_least(self, layers=1)
         if not 1 <= self.num_draft <= LONGEST_LEARNED:
             raise OptionError(f"num-draft must be 1 to {LONGEST_LEARNED}, not {self.num_draft}")
         super().__post_init__()

@@ -31,8 +31,8 @@ from ..models.loading import trainable
 from ..models.number_format import dequantize, twin_of
 from ..models.trainable import Trainable
 from ..system import default_shard_bytes
-from .config import DataConfig, DistillConfig
-from .fit import STORED_DTYPE, TextTask, Trained, Training, Watcher, stored_type, work_directory
+from .config import DataConfig, TrainConfig
+from .fit import STORED_DTYPE, Task, Trained, Training, Watcher, stored_type, work_directory
 
 _FLOOR = -80.0
 """Smallest log-probability. The probability of a much smaller one is 0 in float32."""
@@ -69,10 +69,10 @@ class Closeness:
         return 1 - self.acceptance
 
 
-class DraftTask(TextTask):
+class DraftTask(Task):
     """The training task of a draft model."""
 
-    def __init__(self, draft: Trainable, training: Training, config: DistillConfig) -> None:
+    def __init__(self, draft: Trainable, training: Training, config: TrainConfig) -> None:
         super().__init__(draft.network, training, config)
         self._draft = draft
         self._texts = training.rows.texts()
@@ -112,21 +112,11 @@ class DraftTask(TextTask):
         return target, self._draft.logits(*inputs)[:, : self._vocabulary]
 
 
-@dataclass(frozen=True)
-class Initial:
-    """A draft model before its first step, with its config.json, the directory of its tokenizer
-    files, and a description of the origin of its weights."""
-
-    model: Base
-    config: Mapping[str, Any]
-    directory: Path
-    origin: str
-
-
 @contextmanager
-def initial(pair: Pair, layers: int | None) -> Iterator[Initial]:
-    """Yield the pair's draft model, or a new one of some layers if it has none. The files of the
-    draft model exist until the block ends.
+def initial(pair: Pair, layers: int | None) -> Iterator[tuple[Base, dict[str, Any], Path, str]]:
+    """Yield the pair's draft model, or a new one of some layers if it has none, with its
+    config.json, the directory of its tokenizer files, and a description of the origin of its
+    weights. The files exist until the block ends.
 
     Raises:
         OptionError: If the pair has Medusa heads, or a drafter that reads hidden states.
@@ -149,11 +139,11 @@ def initial(pair: Pair, layers: int | None) -> Iterator[Initial]:
         config = files.read_config(directory)
         name = short_name(pair.draft_name or pair.name)
         if pair.draft is not None:
-            yield Initial(pair.draft, config, directory, name)
+            yield pair.draft, config, directory, name
         elif layers is not None:
             model, changed = shaped(pair.target, config, layers)
             count = f"{layers} layer{'' if layers == 1 else 's'}"
-            yield Initial(model, changed, directory, f"{count} of {name}")
+            yield model, changed, directory, f"{count} of {name}"
 
 
 def short_name(model: str) -> str:
@@ -162,15 +152,22 @@ def short_name(model: str) -> str:
     return path.resolve().name if path.exists() else model
 
 
-def write(directory: Path, facts: Mapping[str, Any], network: nn.Module, initial: Initial) -> None:
-    """Write all files of the model, with `facts` in provenance.json. Raises OSError."""
+def write(
+    directory: Path,
+    facts: Mapping[str, Any],
+    network: nn.Module,
+    config: Mapping[str, Any],
+    source: Path,
+) -> None:
+    """Write all files of the model, with `facts` in provenance.json. The tokenizer files are those
+    of the directory `source`. Raises OSError."""
     tensors = {
         name: array.astype(stored_type(network, name, array))
         for name, array in tree_flatten(network.parameters())
     }
-    for file in files.tokenizer_files(initial.directory):
+    for file in files.tokenizer_files(source):
         shutil.copyfile(file, directory / file.name)
-    write_trained(directory, tensors, _config(network, initial.config), facts)
+    write_trained(directory, tensors, _config(network, config), facts)
 
 
 def write_trained(
@@ -206,7 +203,7 @@ def train(
     file: Path,
     output: Path,
     data: DataConfig,
-    config: DistillConfig,
+    config: TrainConfig,
     watcher: Watcher,
 ) -> Trained:
     """Train a draft model for the target of `pair` and write it to the directory `output`.
@@ -219,18 +216,21 @@ def train(
         OptionError, VocabularyError: If the pair does not suit; see `initial`.
         OutputError: If `output` exists or cannot be written.
     """
-    with work_directory(output) as directory, initial(pair, config.layers) as begun:
-        student = trainable(begun.model)
+    with (
+        work_directory(output) as directory,
+        initial(pair, config.layers) as (model, described, source, start),
+    ):
+        student = trainable(model)
         training = Training(pair, file, directory, data, watcher)
-        weights = [*Weights(begun.directory).paths, begun.directory / "config.json"]
+        weights = [*Weights(source).paths, source / "config.json"]
         origin = {
             "target": short_name(pair.name),
-            "start": begun.origin,
+            "start": start,
             "start_digest": combined(digests_of(weights)),
             "data_digest": training.digest,
         }
         task = DraftTask(student, training, config)
-        finish = partial(write, network=student.network, initial=begun)
+        finish = partial(write, network=student.network, config=described, source=source)
         return training.improve(task, output, origin, finish)
 
 

@@ -4,10 +4,9 @@ arXiv 2602.06036, section 4 (DFlash), arXiv 2607.05147 (DSpark)."""
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -46,26 +45,10 @@ last token's embedding; a larger one must first unlearn to repeat this token."""
 SPECULATORS_VERSION = "0.9.0"
 
 
-@dataclass(frozen=True)
-class TextStatistics:
-    """Statistics of the training data from which a drafter is initialized.
-
-    Attributes:
-        by_use: The target's tokens, the most frequent first.
-        final: The root mean square of each dimension of the head's input, (width,).
-    """
-
-    by_use: np.ndarray
-    final: mx.array
-
-    @classmethod
-    def of(cls, rows: SampleFiles, width: int, vocabulary: int) -> Self:
-        """Measure the rows of the training data. width: The width of one hidden state."""
-        tokens = rows.tokens()
-        used = np.bincount(tokens, minlength=vocabulary)[:vocabulary]
-        states = rows.states(np.arange(min(SEEN_ROWS, len(tokens)))).astype(mx.float32)
-        final = mx.sqrt(states[:, -width:].square().mean(axis=0))
-        return cls(np.argsort(-used, kind="stable"), final)
+def by_use(rows: SampleFiles, vocabulary: int) -> np.ndarray:
+    """Return the target's tokens, the most frequent in the training data first."""
+    used = np.bincount(rows.tokens(), minlength=vocabulary)[:vocabulary]
+    return np.argsort(-used, kind="stable")
 
 
 def hidden_layers(layers: int) -> tuple[int, ...]:
@@ -79,8 +62,8 @@ def hidden_layers(layers: int) -> tuple[int, ...]:
     return tuple(dict.fromkeys(every))
 
 
-def configuration(pair: Pair, config: DrafterConfig, texts: TextStatistics) -> dict[str, Any]:
-    """Return config.json of a new DSpark."""
+def configuration(pair: Pair, config: DrafterConfig, mask_token: int) -> dict[str, Any]:
+    """Return config.json of a new DSpark. Slots that are to be drafted hold `mask_token`."""
     target = pair.target
     by_depth = min(MOST_DSPARK_LAYERS, max(1, round(target.layers / LAYERS_OF_TARGET)))
     with as_directory(resolve(pair.name)) as directory:
@@ -95,7 +78,7 @@ def configuration(pair: Pair, config: DrafterConfig, texts: TextStatistics) -> d
         "enable_confidence_head": True,
         "markov_head_type": "rnn",
         "markov_rank": min(MOST_RANK, target.width // 2),
-        "mask_token_id": int(texts.by_use[-1]),
+        "mask_token_id": mask_token,
         "sample_from_anchor": True,
         "speculators_config": {
             "algorithm": "dspark",
@@ -108,14 +91,6 @@ def configuration(pair: Pair, config: DrafterConfig, texts: TextStatistics) -> d
         "tie_word_embeddings": False,
         "transformer_layer_config": _layer_config(target, config.layers or by_depth),
     }
-
-
-@dataclass(frozen=True)
-class Begun:
-    """A drafter with random weights, attached to its target, and its config.json."""
-
-    network: DFlash
-    config: Mapping[str, Any]
 
 
 def train(
@@ -139,16 +114,21 @@ def train(
         target.open([0]).advance(tokens, hidden=hidden)
         target.embed(tokens)
         training = Training(pair, file, directory, data, watcher, hidden)
-        texts = TextStatistics.of(training.rows, target.width, pair.vocabulary)
-        begun = begin(directory / "start", pair, config, texts)
-        task = DSparkTask(begun.network, training, config)
+        network, described = begin(directory / "start", pair, config, training.rows)
+        task = DSparkTask(network, training, config)
         origin = {"target": short_name(pair.name), "data_digest": training.digest}
-        return training.improve(task, output, origin, partial(write, begun=begun))
+        return training.improve(
+            task, output, origin, partial(write, network=network, config=described)
+        )
 
 
-def begin(directory: Path, pair: Pair, config: DrafterConfig, texts: TextStatistics) -> Begun:
-    """Write a drafter with random weights to `directory`, and load it."""
-    target, described = pair.target, configuration(pair, config, texts)
+def begin(
+    directory: Path, pair: Pair, config: DrafterConfig, rows: SampleFiles
+) -> tuple[DFlash, dict[str, Any]]:
+    """Write a drafter with random weights to `directory`. Return it, attached to its target, and
+    its config.json. The weights depend on statistics of the training data, `rows`."""
+    target, tokens = pair.target, by_use(rows, pair.vocabulary)
+    described = configuration(pair, config, int(tokens[-1]))
     layer = described["transformer_layer_config"]
     sizes = layer_sizes(ConfigEntries(directory / "config.json", layer), layer["model_type"])
     # Qwen 3's norms of queries and keys are optional tensors.
@@ -158,7 +138,12 @@ def begin(directory: Path, pair: Pair, config: DrafterConfig, texts: TextStatist
         for part in "qk"
     }
     shapes = describe("dspark", directory, described).tensors.shapes | norms
-    tensors = _weights(shapes, target, texts, config.seed)
+    states = rows.states(np.arange(min(SEEN_ROWS, int(rows.lengths.sum())))).astype(mx.float32)
+    final = mx.sqrt(states[:, -target.width :].square().mean(axis=0))
+    tensors = _weights(
+        shapes, target.embed(mx.array(tokens[None, :SEEN_TOKENS], dtype=mx.int32)), config.seed
+    )
+    tensors["norm.weight"] = QUIET * final
     tensors[CONFIDENCE] = mx.zeros((1, target.width + described["markov_rank"]))
     tensors[CONFIDENCE_BIAS] = mx.zeros((1,))
     directory.mkdir(parents=True, exist_ok=True)
@@ -168,14 +153,16 @@ def begin(directory: Path, pair: Pair, config: DrafterConfig, texts: TextStatist
     assert stored is not None, "a directory of a known kind"
     network = attach(stored, target, NumberFormat("float32"))
     assert isinstance(network, DFlash), "a DSpark is a DFlash with two more heads"
-    return Begun(network, described)
+    return network, described
 
 
-def write(directory: Path, facts: Mapping[str, Any], begun: Begun) -> None:
+def write(
+    directory: Path, facts: Mapping[str, Any], network: DFlash, config: Mapping[str, Any]
+) -> None:
     """Write all files of a trained drafter, with `facts` in provenance.json. Raises OSError."""
-    parameters = tree_flatten(begun.network.parameters())
+    parameters = tree_flatten(network.parameters())
     tensors = {path: array.astype(STORED_DTYPE) for path, array in parameters}
-    write_trained(directory, tensors, {**begun.config, "dtype": "bfloat16"}, facts)
+    write_trained(directory, tensors, {**config, "dtype": "bfloat16"}, facts)
 
 
 def _layer_config(target: Base, count: int) -> dict[str, Any]:
@@ -206,17 +193,14 @@ def _layer_config(target: Base, count: int) -> dict[str, Any]:
     }
 
 
-def _weights(shapes: Shapes, target: Base, texts: TextStatistics, seed: int) -> dict[str, mx.array]:
+def _weights(shapes: Shapes, embedded: mx.array, seed: int) -> dict[str, mx.array]:
     """Draw matrices of variance 1 / inputs, norms of 1 and biases of 0. Output projections are
-    scaled to the residual stream, and the final norm to QUIET times the target's."""
+    scaled to the residual stream, whose size is the size of the target's embeddings, `embedded`."""
     draws = mx.random.split(mx.random.key(seed), len(shapes))
-    embedded = target.embed(mx.array(texts.by_use[None, :SEEN_TOKENS], dtype=mx.int32))
     size = mx.sqrt(embedded.square().mean())
     made = {}
     for (name, shape), draw in zip(sorted(shapes.items()), draws, strict=True):
-        if name == "norm.weight":
-            made[name] = QUIET * texts.final
-        elif len(shape) == 1:
+        if len(shape) == 1:
             made[name] = mx.zeros(shape) if name.endswith("bias") else mx.ones(shape)
         elif name == "markov_head.markov_w2.weight":
             made[name] = mx.zeros(shape)

@@ -11,7 +11,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -46,17 +46,19 @@ Measured = Callable[[int, Any], None]
 """Called after each epoch with its number, from 1, and the figures of the held-out examples."""
 
 
-@dataclass(eq=False)
 class Task(ABC):
     """A module with its loss and its examples. The figures have a `score`; a lower score is better.
-    train, held_out: The indices of the examples to train on, and to evaluate on."""
 
-    module: nn.Module
-    config: TrainConfig
-    train: np.ndarray
-    held_out: np.ndarray
+    Attributes:
+        train, held_out: The indices of the examples to train on, and to evaluate on. An example is
+            a sample, which is a prompt with its completion.
+    """
 
-    def __post_init__(self) -> None:
+    def __init__(self, module: nn.Module, training: "Training", config: TrainConfig) -> None:
+        self.module, self.config = module, config
+        self._base, self._vocabulary = training.pair.target, training.pair.vocabulary
+        self._rows, self._prompts = training.rows, training.prompts
+        self.train, self.held_out = self._rows.split(HELD_OUT)
         self._order: tuple[int, Sequence[np.ndarray]] = (-1, [])
 
     @property
@@ -117,16 +119,6 @@ class Task(ABC):
         """Return the figures of the total of `sums`."""
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """The held-out figures and the number of the best epoch, 0 for the initial weights, and the
-    number of epochs."""
-
-    figures: Any
-    best: int
-    epochs: int
-
-
 @dataclass(eq=False)
 class Fit:
     """A training run of a task's module, which ends with the weights of the best epoch.
@@ -152,8 +144,9 @@ class Fit:
         if self.file.exists():
             self._read()
 
-    def run(self, step: Step, measured: Measured) -> Outcome:
-        """Train until the last epoch or early stopping."""
+    def run(self, watcher: "Watcher") -> tuple[int, int]:
+        """Train until the last epoch or early stopping. Return the number of the best epoch, 0 for
+        the initial weights, and the number of epochs."""
         learn = nn.value_and_grad(self._module, self.task.loss)
         batch = None
         while self._step < self._total:
@@ -167,12 +160,12 @@ class Fit:
             # The host reads the next batch from disk while the device computes.
             batch = self._batch() if self._step < self._total else None
             if self._step % self.task.steps == 0:
-                measured(self._epochs, self._evaluate())
+                watcher.measured(self._epochs, self._evaluate())
             elif self._step % STEPS_BETWEEN == 0:
                 self._write()
-            step(self._step, self._total, float(value.item()))
+            watcher.stepped(self._step, self._total, float(value.item()))
         self._module.update(self._best)
-        return Outcome(self.task.evaluate(), self._best_epoch, self._epochs)
+        return self._best_epoch, self._epochs
 
     def _batch(self) -> tuple[mx.array, ...]:
         return self.task.batch(*divmod(self._step, self.task.steps))
@@ -237,15 +230,20 @@ class Trained:
 
     Attributes:
         output: The directory of the result.
+        figures: Held-out figures of the result.
         start: Held-out figures of the initial weights; None if they mean nothing.
+        best: The number of the best epoch, 0 for the initial weights.
+        epochs: The number of epochs.
         rows, held_out: The number of tokens to train on, and of held-out tokens.
         seconds: The time of this run, without interrupted runs before it.
         resumed: Whether hidden states of an interrupted run were used.
     """
 
     output: Path
+    figures: Any
     start: Any
-    outcome: Outcome
+    best: int
+    epochs: int
     rows: int
     held_out: int
     seconds: float
@@ -293,12 +291,12 @@ class Training:
 
     def fit(
         self, task: Task, start: Any = None, origin: Mapping[str, str] | None = None
-    ) -> Outcome:
-        """Train to the end. start: See `Fit`. origin: The identity of the initial weights."""
+    ) -> tuple[int, int]:
+        """Train to the end, and return what `Fit.run` does. start: See `Fit`. origin: The identity
+        of the initial weights."""
         directory = self._directory / "fit"
         _keep(directory, {**self._settings, "fit": asdict(task.config), "origin": origin})
-        fit = Fit(task, directory / "checkpoint.safetensors", start)
-        return fit.run(self._watcher.stepped, self._watcher.measured)
+        return Fit(task, directory / "checkpoint.safetensors", start).run(self._watcher)
 
     def improve(self, task: Task, output: Path, origin: Mapping[str, str], write: Write) -> Trained:
         """Train a task whose initial weights may be the best, and write the result.
@@ -308,35 +306,28 @@ class Training:
         """
         start = task.evaluate()
         self._watcher.measured(0, start)
-        outcome = self.fit(task, start, origin)
+        best, epochs = self.fit(task, start, origin)
         round_as_stored(task.module)
-        outcome = replace(outcome, figures=task.evaluate())
+        figures = task.evaluate()
         facts = {
             **origin,
             "texts": asdict(self._data),
             "training": asdict(task.config),
-            "epochs": outcome.epochs,
-            "best_epoch": outcome.best,
-            "held_out": {"start": asdict(start), "result": asdict(outcome.figures)},
+            "epochs": epochs,
+            "best_epoch": best,
+            "held_out": {"start": asdict(start), "result": asdict(figures)},
         }
         with destination.directory(output) as made:
             write(made, facts)
-        return self.trained(output, task, outcome, start)
+        return self.trained(output, task, figures, start, best, epochs)
 
-    def trained(self, output: Path, task: Task, outcome: Outcome, start: Any = None) -> Trained:
+    def trained(
+        self, output: Path, task: Task, figures: Any, start: Any, best: int, epochs: int
+    ) -> Trained:
         """Return the report of a finished training run."""
         rows, held_out = task.count(task.train), task.count(task.held_out)
         seconds = time.perf_counter() - self._started
-        return Trained(output, start, outcome, rows, held_out, seconds, self._resumed)
-
-
-class TextTask(Task):
-    """A task whose examples are whole samples, each a prompt with its completion."""
-
-    def __init__(self, module: nn.Module, training: Training, config: TrainConfig) -> None:
-        super().__init__(module, config, *training.rows.split(HELD_OUT))
-        self._base, self._vocabulary = training.pair.target, training.pair.vocabulary
-        self._rows, self._prompts = training.rows, training.prompts
+        return Trained(output, figures, start, best, epochs, rows, held_out, seconds, self._resumed)
 
 
 STORED_DTYPE = mx.bfloat16

@@ -16,9 +16,8 @@ from ..checkpoints.shards import HEADS
 from ..engine.pair import Pair
 from ..models.base import Base
 from ..models.drafters.medusa import BASE_KEY, HEADS_KEY, LAYERS_KEY, MedusaHeads
-from .collect import SampleFiles
 from .config import DataConfig, HeadsConfig, TrainConfig
-from .fit import HELD_OUT, Task, Trained, Training, Watcher, work_directory
+from .fit import Task, Trained, Training, Watcher, work_directory
 
 DECAY = 0.8
 """Head i has the loss weight DECAY ** i: its token is accepted only if all earlier heads' are."""
@@ -44,15 +43,12 @@ class HeadTask(Task):
     """The training task of Medusa heads, whose examples are rows. A batch is hidden states, (n,
     width), and the tokens to predict, (n, heads) int32, which are -1 after the end of a sample."""
 
-    def __init__(self, heads: MedusaHeads, rows: SampleFiles, config: TrainConfig) -> None:
-        lengths = rows.lengths
-        is_held_out = np.zeros(len(lengths), bool)
-        is_held_out[rows.split(HELD_OUT)[1]] = True
-        is_held_out = np.repeat(is_held_out, lengths)
-        super().__init__(heads, config, np.flatnonzero(~is_held_out), np.flatnonzero(is_held_out))
-        self._heads = heads
-        self._rows = rows
-        self._targets = rows.targets(heads.count)
+    def __init__(self, heads: MedusaHeads, training: Training, config: TrainConfig) -> None:
+        super().__init__(heads, training, config)
+        lengths = self._rows.lengths
+        is_held_out = np.repeat(np.isin(np.arange(len(lengths)), self.held_out), lengths)
+        self.train, self.held_out = np.flatnonzero(~is_held_out), np.flatnonzero(is_held_out)
+        self._heads, self._targets = heads, self._rows.targets(heads.count)
 
     def shuffled(self, draw: np.random.Generator) -> Sequence[np.ndarray]:
         """Return random batches. Rows are sorted within a batch to read the disk in order."""
@@ -128,14 +124,15 @@ def train(
         training = Training(pair, file, directory, data, watcher)
         shape = config.heads, config.layers
         heads = initial_heads(pair.target, *shape, own_output=config.own_output)
-        task = HeadTask(heads, training.rows, config)
-        outcome = training.fit(task)
+        task = HeadTask(heads, training, config)
+        best, epochs = training.fit(task)
+        figures = task.evaluate()
         with destination.directory(output) as made:
             # A local base is stored as a path relative to `output`.
             path = os.path.expanduser(pair.name)
             base = os.path.relpath(path, output) if os.path.isdir(path) else pair.name
             write(made, heads, base)
-    return training.trained(output, task, outcome)
+    return training.trained(output, task, figures, None, best, epochs)
 
 
 def write(directory: Path, heads: MedusaHeads, base: str) -> None:

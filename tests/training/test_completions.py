@@ -14,7 +14,7 @@ from mlx_specdec.engine.generate import generate
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.errors import DecodingError
 from mlx_specdec.training import completions
-from mlx_specdec.training.collect import SampleFiles, TrainingSample, collect
+from mlx_specdec.training.collect import SampleFiles, collect
 from mlx_specdec.training.completions import complete, states
 from mlx_specdec.training.config import DataConfig
 from mlx_specdec.types import FINAL, after
@@ -86,7 +86,7 @@ def test_states_of_a_batch_are_those_of_single_texts(
 def test_every_temperature_has_texts_among_the_held_out_ones(tmp_path: Path) -> None:
     """Large batches hold texts of one temperature, and lie next to each other."""
     pair = loading.load(make_llama(tmp_path / "model"))
-    samples = [TrainingSample(f"some words {number}") for number in range(40)]
+    samples = [(f"some words {number}", "") for number in range(40)]
     config = DataConfig(samples=40, length=12, texts_at_once=20, temperatures=(0.0, 1.0))
     rows = SampleFiles(tmp_path, pair.target.width, pair.target.state_dtype)
     collect(pair, samples, config, rows, lambda done, total: None)

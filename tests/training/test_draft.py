@@ -11,11 +11,7 @@ from mlx.utils import tree_flatten
 from mlx_specdec.checkpoints.files import read_config
 from mlx_specdec.models.loading import load_model, trainable
 from mlx_specdec.training import draft as draft_files
-from mlx_specdec.training.draft import (
-    Initial,
-    forward,
-    log_probabilities,
-)
+from mlx_specdec.training.draft import forward, log_probabilities
 from mlx_specdec.training.fit import round_as_stored
 
 from ..support import tiny
@@ -39,8 +35,7 @@ def test_every_family_is_read_as_it_was_written(name: str, tmp_path: Path) -> No
     round_as_stored(network)
     output = tmp_path / "output"
     output.mkdir()
-    initial = Initial(model, read_config(directory), directory, "words")
-    draft_files.write(output, {"told": 1}, network, initial)
+    draft_files.write(output, {"told": 1}, network, read_config(directory), directory)
     again = load_model(output, dtype="float32").model
     inputs = draft.inputs([[3, 4, 5]], [[6, 7, 8]])
     found = trainable(again).logits(*inputs)

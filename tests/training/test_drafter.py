@@ -12,16 +12,14 @@ from mlx_specdec.engine import loading
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.training import drafter as drafter_files
 from mlx_specdec.training.anchors import Anchored, DSparkTask
-from mlx_specdec.training.collect import SampleFiles, TrainingSample, collect
+from mlx_specdec.training.collect import SampleFiles, collect
 from mlx_specdec.training.config import DataConfig, DrafterConfig
 from mlx_specdec.types import after
 
 from ..support.models import make_llama, make_t5
 
 MAKE = {"llama": make_llama, "t5": make_t5}
-SAMPLES = [
-    TrainingSample(" ".join(["some words and more"] * count)) for count in (3, 1, 2, 1, 4, 2, 1)
-]
+SAMPLES = [(" ".join(["some words and more"] * count), "") for count in (3, 1, 2, 1, 4, 2, 1)]
 COLLECTING = DataConfig(length=24, texts_at_once=4)
 SLOTS = 3
 
@@ -55,15 +53,14 @@ def learned(request, tmp_path_factory: pytest.TempPathFactory) -> Learned:
 def task_of(learned: Learned, directory: Path) -> DSparkTask:
     """A task whose drafter says much, since nothing of it is as it began."""
     pair, config = learned.pair, DrafterConfig(num_draft=SLOTS, batch=4)
-    texts = drafter_files.TextStatistics.of(learned.rows, pair.target.width, pair.vocabulary)
-    begun = drafter_files.begin(directory, pair, config, texts)
+    network, _ = drafter_files.begin(directory, pair, config, learned.rows)
     keys = iter(mx.random.split(mx.random.key(4), 100))
     moved = tree_map(
         lambda array: array + 0.2 * mx.random.normal(array.shape, key=next(keys)),
-        begun.network.parameters(),
+        network.parameters(),
     )
-    begun.network.update(moved)
-    return DSparkTask(begun.network, learned, config)
+    network.update(moved)
+    return DSparkTask(network, learned, config)
 
 
 def places(task: DSparkTask, anchored: Anchored, examples: np.ndarray) -> Iterator[tuple[int, ...]]:

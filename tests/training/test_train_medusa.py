@@ -53,7 +53,7 @@ def test_texts_are_the_models_own_and_each_state_predicts_its_token(
     rows, found = rows_of(
         pair,
         tmp_path,
-        [TrainingSample(text) for text in TEXTS],
+        [(text, "") for text in TEXTS],
         length=48,
         temperatures=(0.0,),
     )

@@ -93,8 +93,7 @@ class GatedAttention(DrafterAttention):
         keys, values = attended
         mixed = attend_by_kernel(self._mixed, queries, keys, values, mask)
         flat = mixed.swapaxes(1, 2).reshape(batch, rows, -1)
-        output: mx.array = self.o_proj(flat * mx.sigmoid(gate.reshape(batch, rows, -1)))
-        return output
+        return self.o_proj(flat * mx.sigmoid(gate.reshape(batch, rows, -1)))
 
 
 class Gemma4Attention(DrafterAttention):
@@ -136,8 +135,7 @@ class Gemma4Layer(DrafterLayer):
     ) -> mx.array:
         rows = rows + self.post_attention_layernorm(attended)
         inner = self.mlp(self.pre_feedforward_layernorm(rows))
-        output: mx.array = (rows + self.post_feedforward_layernorm(inner)) * self.layer_scalar
-        return output
+        return (rows + self.post_feedforward_layernorm(inner)) * self.layer_scalar
 
 
 class GeluFeedForward(FeedForward):

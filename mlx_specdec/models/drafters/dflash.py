@@ -264,8 +264,7 @@ class DFlash(DrafterNetwork):
     def features(self, hidden: mx.array) -> mx.array:
         """Return the inputs of keys and values, (batch, m, width), from the target's hidden states,
         (batch, m, number of hidden states x target's width)."""
-        states: mx.array = self.hidden_norm(self.fc(hidden.astype(self.dtype)))
-        return states
+        return self.hidden_norm(self.fc(hidden.astype(self.dtype)))
 
     def masks(self, place: Place) -> list[mx.array | None]:
         """Return each layer's attention mask for the blocks that are written at `place`, (batch or

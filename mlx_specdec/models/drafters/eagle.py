@@ -167,12 +167,10 @@ class Eagle3(Chain):
             parts = mx.split(hidden, len(self.fc_norm), axis=-1)
             normed = [norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)]
             hidden = mx.concatenate(normed, axis=-1)
-        states: mx.array = self.fc(hidden)
-        return states
+        return self.fc(hidden)
 
     def first(self, tokens: mx.array, states: mx.array) -> tuple[mx.array, mx.array]:
-        both: tuple[mx.array, mx.array] = self.layers[0].inputs(self.embed(tokens), states)
-        return both
+        return self.layers[0].inputs(self.embed(tokens), states)
 
     def ends(self, states: mx.array) -> tuple[mx.array, mx.array]:
         normed = self.norm(states)

@@ -215,8 +215,7 @@ class StoredTensors(UserDict[str, Any]):
         return cls(directory, readers, {name: array.shape for name, array in arrays.items()})
 
     def __getitem__(self, name: str) -> mx.array:
-        tensor: mx.array = self.data[name]()
-        return tensor
+        return self.data[name]()
 
     def hidden_count(self, width: int, stated: int) -> int:
         """Return how many hidden states of a width `fc` reads; `stated` if there are no tensors."""

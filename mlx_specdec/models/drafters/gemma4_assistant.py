@@ -85,8 +85,7 @@ class TargetAttention:
     def keys(self, rows: mx.array, offset: int | mx.array) -> mx.array:
         """Return rotated keys, (batch, heads, m, head_dim), from rows, (batch, m, width), whose
         first is at position `offset`, one for all or (batch,) int32."""
-        rotated: mx.array = self._rope(self.values(rows), offset=offset)
-        return rotated
+        return self._rope(self.values(rows), offset=offset)
 
     def values(self, rows: mx.array) -> mx.array:
         """Return rows, (batch, m, width), divided into heads, (batch, heads, m, head_dim)."""
@@ -213,8 +212,7 @@ class Assistant(DrafterNetwork):
     def own_logits(self, states: mx.array) -> mx.array:
         """See `DrafterNetwork`; tokens outside of the likeliest clusters get -inf."""
         if "masked_embedding" not in self:
-            logits: mx.array = self.lm_head.as_linear(states)
-            return logits
+            return self.lm_head.as_linear(states)
         tokens = self.masked_embedding.tokens(states)
         scores = (self.lm_head(tokens) @ states[..., None])[..., 0]
         shape = (*states.shape[:2], self._target.vocabulary)

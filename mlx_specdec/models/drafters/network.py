@@ -214,8 +214,7 @@ class DrafterNetwork(nn.Module, ABC):
         """Return logits, (batch, m, the drafter's vocabulary), of the head's inputs, (batch, m,
         width)."""
         if "lm_head" in self:
-            logits: mx.array = self.lm_head(states)
-            return logits
+            return self.lm_head(states)
         return self._target.head(states.astype(self._target.state_dtype))
 
     def over_target(self, logits: mx.array) -> mx.array:

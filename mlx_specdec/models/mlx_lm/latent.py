@@ -91,12 +91,10 @@ def absorbed(
     rows, latent = expanded_keys.module(queries), expanded_keys.latent
 
     def mixed(rows: mx.array, keys: Any, values: Any, mask: Any) -> mx.array:
-        made: mx.array = base.scaled_dot_product_attention(rows, keys, values, cache, scale, mask)
-        return made
+        return base.scaled_dot_product_attention(rows, keys, values, cache, scale, mask)
 
     attended = attend_by_kernel(mixed, rows, latent, latent, mask)
-    result: mx.array = expanded_values.module(attended)
-    return result
+    return expanded_values.module(attended)
 
 
 def _scores(queries: mx.array, keys: mx.array, mask: mx.array | str | None) -> mx.array:

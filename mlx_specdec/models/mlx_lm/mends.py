@@ -1,9 +1,9 @@
 """Corrections of mlx-lm's families, so that a network computes what config.json says.
 
 A mend changes a network that was just built, before its weights are loaded. The module `patches`
-says what each mend replaces and why. tests/contract/test_configurations.py compares every family with
-transformers, and `tests/models/test_mends.py` fails as soon as mlx-lm computes the same by itself,
-so that the mend can go."""
+says what each mend replaces and why. tests/contract/test_configurations.py compares every family
+with transformers, and `tests/models/test_mends.py` fails as soon as mlx-lm computes the same by
+itself, so that the mend can go."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping
