@@ -204,7 +204,7 @@ class DSparkTask(Task):
         tokens = anchored.chosen(anchored.tokens.reshape(anchored.tokens.shape[0], -1))
         embedded = self.network.markov_head.markov_w1(tokens)
         inputs = mx.stop_gradient(states), mx.stop_gradient(embedded)
-        sure = self.network.confidence_head.logits(*inputs)
+        sure = self.network.confidence(*inputs)
         return self._averaged(anchored, entropy) + nn.losses.binary_cross_entropy(sure, accepted)
 
     def draft(self, anchored: Anchored) -> mx.array:

@@ -125,7 +125,7 @@ class Gemma4Layer(DrafterLayer):
         super().__init__(sizes, number, sizes.width, present)
         path = f"layers.{number}"
         self.self_attn = Gemma4Attention(sizes, present, f"{path}.self_attn", share)
-        self.mlp = GeluFeedForward(sizes, present, f"{path}.mlp")
+        self.mlp = FeedForward(sizes, present, f"{path}.mlp", nn.gelu_approx)
         self.pre_feedforward_layernorm = nn.RMSNorm(sizes.width, sizes.eps)
         self.post_feedforward_layernorm = nn.RMSNorm(sizes.width, sizes.eps)
         self.layer_scalar = mx.ones((1,))
@@ -136,11 +136,6 @@ class Gemma4Layer(DrafterLayer):
         rows = rows + self.post_attention_layernorm(attended)
         inner = self.mlp(self.pre_feedforward_layernorm(rows))
         return (rows + self.post_feedforward_layernorm(inner)) * self.layer_scalar
-
-
-class GeluFeedForward(FeedForward):
-    def __call__(self, rows: mx.array) -> mx.array:
-        return self.down_proj(nn.gelu_approx(self.gate_proj(rows)) * self.up_proj(rows))
 
 
 class NoiseLevel(nn.Module):

@@ -139,25 +139,17 @@ class MarkovHead(nn.Module):
         if kind == "rnn":
             self.joint_proj = nn.Linear(2 * rank + width, 3 * rank)
 
-    def step(
+    def latent(
         self, token: mx.array, state: mx.array, carried: mx.array | None
     ) -> tuple[mx.array, mx.array | None]:
-        """Return the bias of a slot's logits, (batch, 1, the drafter's vocabulary), and `carried`
-        for the next slot.
+        """Return the inputs of `markov_w2`, (batch, 1, rank), whose output is the bias, and
+        `carried` for the next slot.
 
         Args:
             token: The tokens before the slot, (batch, 1) int32.
             state: The slot's states, (batch, 1, width).
             carried: The recurrent state of the type "rnn"; None for the first slot.
         """
-        latent, carried = self.latent(token, state, carried)
-        return self.markov_w2(latent), carried
-
-    def latent(
-        self, token: mx.array, state: mx.array, carried: mx.array | None
-    ) -> tuple[mx.array, mx.array | None]:
-        """Return the inputs of `markov_w2`, of width `rank`, and `carried` for the next slot.
-        Arguments are as in `step`, but may hold many blocks."""
         latent = self.markov_w1(token)
         if self._kind == "gated":
             gate = mx.sigmoid(self.gate_proj(mx.concatenate([state, latent], axis=-1)))
@@ -170,25 +162,6 @@ class MarkovHead(nn.Module):
             carried = gate * memory + (1 - gate) * mx.tanh(candidate)
             latent = mx.tanh(output)
         return latent, carried
-
-
-class ConfidenceHead(nn.Module):
-    """The head that estimates the probability that the target accepts the token of a slot if it
-    accepts all tokens before it. Some files also feed it the Markov head's embedding of the token
-    before the slot."""
-
-    def __init__(self, files: DrafterFiles) -> None:
-        super().__init__()
-        inputs = files.tensors.shapes[CONFIDENCE][1]
-        self._alone = inputs == files.sizes.width
-        self.proj = nn.Linear(inputs, 1, bias=CONFIDENCE_BIAS in files.tensors)
-
-    def logits(self, state: mx.array, before: mx.array | None) -> mx.array:
-        """Return (...) float32, whose sigmoid is the probability, for states, (..., width), and the
-        Markov head's embeddings of the tokens before the slots, (..., rank)."""
-        inputs = [state] if self._alone or before is None else [state, before]
-        logits: mx.array = self.proj(mx.concatenate(inputs, axis=-1))
-        return logits.astype(mx.float32)[..., 0]
 
 
 Attend = Callable[[mx.array], mx.array]
@@ -214,7 +187,10 @@ class DFlash(DrafterNetwork):
         if rank := files.tensors.shapes.get(W1, (settings.get("markov_rank", 0),))[-1]:
             self.markov_head = MarkovHead(files, int(rank))
         if CONFIDENCE in files.tensors:
-            self.confidence_head = ConfidenceHead(files)
+            inputs = files.tensors.shapes[CONFIDENCE][1]
+            self.confidence_head = nn.Module()
+            self.confidence_head.proj = nn.Linear(inputs, 1, bias=CONFIDENCE_BIAS in files.tensors)
+            self._is_told_token = inputs != sizes.width
         windows = _windows(settings, sizes.count)
         self.sight = tuple(zip(windows, _causal(settings, windows, files.kind), strict=True))
         self.window_behind_block = settings.layered
@@ -249,17 +225,23 @@ class DFlash(DrafterNetwork):
     ) -> tuple[mx.array, mx.array | None]:
         """Return the final logits of a slot over the target's vocabulary, and `carried` for the
         next slot. `logits` are the head's, (batch, 1, the drafter's vocabulary). For the other
-        arguments, see `MarkovHead.step`."""
+        arguments, see `MarkovHead.latent`."""
         if "markov_head" in self:
-            bias, carried = self.markov_head.step(token, state, carried)
-            logits = logits + bias
+            latent, carried = self.markov_head.latent(token, state, carried)
+            logits = logits + self.markov_head.markov_w2(latent)
         return self.over_target(logits), carried
 
-    def chance(self, token: mx.array, state: mx.array) -> mx.array:
-        """Return the probability that a slot's token is accepted if all tokens before it are,
-        (batch, 1) float32. Arguments are as in `slot_logits`."""
-        before = self.markov_head.markov_w1(token) if "markov_head" in self else None
-        return mx.sigmoid(self.confidence_head.logits(state, before))
+    def confidence(self, state: mx.array, before: mx.array | None) -> mx.array:
+        """Return (...) float32. Its sigmoid is the probability that the target accepts the token of
+        a slot if it accepts all tokens before it.
+
+        Args:
+            state: The states of slots, (..., width).
+            before: The Markov head's embeddings of the tokens before the slots, (..., rank). Only
+                some files feed them to the confidence head.
+        """
+        inputs = [state, before] if self._is_told_token and before is not None else [state]
+        return self.confidence_head.proj(mx.concatenate(inputs, axis=-1)).astype(mx.float32)[..., 0]
 
     def features(self, hidden: mx.array) -> mx.array:
         """Return the inputs of keys and values, (batch, m, width), from the target's hidden states,
@@ -302,7 +284,8 @@ class DFlashContext(DrafterContext):
         slot = network.skipped + self._index
         state = self._states[:, slot : slot + 1]
         if "confidence_head" in network:
-            self._chances.append(network.chance(tokens, state))
+            before = network.markov_head.markov_w1(tokens) if "markov_head" in network else None
+            self._chances.append(mx.sigmoid(network.confidence(state, before)))
         logits, self._carried = network.slot_logits(
             self._logits[:, self._index : self._index + 1], tokens, state, self._carried
         )
@@ -333,7 +316,7 @@ class DFlashContext(DrafterContext):
         self._states, self._carried, self._index = states, None, -1
         self._chances = []
         if skipped and "markov_head" in network:
-            _, self._carried = network.markov_head.step(newest, states[:, :1], None)
+            _, self._carried = network.markov_head.latent(newest, states[:, :1], None)
         return self.next_logits(newest)
 
     def chances(self) -> mx.array | None:
@@ -425,6 +408,6 @@ class DFlash2(DFlash):
         return self.candidate_selector.step(logits, token, state), None
 
 
-DSPARK = DrafterKind("dspark", is_dspark, partial(read, "dspark"), DFlash, layer_ids=LAYER_IDS)
-DFLASH = DrafterKind("dflash", is_dflash, partial(read, "dflash"), DFlash, layer_ids=LAYER_IDS)
-DFLASH2 = DrafterKind("dflash2", is_dflash2, partial(read, "dflash2"), DFlash2, layer_ids=LAYER_IDS)
+DSPARK = DrafterKind("dspark", is_dspark, read, DFlash, layer_ids=LAYER_IDS)
+DFLASH = DrafterKind("dflash", is_dflash, read, DFlash, layer_ids=LAYER_IDS)
+DFLASH2 = DrafterKind("dflash2", is_dflash2, read, DFlash2, layer_ids=LAYER_IDS)

@@ -7,7 +7,6 @@ and SGLang read."""
 
 import re
 from collections.abc import Collection, Sequence
-from functools import partial
 from pathlib import Path
 
 import mlx.core as mx
@@ -17,7 +16,6 @@ from ...checkpoints.files import Weights
 from .files import (
     ConfigEntries,
     DrafterFiles,
-    LayerSizes,
     StoredTensors,
     is_named,
     layer_sizes,
@@ -53,12 +51,12 @@ def is_eagle(config: Config, names: Collection[str]) -> bool:
     return present <= own_names and own_names.isdisjoint(absent)
 
 
-def read_eagle(directory: Path, config: Config, weights: Weights | None) -> DrafterFiles:
+def read_eagle(kind: str, directory: Path, config: Config, weights: Weights | None) -> DrafterFiles:
     settings = ConfigEntries(directory / "config.json", config)
     sizes = layer_sizes(settings, None)
     return DrafterFiles(
         directory=directory,
-        kind="eagle",
+        kind=kind,
         settings=settings,
         sizes=sizes,
         target_width=sizes.width,
@@ -96,7 +94,7 @@ def is_eagle3(config: Config, names: Collection[str]) -> bool:
 
 
 def read_eagle3(
-    directory: Path, config: Config, weights: Weights | None, kind: str = "eagle3"
+    kind: str, directory: Path, config: Config, weights: Weights | None
 ) -> DrafterFiles:
     files = read_layers(
         kind,
@@ -115,24 +113,9 @@ def read_eagle3(
     return files
 
 
-class FirstLayer(DrafterLayer):
-    """The layer whose attention reads each token's embedding, concatenated with the hidden state of
-    the position before it."""
-
-    def __init__(self, sizes: LayerSizes, present: Collection[str], norm_before_residual: bool):
-        super().__init__(sizes, 0, 2 * sizes.width, present)
-        self.hidden_norm = nn.RMSNorm(sizes.width, sizes.eps)
-        self._norm_before_residual = norm_before_residual
-
-    def inputs(self, embedded: mx.array, states: mx.array) -> tuple[mx.array, mx.array]:
-        """Return the residual, and the inputs of queries, keys and values."""
-        normed = self.hidden_norm(states)
-        both = mx.concatenate([self.input_layernorm(embedded), normed], axis=-1)
-        return (normed if self._norm_before_residual else states), both
-
-
 class Eagle3(Chain):
-    """The network of an EAGLE-3.
+    """The network of an EAGLE-3. The attention of the first layer reads each token's embedding,
+    concatenated with the hidden state of the position before it.
 
     Attributes:
         norms_before_head: Whether the head reads the output of the last norm.
@@ -145,11 +128,12 @@ class Eagle3(Chain):
         if sizes.width != files.target_width:  # the target's embedding and head do not fit
             self.embed_tokens = nn.Embedding(files.vocabulary, sizes.width)
             self.lm_head = nn.Linear(sizes.width, files.drafted, bias=False)
-        first = FirstLayer(sizes, present, bool(settings.get("norm_before_residual")))
-        later = [
-            DrafterLayer(sizes, number, sizes.width, present) for number in range(1, sizes.count)
+        self.layers = [
+            DrafterLayer(sizes, number, sizes.width if number else 2 * sizes.width, present)
+            for number in range(sizes.count)
         ]
-        self.layers = [first, *later]
+        self.layers[0].hidden_norm = nn.RMSNorm(sizes.width, sizes.eps)
+        self._norms_residual = bool(settings.get("norm_before_residual"))
         if "input_norm.weight" in present:
             self.input_norm = nn.RMSNorm(files.hidden_count * files.target_width, sizes.eps)
         if "fc_norm.0.weight" in present:
@@ -170,7 +154,10 @@ class Eagle3(Chain):
         return self.fc(hidden)
 
     def first(self, tokens: mx.array, states: mx.array) -> tuple[mx.array, mx.array]:
-        return self.layers[0].inputs(self.embed(tokens), states)
+        normed = self.layers[0].hidden_norm(states)
+        embedded = self.layers[0].input_layernorm(self.embed(tokens))
+        both = mx.concatenate([embedded, normed], axis=-1)
+        return normed if self._norms_residual else states, both
 
     def ends(self, states: mx.array) -> tuple[mx.array, mx.array]:
         normed = self.norm(states)
@@ -229,6 +216,4 @@ class PEagleContext(ChainContext):
 
 EAGLE = DrafterKind("eagle", is_eagle, read_eagle, Eagle, by_speculators=False)
 EAGLE3 = DrafterKind("eagle3", is_eagle3, read_eagle3, Eagle3, layer_ids=EAGLE_LAYER_IDS)
-PEAGLE = DrafterKind(
-    "peagle", is_peagle, partial(read_eagle3, kind="peagle"), PEagle, layer_ids=EAGLE_LAYER_IDS
-)
+PEAGLE = DrafterKind("peagle", is_peagle, read_eagle3, PEagle, layer_ids=EAGLE_LAYER_IDS)

@@ -37,14 +37,14 @@ def recognizes(config: Config, names: Collection[str]) -> bool:
     return config.get("model_type") in ASSISTANT_TYPES
 
 
-def read(directory: Path, config: Config, weights: Weights | None) -> DrafterFiles:
+def read(kind: str, directory: Path, config: Config, weights: Weights | None) -> DrafterFiles:
     config = spelled_old(config)
     settings = ConfigEntries(directory / "config.json", config.get("text_config"), config)
     if feature := next((name for name in NEVER if settings.get(name)), None):
         raise settings.wrong(feature, "0 or false in an assistant")
     return DrafterFiles(
         directory=directory,
-        kind="gemma4_assistant",
+        kind=kind,
         settings=settings,
         sizes=layer_sizes(settings, None),
         target_width=int(settings["backbone_hidden_size"]),
@@ -90,24 +90,6 @@ class TargetAttention:
     def values(self, rows: mx.array) -> mx.array:
         """Return rows, (batch, m, width), divided into heads, (batch, heads, m, head_dim)."""
         return rows.reshape(*rows.shape[:2], self.heads, self.head_dim).swapaxes(1, 2)
-
-
-class MaskedEmbedding(nn.Module):
-    """The module that chooses the tokens that get logits: all tokens of the likeliest clusters."""
-
-    def __init__(self, files: DrafterFiles) -> None:
-        super().__init__()
-        self._clusters = int(files.settings.get("num_centroids", 2048))
-        self._top_k = int(files.settings.get("centroid_intermediate_top_k", 32))
-        self.centroids = nn.Linear(files.sizes.width, self._clusters, bias=False)
-        self.token_ordering = mx.arange(files.vocabulary)
-
-    def tokens(self, states: mx.array) -> mx.array:
-        """Return the ids of the tokens that get logits, (batch, m, tokens) int32, from
-        states, (batch, m, width)."""
-        scores = self.centroids(states)
-        best = mx.argpartition(-scores, self._top_k - 1, axis=-1)[..., : self._top_k]
-        return self.token_ordering.reshape(self._clusters, -1)[best].flatten(2).astype(mx.int32)
 
 
 class Assistant(DrafterNetwork):
@@ -156,7 +138,11 @@ class Assistant(DrafterNetwork):
         # An embedding, because only the rows of the chosen tokens are multiplied.
         self.lm_head = nn.Embedding(files.vocabulary, files.sizes.width)
         if settings.get("use_ordered_embeddings"):
-            self.masked_embedding = MaskedEmbedding(files)
+            clusters = int(settings.get("num_centroids", 2048))
+            self._top_k = int(settings.get("centroid_intermediate_top_k", 32))
+            self.masked_embedding = nn.Module()
+            self.masked_embedding.centroids = nn.Linear(sizes.width, clusters, bias=False)
+            self.masked_embedding.token_ordering = mx.arange(files.vocabulary)
 
     def bind(self, files: DrafterFiles, target: Base) -> None:
         super().bind(files, target)
@@ -213,7 +199,10 @@ class Assistant(DrafterNetwork):
         """See `DrafterNetwork`; tokens outside of the likeliest clusters get -inf."""
         if "masked_embedding" not in self:
             return self.lm_head.as_linear(states)
-        tokens = self.masked_embedding.tokens(states)
+        clusters = self.masked_embedding.centroids(states)
+        best = mx.argpartition(-clusters, self._top_k - 1, axis=-1)[..., : self._top_k]
+        members = self.masked_embedding.token_ordering.reshape(clusters.shape[-1], -1)
+        tokens = members[best].flatten(2).astype(mx.int32)
         scores = (self.lm_head(tokens) @ states[..., None])[..., 0]
         shape = (*states.shape[:2], self._target.vocabulary)
         nothing = mx.full(shape, -mx.inf, dtype=scores.dtype)

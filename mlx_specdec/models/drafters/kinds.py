@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -19,9 +18,9 @@ from ...errors import CheckpointError, first_line
 from ...types import Scores
 from ..base import Base
 from ..cpu_layers import lighten
-from ..number_format import NumberFormat, stored_dtype
+from ..number_format import NumberFormat
 from . import DRAFTER_KINDS
-from .files import ConfigEntries, DrafterFiles, StoredTensors, nested
+from .files import DrafterFiles, Shapes, nested
 from .network import DrafterKind, DrafterNetwork
 
 _UNSUPPORTED = {
@@ -83,43 +82,38 @@ def read(directory: Path) -> DrafterFiles | None:
     name = kind_of(directory) if directory.is_dir() else None
     if name is None:
         return None
-    config = read_json(directory / "config.json")
-    return _checked(kind_named(name), directory, config, Weights(directory))
+    weights = Weights(directory)
+    files, shapes = _built(name, directory, read_json(directory / "config.json"), weights)
+    if shapes:
+        try:
+            check_weights(shapes, files.tensors.shapes)
+        except CheckpointError as problem:
+            raise CheckpointError(f"{directory}: {problem}") from None
+    return files
 
 
-def describe(kind: str, directory: Path, config: Mapping[str, Any]) -> DrafterFiles:
-    """Return the drafter that a configuration describes, with zeros in place of its tensors.
-    Messages mention `directory`. Raises CheckpointError."""
-    return _checked(kind_named(kind), directory, config, None)
+def shapes_of(kind: str, directory: Path, config: Mapping[str, Any]) -> Shapes:
+    """Return the shapes of the tensors of the drafter that a configuration describes. Messages
+    mention `directory`. Raises CheckpointError."""
+    return _built(kind, directory, config, None)[1]
 
 
-def _checked(
-    kind: DrafterKind, directory: Path, config: Mapping[str, Any], weights: Weights | None
-) -> DrafterFiles:
+def _built(
+    name: str, directory: Path, config: Mapping[str, Any], weights: Weights | None
+) -> tuple[DrafterFiles, Shapes]:
+    """Open a drafter. Return it with the shapes of its tensors if its kind is `described`."""
+    kind = kind_named(name)
     try:
-        files = kind.read(directory, config, weights)
+        files = kind.read(name, directory, config, weights)
         network = kind.network(files) if kind.described else nn.Module()
     except CheckpointError:
         raise
     except Exception as problem:  # an invalid value may raise anything
         raise CheckpointError(
-            f"{directory / 'config.json'} does not describe a drafter of the kind {kind.name} that "
+            f"{directory / 'config.json'} does not describe a drafter of the kind {name} that "
             f"can be built ({type(problem).__name__}: {first_line(problem):.200})"
         ) from problem
-    arrays = dict(tree_flatten(network.parameters()))
-    if weights is None:
-        dtype = stored_dtype(
-            ConfigEntries(directory, config.get("transformer_layer_config"), config)
-        )
-        zeros = {name: mx.zeros(array.shape, dtype) for name, array in arrays.items()}
-        return replace(files, tensors=StoredTensors.made(directory, zeros))
-    if kind.described:
-        try:
-            shapes = {name: array.shape for name, array in arrays.items()}
-            check_weights(shapes, files.tensors.shapes)
-        except CheckpointError as problem:
-            raise CheckpointError(f"{directory}: {problem}") from None
-    return files
+    return files, {path: array.shape for path, array in tree_flatten(network.parameters())}
 
 
 def on_target(files: DrafterFiles, target: Any) -> DrafterNetwork:

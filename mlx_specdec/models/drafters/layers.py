@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -80,16 +80,9 @@ def yarn(sizes: LayerSizes, scaling: Mapping[str, Any]) -> Callable[..., mx.arra
     return rotate
 
 
-class SourceKeysValues(NamedTuple):
-    """One layer's keys and values of the encoder's output, (batch, kv_heads, n, head_dim) each.
-
-    Attributes:
-        mask: (batch, 1, 1, n) bool, False for padding; None without padding.
-    """
-
-    keys: mx.array
-    values: mx.array
-    mask: mx.array | None = None
+SourceKeysValues = tuple[mx.array, mx.array, mx.array | None]
+"""One layer's keys and values of the encoder's output, (batch, kv_heads, n, head_dim) each, and a
+mask, (batch, 1, 1, n) bool, which is False for padding; None without padding."""
 
 
 def add_biases(module: nn.Module, present: Names, path: str) -> None:
@@ -123,15 +116,18 @@ class DrafterAttention(RotaryAttention):
 class FeedForward(nn.Module):
     """The gated network after the attention."""
 
-    def __init__(self, sizes: LayerSizes, present: Names, path: str) -> None:
+    def __init__(
+        self, sizes: LayerSizes, present: Names, path: str, activation: Any = nn.silu
+    ) -> None:
         super().__init__()
+        self._activation = activation
         self.gate_proj = nn.Linear(sizes.width, sizes.intermediate, bias=False)
         self.up_proj = nn.Linear(sizes.width, sizes.intermediate, bias=False)
         self.down_proj = nn.Linear(sizes.intermediate, sizes.width, bias=False)
         add_biases(self, present, path)
 
     def __call__(self, rows: mx.array) -> mx.array:
-        return self.down_proj(nn.silu(self.gate_proj(rows)) * self.up_proj(rows))
+        return self.down_proj(self._activation(self.gate_proj(rows)) * self.up_proj(rows))
 
 
 class DrafterLayer(nn.Module):
@@ -167,5 +163,5 @@ class DrafterLayer(nn.Module):
         if "encoder_attn" not in self:
             return rows
         assert source is not None, "the layer attends to a source"
-        normed = self.encoder_attn_layernorm(rows)
-        return rows + self.encoder_attn(normed, source[:2], source.mask)
+        keys, values, mask = source
+        return rows + self.encoder_attn(self.encoder_attn_layernorm(rows), (keys, values), mask)

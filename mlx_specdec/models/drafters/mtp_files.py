@@ -118,7 +118,7 @@ def recognizes(config: Config, names: Collection[str]) -> bool:
     return bool(names) and all(map(mtp_layers.known(config), names))
 
 
-def read(directory: Path, config: Config, weights: Weights | None) -> MtpFiles:
+def read(kind: str, directory: Path, config: Config, weights: Weights | None) -> MtpFiles:
     assert weights is not None, "config.json alone does not describe the layer"
     inner = config.get("transformer_layer_config")
     if not isinstance(inner, Mapping):
@@ -126,8 +126,8 @@ def read(directory: Path, config: Config, weights: Weights | None) -> MtpFiles:
         carried = Carried(tuple(weights.infos), weights.read, original)
         return _files(directory, config, carried)
     family = mtp_layers.family(inner)
-    kind = MLX_LM_TYPES.get(family, family)
-    if kind not in (supported := (WITHOUT_LAYERS, "qwen3_5", "qwen3_5_moe", "qwen3_next")):
+    stored = MLX_LM_TYPES.get(family, family)
+    if stored not in (supported := (WITHOUT_LAYERS, "qwen3_5", "qwen3_5_moe", "qwen3_next")):
         raise CheckpointError(
             f"{directory} holds a layer for multi-token prediction of the type {family!a:.60}, "
             f"which is not supported: {', '.join(supported)} are"
@@ -135,7 +135,7 @@ def read(directory: Path, config: Config, weights: Weights | None) -> MtpFiles:
     from transformers import AutoConfig  # mlx-lm imports transformers as well
 
     stated = {key: value for key, value in inner.items() if value is not None}
-    text = kind if f"{kind}_text" not in MLX_LM_TYPES else f"{kind}_text"
+    text = stored if f"{stored}_text" not in MLX_LM_TYPES else f"{stored}_text"
     # `speculators` omits entries that have transformers' default values.
     complete = AutoConfig.for_model(**{**stated, "model_type": text}).to_dict()
     # Norms of Qwen 3 are stored as they are. Other families store their distance from 1.

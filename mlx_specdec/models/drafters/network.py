@@ -46,8 +46,8 @@ class DrafterKind:
     Attributes:
         recognizes: Returns whether a directory holds a drafter of this kind, from config.json and
             the names of the tensors.
-        read: Opens a directory, from config.json and the weights (None without weights). Raises
-            CheckpointError.
+        read: Opens a directory, from the name of the kind, the directory, config.json and the
+            weights (None without weights). Raises CheckpointError.
         network: Builds the network of the files that `read` returned.
         described: Whether config.json alone determines the names and shapes of all tensors.
         layer_ids: The entry of config.json that lists the target's layers whose inputs are read.
@@ -57,7 +57,7 @@ class DrafterKind:
 
     name: str
     recognizes: Callable[[Config, Collection[str]], bool]
-    read: Callable[[Path, Config, Weights | None], DrafterFiles]
+    read: Callable[[str, Path, Config, Weights | None], DrafterFiles]
     network: Callable[[Any], DrafterNetwork]
     described: bool = True
     layer_ids: str = ""
@@ -205,10 +205,7 @@ class DrafterNetwork(nn.Module, ABC):
         hidden = None if mask is None else mask[:, None, None]
         pairs = (layer.encoder_attn.keys_values(states) for layer in self.layers)
         # Copied once into contiguous arrays: every later pass would copy a transposed view.
-        return [
-            SourceKeysValues(mx.contiguous(keys), mx.contiguous(values), hidden)
-            for keys, values in pairs
-        ]
+        return [(mx.contiguous(keys), mx.contiguous(values), hidden) for keys, values in pairs]
 
     def own_logits(self, states: mx.array) -> mx.array:
         """Return logits, (batch, m, the drafter's vocabulary), of the head's inputs, (batch, m,
@@ -264,8 +261,7 @@ class DrafterContext(RowsContext, ABC):
         self._encoded, mask = encoded, encoded.mask
         hidden = None if mask is None else mask[:, None, None]
         if encoded.projected:
-            pairs = encoded.by_layer
-            self._sources = [SourceKeysValues(keys, values, hidden) for keys, values in pairs]
+            self._sources = [(keys, values, hidden) for keys, values in encoded.by_layer]
 
     def add(self, hidden: mx.array, counts: Sequence[int]) -> None:
         """Let the target's hidden states of committed tokens wait.
