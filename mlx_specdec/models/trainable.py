@@ -1,9 +1,9 @@
-"""The protocol of networks that can be trained, and batches of sequences of different lengths. A
+"""Networks that can be trained, and batches of sequences of different lengths. A
 training pass runs over complete sequences without caches. Padding follows a sequence, and causal
 attention never looks ahead at it."""
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -13,19 +13,20 @@ Ids = Sequence[int]
 """Token ids of a sequence."""
 
 
-class Trainable(Protocol):
-    """A network that can be trained on prompts and their completions."""
+@dataclass(frozen=True)
+class Trainable:
+    """A network that can be trained on prompts and their completions.
 
-    @property
-    def network(self) -> nn.Module: ...
+    Attributes:
+        inputs: Returns the arguments of `logits` for prompts and the completions after them. None
+            of them may be empty.
+        logits: Returns the logits that predict each token of all completions, one completion after
+            the other, (rows, vocabulary).
+    """
 
-    def inputs(self, prompts: Sequence[Ids], texts: Sequence[Ids]) -> tuple[mx.array, ...]:
-        """Return the arguments of `logits` for prompts and the completions (`texts`) after them.
-        None of them may be empty."""
-
-    def logits(self, *inputs: mx.array) -> mx.array:
-        """Return the logits that predict each token of all completions, one completion after the
-        other, (rows, vocabulary)."""
+    network: nn.Module
+    inputs: Callable[[Sequence[Ids], Sequence[Ids]], tuple[mx.array, ...]]
+    logits: Callable[..., mx.array]
 
 
 def padded(texts: Sequence[Ids]) -> np.ndarray:

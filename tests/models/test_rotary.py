@@ -18,7 +18,7 @@ from mlx_specdec.conversion.convert import convert
 from mlx_specdec.errors import CheckpointError
 from mlx_specdec.models.loading import load_model
 from mlx_specdec.models.mlx_lm import rotary
-from mlx_specdec.models.mlx_lm.loader import ArgumentsReader, classes
+from mlx_specdec.models.mlx_lm.loader import arguments_of, classes
 from mlx_specdec.models.mlx_lm.loading import max_length
 
 from ..support import tiny
@@ -105,7 +105,7 @@ def read(config: dict[str, Any], like: Any) -> Any:
     kind, arguments = classes(config)
     # Some families print remarks.
     with contextlib.redirect_stdout(sys.stderr):
-        network = kind(ArgumentsReader(arguments).from_dict(config))
+        network = kind(arguments_of(config, arguments))
     network.update(like.parameters())
     network.eval()
     rotary.check(network, config)

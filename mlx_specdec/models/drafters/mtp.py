@@ -38,7 +38,7 @@ class Mtp(Chain):
         # Imported here, because T5 targets also import the drafters and must not import mlx-lm.
         from mlx_lm.models.cache import make_prompt_cache
 
-        from ..mlx_lm.caches import batched
+        from ..mlx_lm.caches import BatchedCache, batched, leaves
         from ..mlx_lm.family import network_of
         from ..mlx_lm.network import inner_of
 
@@ -53,10 +53,9 @@ class Mtp(Chain):
         self.cast_predicate = getattr(model, "cast_predicate", lambda path: True)
         self.block: Any = inner_of(model)
         self._path = "backbone" if "backbone" in model else "model"
-        makers = tuple(map(batched, make_prompt_cache(model)))
-        if None in makers:
+        self._makers = list(map(batched, make_prompt_cache(model)))
+        if not all(isinstance(cache, BatchedCache) for cache in leaves(self.caches(Rows(1)))):
             raise CheckpointError(f"{files.directory}: a layer keeps a state that is not supported")
-        self._makers = [make for make in makers if make is not None]
         # `step` embeds the tokens and applies the norm, so that the layer must do neither.
         for name in {"embed_tokens", "embeddings", "norm", "norm_f"} & self.block.keys():
             self.block[name] = nn.Identity()
@@ -173,10 +172,10 @@ class MtpContext(ChainContext):
     _inputs: mx.array
 
     def __init__(self, network: Mtp, count: int) -> None:
-        from ..mlx_lm.states import slots
+        from ..mlx_lm.caches import leaves
 
         super().__init__(network, count)
-        self._caches = [slot.cache for slot in slots(self._entries)]
+        self._caches = leaves(self._entries)
         self._later = [MtpContext(layer, 1) for layer in network.later]
         self._processed = [layer.lengths for layer in self._later]
         self._outputs: list[mx.array] = []

@@ -22,7 +22,7 @@ from .. import number_format
 from ..base import Base, identity_of
 from ..cache_settings import CacheSettings
 from ..number_format import NumberFormat
-from ..trainable import Ids, padded, places
+from ..trainable import Ids, Trainable, padded, places
 from .context import EncoderDecoderModel, Network
 
 Config = Mapping[str, Any]
@@ -40,28 +40,6 @@ _ENCODER = re.compile(r"(.*\.)?encoder\.(block|layers)\.")
 _DECODER = re.compile(r"(.*\.)?decoder\.(block|layers)\.")
 _LABELS = ("classification_head.", "classifier.", "qa_outputs.")
 """Beginnings of the names of heads that predict labels or positions instead of tokens."""
-
-
-class TrainableEncoderDecoder:
-    """A `trainable.Trainable`: the encoder reads prompts, and the decoder predicts completions."""
-
-    def __init__(self, network: Network) -> None:
-        self.network = network
-
-    def inputs(self, prompts: Sequence[Ids], texts: Sequence[Ids]) -> tuple[mx.array, ...]:
-        start = self.network.start
-        sources, lengths = padded(prompts), [len(prompt) for prompt in prompts]
-        mask = np.arange(sources.shape[1]) < np.array(lengths)[:, None]
-        fed = padded([[*start, *text[:-1]] for text in texts])
-        first = len(start) - 1
-        wanted = places([(first, first + len(text)) for text in texts], fed.shape[1])
-        return mx.array(sources), mx.array(mask), mx.array(fed), mx.array(wanted)
-
-    def logits(self, *inputs: mx.array) -> mx.array:
-        sources, mask, fed, wanted = inputs
-        states = self.network.teach(sources, mask, fed)
-        rows = states.reshape(-1, states.shape[-1])[wanted]
-        return self.network.head(rows[None])[0]
 
 
 class EncoderDecoderFamily(ABC):
@@ -197,8 +175,23 @@ class EncoderDecoderFamily(ABC):
         identity = None if group is not None else identity_of(config, words)
         return EncoderDecoderModel(network, identity), files.eos_token_ids(directory, config), words
 
-    def trainable(self, network: Network) -> TrainableEncoderDecoder:
-        return TrainableEncoderDecoder(network)
+    def trainable(self, network: Network) -> Trainable:
+        """See `families.Family`. The encoder reads prompts; the decoder predicts completions."""
+
+        def inputs(prompts: Sequence[Ids], texts: Sequence[Ids]) -> tuple[mx.array, ...]:
+            start = network.start
+            sources, lengths = padded(prompts), [len(prompt) for prompt in prompts]
+            mask = np.arange(sources.shape[1]) < np.array(lengths)[:, None]
+            fed = padded([[*start, *text[:-1]] for text in texts])
+            first = len(start) - 1
+            wanted = places([(first, first + len(text)) for text in texts], fed.shape[1])
+            return mx.array(sources), mx.array(mask), mx.array(fed), mx.array(wanted)
+
+        def logits(sources: mx.array, mask: mx.array, fed: mx.array, wanted: mx.array) -> mx.array:
+            states = network.teach(sources, mask, fed)
+            return network.head(states.reshape(-1, states.shape[-1])[wanted][None])[0]
+
+        return Trainable(network, inputs, logits)
 
     def model(self, network: Network, max_length: int | None) -> Base:
         return EncoderDecoderModel(network)

@@ -1,6 +1,7 @@
 """Caches of several sequences for mlx-lm's models, whose attention takes positions and masks from
 its cache. A rewind changes only lengths, for windows as well: they drop entries much later."""
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -177,8 +178,8 @@ MakeCache = Callable[[Rows], Any]
 """A function that makes the cache of one layer."""
 
 
-def batched(cache: Any) -> MakeCache | None:
-    """Return a function that makes the batched equivalent of one of mlx-lm's KV caches, or None if
+def batched(cache: Any) -> MakeCache:
+    """Return a function that makes the batched equivalent of an empty cache of mlx-lm, or a copy if
     there is no equivalent."""
     if type(cache) is mlx_lm_caches.KVCache:
         return BatchedCache
@@ -189,7 +190,20 @@ def batched(cache: Any) -> MakeCache | None:
         size = cache.max_size
         return lambda rows: WindowCache(rows, rows.window(size))
     if type(cache) is mlx_lm_caches.CacheList:
-        members = [make for member in cache.caches if (make := batched(member)) is not None]
-        if len(members) == len(cache.caches):
-            return lambda rows: mlx_lm_caches.CacheList(*[make(rows) for make in members])
-    return None
+        members = list(map(batched, cache.caches))
+        return lambda rows: mlx_lm_caches.CacheList(*[make(rows) for make in members])
+    return copier(cache)
+
+
+def copier(cache: Any) -> MakeCache:
+    """Return a function that makes caches like an empty one of mlx-lm."""
+    return lambda _: copy.deepcopy(cache)
+
+
+def leaves(caches: Sequence[Any]) -> list[Any]:
+    """Return all caches, and instead of each CacheList its members."""
+    found = []
+    for cache in caches:
+        inner = isinstance(cache, mlx_lm_caches.CacheList)
+        found += leaves(cache.caches) if inner else [cache]
+    return found

@@ -9,10 +9,10 @@ import mlx.core as mx
 
 from ...types import Cached, Context, Reusable, Scores
 from ..rows import Rows, RowsContext
-from .caches import BatchedCache, MakeCache
+from .caches import BatchedCache, MakeCache, leaves
 from .network import CapturingNetwork
 from .recurrence import Recurrences
-from .states import States, merged, slots
+from .states import States, merged
 
 
 class DecoderOnlyContext(RowsContext):
@@ -40,8 +40,9 @@ class DecoderOnlyContext(RowsContext):
     ) -> None:
         self.rows = Rows(count, mask_axes)
         self.entries = [make_cache(self.rows) for make_cache in make]
-        caches = [slot.cache for slot in slots(self.entries)]
-        self.attention = [cache for cache in caches if isinstance(cache, BatchedCache)]
+        self.attention = [
+            cache for cache in leaves(self.entries) if isinstance(cache, BatchedCache)
+        ]
         super().__init__(self.rows, self.attention)
         self._model = model
         self.states = States(self.entries, recurrences)

@@ -13,40 +13,37 @@ from ...text.tokenizer import Kind, Tokenizer
 from ...types import FINAL
 from ..base import Base
 from ..number_format import stored_dtype
-from ..trainable import Ids, padded, places
-from .loader import ArgumentsReader, cannot_build, classes
+from ..trainable import Ids, Trainable, padded, places
+from .loader import arguments_of, cannot_build, classes
 from .loading import cast, max_length
 from .loading import load as load
 from .mends import mend
 from .model import DecoderOnlyModel
 
 
-class TrainableDecoder:
-    """A trainable.Trainable. Raises OptionError for a model that hides the input of its head."""
+def trainable(network: nn.Module) -> Trainable:
+    """See `families.Family`. Raises OptionError for a model that hides the input of its head."""
+    # Outside training mode some models use a kernel that has no gradient.
+    network.train()
+    model = DecoderOnlyModel(network)
+    model.capture(FINAL)
 
-    def __init__(self, network: nn.Module) -> None:
-        self.network = network
-        # Outside training mode some models use a kernel that has no gradient.
-        network.train()
-        self._model = DecoderOnlyModel(network)
-        self._model.width  # noqa: B018  raises OptionError before anything is trained
-
-    def inputs(self, prompts: Sequence[Ids], texts: Sequence[Ids]) -> tuple[mx.array, ...]:
+    def inputs(prompts: Sequence[Ids], texts: Sequence[Ids]) -> tuple[mx.array, ...]:
         pairs = list(zip(prompts, texts, strict=True))
         tokens = padded([[*prompt, *text[:-1]] for prompt, text in pairs])
         spans = [(len(prompt) - 1, len(prompt) - 1 + len(text)) for prompt, text in pairs]
         return mx.array(tokens), mx.array(places(spans, tokens.shape[1]))
 
-    def logits(self, *inputs: mx.array) -> mx.array:
-        """Compute the head for the trained rows only."""
-        tokens, trained = inputs
-        states = self._model.run(tokens, None, (FINAL,)).hidden[FINAL]
-        rows = states.reshape(-1, states.shape[-1])[trained]
-        return self._model.head(rows[None])[0]
+    def logits(tokens: mx.array, trained: mx.array) -> mx.array:
+        # The head is computed for the trained rows only.
+        states = model.run(tokens, None, (FINAL,)).hidden[FINAL]
+        return model.head(states.reshape(-1, states.shape[-1])[trained][None])[0]
+
+    return Trainable(network, inputs, logits)
 
 
 kind: Kind = "decoder-only"
-trainable, model = TrainableDecoder, DecoderOnlyModel
+model = DecoderOnlyModel
 _SETTINGS = ("group_size", "bits", "mode")
 """The keys of a "quantization" entry that name no layer."""
 
@@ -100,7 +97,7 @@ def network_of(config: Mapping[str, Any], name: str) -> nn.Module:
         CheckpointError: If mlx-lm cannot build the model."""
     model_class, arguments = classes(config)
     try:
-        network = model_class(ArgumentsReader(arguments).from_dict(config))
+        network = model_class(arguments_of(config, arguments))
         mend(network, config)
     except CheckpointError as error:
         raise CheckpointError(f"{name}: {error}") from None

@@ -7,7 +7,9 @@ import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
@@ -228,19 +230,12 @@ def _catching(
         CAUGHT_WEIGHTS.extend([model], load_weights=load_weights, sanitize=sanitize)
         return model
 
-    return build, ArgumentsReader(arguments)
+    return build, SimpleNamespace(from_dict=partial(arguments_of, arguments=arguments))
 
 
-@dataclass(frozen=True)
-class ArgumentsReader:
-    """A reader of config.json that accepts the spellings that `rotary` and `per_layer` translate.
-
-    Attributes:
-        plain: The class of mlx-lm that holds the family's arguments."""
-
-    plain: Any
-
-    def from_dict(self, config: Mapping[str, Any]) -> Any:
-        """Return the family's arguments. Raises CheckpointError, and whatever the family raises."""
-        spelled = rotary.spelled_both(per_layer.spelled_old(config), self.plain)
-        return self.plain.from_dict(spellings.spelled(spelled, self.plain))
+def arguments_of(config: Mapping[str, Any], arguments: Any) -> Any:
+    """Return a family's arguments, of its class `arguments`, from a config.json in any of the
+    spellings that `rotary`, `spellings` and `per_layer` translate. Raises CheckpointError, and
+    whatever the family raises."""
+    spelled = rotary.spelled_both(per_layer.spelled_old(config), arguments)
+    return arguments.from_dict(spellings.spelled(spelled, arguments))

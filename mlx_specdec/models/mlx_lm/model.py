@@ -6,7 +6,7 @@ rows."""
 
 import copy
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -16,7 +16,6 @@ from mlx.utils import tree_flatten
 from mlx_lm.models import base
 from mlx_lm.models.cache import (
     ArraysCache,
-    CacheList,
     ChunkedKVCache,
     KVCache,
     QuantizedKVCache,
@@ -37,20 +36,14 @@ from ..number_format import nbytes, on_cpu
 from ..patches import QUANTIZED_ATTENTION
 from ..rows import DROP, Rows
 from .attention import SCORES_NBYTES, attend_in_parts, divide_recurrences, replace_in
-from .caches import BatchedCache, MakeCache, batched
+from .caches import BatchedCache, MakeCache, batched, copier, leaves
 from .context import DecoderOnlyContext
 from .mends import factors_of
 from .network import CapturingNetwork, type_name
 from .recurrence import Recurrences
-from .states import slots
-from .trials import BatchTrial, absorb, misfit, rows_agree, try_batches, try_recurrences
+from .trials import absorb, misfit, rows_agree, try_batches, try_recurrences
 
 MakeCaches = Callable[[], list[Any]]
-
-
-def _copier(cache: Any) -> MakeCache:
-    """Return a function that makes caches like an empty one of mlx-lm."""
-    return lambda _: copy.deepcopy(cache)
 
 
 def cache_maker(network: nn.Module, settings: CacheSettings) -> MakeCaches:
@@ -95,15 +88,6 @@ def cache_maker(network: nn.Module, settings: CacheSettings) -> MakeCaches:
             f"{settings.group_size}: {first_line(problem)}"
         ) from problem
     return quantized
-
-
-def leaves(caches: Sequence[Any]) -> Iterator[Any]:
-    """Yield all caches, and instead of each CacheList its members."""
-    for cache in caches:
-        if isinstance(cache, CacheList):
-            yield from leaves(cache.caches)
-        else:
-            yield cache
 
 
 def head_sizes(caches: Sequence[Any]) -> set[tuple[int, int]]:
@@ -274,7 +258,7 @@ class DecoderOnlyModel(CapturingNetwork):
 
     @property
     def why_not_batched(self) -> str:
-        return self._batch_trial.reason
+        return self._batch_trial[1]
 
     def open_batch(
         self, prompts: Sequence[Sequence[int]], cached: Sequence[Cached | None] = ()
@@ -287,18 +271,18 @@ class DecoderOnlyModel(CapturingNetwork):
                 f"{self.why_not_batched}"
             )
         # The trial runs only if sequences of different lengths share a pass.
-        context = self._opened(len(prompts), lambda: self._batch_trial.mask_axes)
+        context = self._opened(len(prompts), lambda: self._batch_trial[0])
         context.restore(cached)
         return context
 
     @cached_property
-    def _batch_trial(self) -> BatchTrial:
+    def _batch_trial(self) -> tuple[int | None, str]:
+        """The number of axes of masks in batches, or why the model cannot decode batches."""
         single = sorted({type(c).__name__ for c in self._opaque if type(c) is not ArraysCache})
-        if reason := self._misfit:
-            return BatchTrial(None, reason)
+        if self._misfit:
+            return None, self._misfit
         if single:
-            reason = f"its caches of type {' and '.join(single)} hold one sequence"
-            return BatchTrial(None, reason)
+            return None, f"its caches of type {' and '.join(single)} hold one sequence"
         return try_batches(self, self._opened)
 
     @cached_property
@@ -308,7 +292,7 @@ class DecoderOnlyModel(CapturingNetwork):
     @cached_property
     def _opaque(self) -> list[Any]:
         """The caches of a sequence that cannot drop entries."""
-        caches = [slot.cache for slot in slots([make(Rows(1)) for make in self._makers])]
+        caches = leaves([make(Rows(1)) for make in self._makers])
         return [cache for cache in caches if not isinstance(cache, BatchedCache)]
 
     @cached_property
@@ -316,7 +300,7 @@ class DecoderOnlyModel(CapturingNetwork):
         """For each cache of the model, the function that makes the cache that is used."""
         if not self._misfit:
             return self._batched_caches
-        return [_copier(cache) for cache in self._make_caches()]
+        return list(map(copier, self._make_caches()))
 
     @cached_property
     def _misfit(self) -> str:
@@ -326,10 +310,4 @@ class DecoderOnlyModel(CapturingNetwork):
 
     @cached_property
     def _batched_caches(self) -> list[MakeCache]:
-        def maker(cache: Any) -> MakeCache:
-            if isinstance(cache, CacheList):
-                members = [maker(member) for member in cache.caches]
-                return lambda rows: CacheList(*[make(rows) for make in members])
-            return batched(cache) or _copier(cache)
-
-        return [maker(cache) for cache in self._make_caches()]
+        return list(map(batched, self._make_caches()))

@@ -19,19 +19,6 @@ from .recurrence import RecordedCall, Recurrences
 
 
 @dataclass(frozen=True)
-class Slot:
-    """The place of one cache: the list that holds it, through which models reach it, and the index
-    in this list."""
-
-    holder: list[Any]
-    index: int
-
-    @property
-    def cache(self) -> Any:
-        return self.holder[self.index]
-
-
-@dataclass(frozen=True)
 class _Boundary:
     """The state from before a pass.
 
@@ -62,7 +49,8 @@ class States:
         recurrences: Repeats the calls that write these caches; None if they are not recorded."""
 
     def __init__(self, entries: list[Any], recurrences: Recurrences | None) -> None:
-        self._slots = [s for s in slots(entries) if not isinstance(s.cache, BatchedCache)]
+        places = _slots(entries)
+        self._slots = [(h, at) for h, at in places if not isinstance(h[at], BatchedCache)]
         self._recurrences = recurrences
         self._boundaries: list[_Boundary] = []
 
@@ -71,7 +59,7 @@ class States:
 
     @property
     def caches(self) -> list[Any]:
-        return [slot.cache for slot in self._slots]
+        return [holder[index] for holder, index in self._slots]
 
     @property
     def restored(self) -> bool:
@@ -142,8 +130,8 @@ class States:
 
     def hold(self, caches: Sequence[Any]) -> None:
         """Replace the caches."""
-        for slot, cache in zip(self._slots, caches, strict=True):
-            slot.holder[slot.index] = cache
+        for (holder, index), cache in zip(self._slots, caches, strict=True):
+            holder[index] = cache
 
     def merge(self, other: "States", counts: tuple[int, int]) -> None:
         """Append the sequences of another context. counts: The sequences of both contexts."""
@@ -190,16 +178,17 @@ def merged(parts: Sequence[list[Any]], rows: Sequence[list[int]]) -> list[Any]:
     return result
 
 
-def slots(holder: list[Any]) -> list[Slot]:
-    """Return the slots of all caches in a list, including those inside of a CacheList."""
-    places: list[Slot] = []
+def _slots(holder: list[Any]) -> list[tuple[list[Any], int]]:
+    """Return the place of each cache in a list, including those inside of a CacheList: the list
+    that holds the cache, through which models reach it, and the index in this list."""
+    places: list[tuple[list[Any], int]] = []
     for index, cache in enumerate(holder):
         if type(cache) is CacheList:
             # mlx-lm uses a tuple, whose elements cannot be replaced. A list comes from an earlier
-            # call, whose slots refer to it.
+            # call, whose places refer to it.
             if not isinstance(cache.caches, list):
                 cache.caches = list(cache.caches)
-            places += slots(cache.caches)
+            places += _slots(cache.caches)
         else:
-            places.append(Slot(holder, index))
+            places.append((holder, index))
     return places

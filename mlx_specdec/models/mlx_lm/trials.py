@@ -9,7 +9,6 @@ import itertools
 import math
 import warnings
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
@@ -21,11 +20,10 @@ from ..distributed.sharding import of_rank_0
 from ..number_format import on_cpu
 from . import latent
 from .attention import replace_in
-from .caches import MakeCache, WindowCache
+from .caches import MakeCache, WindowCache, leaves
 from .context import DecoderOnlyContext
 from .network import CapturingNetwork, type_name
 from .recurrence import Recurrences
-from .states import slots
 
 BEGUN = 5
 """Number of tokens in the cache before the compared rows. No row is then the first of its
@@ -67,18 +65,6 @@ Open = Callable[..., DecoderOnlyContext]
 returns the number of axes of masks."""
 
 
-@dataclass(frozen=True)
-class BatchTrial:
-    """The outcome of trial batches, whose sequences have different lengths.
-
-    Attributes:
-        mask_axes: Number of axes that masks need, or None if the model cannot decode batches.
-        reason: Why the model cannot decode batches, in one line; "" if it can."""
-
-    mask_axes: int | None
-    reason: str = ""
-
-
 def misfit(model: CapturingNetwork, open_: Open) -> str:
     """Return why a model cannot be called with batched caches, in one line; "" if it can. Nothing
     is computed."""
@@ -91,13 +77,17 @@ def misfit(model: CapturingNetwork, open_: Open) -> str:
     return ""
 
 
-def try_batches(model: CapturingNetwork, open_: Open) -> BatchTrial:
+def try_batches(model: CapturingNetwork, open_: Open) -> tuple[int | None, str]:
     """Compare the logits of sequences in a batch with the logits of single sequences.
 
     Several attempts are made with each number of mask axes, and one success is enough. If all fail,
-    the reason names the smallest difference. Rank 0 decides for all ranks that share the model."""
+    the reason names the smallest difference. Rank 0 decides for all ranks that share the model.
+
+    Returns:
+        The number of axes that masks need and "", or None and why the model cannot decode batches,
+        in one line."""
     if open_().states and not of_rank_0(model.group, _begins_with_zeros(model, open_)):
-        return BatchTrial(None, "the recurrent state of an empty sequence is not zero")
+        return None, "the recurrent state of an empty sequence is not zero"
     reasons: dict[float, str] = {}
     for seed, axes in itertools.product(range(ATTEMPTS), MASK_AXES):
         try:
@@ -110,9 +100,9 @@ def try_batches(model: CapturingNetwork, open_: Open) -> BatchTrial:
             apart, limit = math.inf, 0.0
             reason = f"a trial pass failed ({first_line(problem)})"
         if of_rank_0(model.group, not apart > limit):
-            return BatchTrial(axes)
+            return axes, ""
         reasons.setdefault(apart, reason)
-    return BatchTrial(None, reasons[min(reasons)])
+    return None, reasons[min(reasons)]
 
 
 def _begins_with_zeros(model: CapturingNetwork, open_: Open) -> bool:
@@ -238,7 +228,7 @@ def _states_apart(
                 context.advance(tokens[:, :BEGUN])
                 context.advance(tokens[:, BEGUN : BEGUN + fed], proposed=fed - 1)
                 context.states.rewind((BEGUN + rows,), context.lengths)
-                tried = {id(slot.cache) for slot in slots(context.entries[:enough])}
+                tried = set(map(id, leaves(context.entries[:enough])))
                 caches = [cache for cache in context.states.caches if id(cache) in tried]
                 # In some models entries have other numbers than layers.
                 caches = caches or context.states.caches
