@@ -284,6 +284,7 @@ REFUSED: dict[str, Gguf] = {
     "no whole Q8_0 blocks": listed((33, 40), 8, 0),
     "ggml's type 999": listed((32, 40), 999, 0),
     r"has shape \(31,\)": changed(lists={LAST: ((31,), 0, END)}),
+    "as files of 2023": changed(arrays={"blk.0.ffn_gate.0.weight": np.ones(2)}),
     "holds blk.1.x": changed(arrays={"blk.1.x": np.ones(2)}),
     "has '4' for .* instead of int": changed({".context_length": "4"}),
     "part of each head": changed({".rope.dimension_count": 4}),

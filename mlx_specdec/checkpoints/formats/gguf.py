@@ -3,6 +3,7 @@ metadata become the other files of a model's directory."""
 
 import json
 import shutil
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -49,20 +50,18 @@ class GgufFile(TensorReader):
             self._quantized = {
                 name.removesuffix(".weight"): TYPES[kind].quantization
                 for name, place in self._places.items()
-                if place.is_matrix and (kind := self._stored[place.name].kind.name) in TYPES
+                if place.is_matrix and (kind := self._stored[place.name].kind) in TYPES
             }
             self.infos = self._infos()
         if self._quantized:
-            modules = {
-                self._places[f"{path}.weight"].module or path: how
-                for path, how in self._quantized.items()
-            }
-            self.config["quantization"] = quantization_entry(most_common(modules), modules)
+            default = most_common(self._quantized)
+            self.config["quantization"] = quantization_entry(default, self._quantized)
         self._changes: dict[str, float] = {}
+        self._decoded: tuple[str, Mapping[str, np.ndarray[Any, Any]]] = ("", {})
 
     @property
     def types(self) -> list[str]:
-        kinds = {self._stored[place.name].kind.name for place in self._places.values()}
+        kinds = {self._stored[place.name].kind for place in self._places.values()}
         return [name for name in TYPES if name in kinds]
 
     def note(self) -> str:
@@ -93,22 +92,29 @@ class GgufFile(TensorReader):
         if place.heads:
             chosen = rotary_rows(begin, end, place.shape[0] // place.heads)
         if is_part:
-            stored = self._stored_as(place)
-            array, change = TYPES[stored.kind.name].part(part, stored.raw[chosen])
-            if change:
-                self._changes[path] = max(change, self._changes.get(path, 0))
-            return array
+            return mx.array(self._parts(path, place)[part][chosen])
         return self._read(place, chosen).astype(DTYPES[self.infos[name].dtype])
+
+    def _parts(self, path: str, place: TensorPlace) -> Mapping[str, np.ndarray[Any, Any]]:
+        """Return the parts of a quantized matrix, which are kept until another one is read."""
+        if self._decoded[0] != path:
+            self._decoded = ("", {})  # frees the memory before more is taken
+            stored = self._stored_as(place)
+            parts, change = TYPES[stored.kind].decode(stored.raw)
+            self._decoded = (path, parts)
+            if change:
+                self._changes[path] = change
+        return self._decoded[1]
 
     def _infos(self) -> dict[str, TensorInfo]:
         infos: dict[str, TensorInfo] = {}
-        kinds = {name: self._stored[place.name].kind for name, place in self._places.items()}
-        stored = {kinds[n].stored for n, place in self._places.items() if len(place.shape) > 1}
+        types = {name: self._stored[place.name].read_as for name, place in self._places.items()}
+        stored = {types[n] for n, place in self._places.items() if len(place.shape) > 1}
         half = stored.pop() if len(stored) == 1 and stored <= _HALF.keys() else ""
         for name, place in self._places.items():
-            dtype = kinds[name].stored
+            dtype = types[name]
             if how := self._quantized.get(path := name.removesuffix(".weight")):
-                infos |= _parts(path, how, place.shape)
+                infos |= _infos_of_parts(path, how, place.shape)
                 continue
             if half and dtype == "F32" and self._fits(place, _HALF[half]):
                 dtype = half
@@ -132,7 +138,7 @@ class GgufFile(TensorReader):
         return replace(self._stored[place.name], shape=place.shape)
 
 
-def _parts(path: str, how: Quantization, shape: tuple[int, ...]) -> dict[str, TensorInfo]:
+def _infos_of_parts(path: str, how: Quantization, shape: tuple[int, ...]) -> dict[str, TensorInfo]:
     *rows, columns = shape
     groups = TensorInfo.of("F16", (*rows, columns // how.group_size))
     weight = TensorInfo.of("U32", (*rows, columns * how.bits // 32))

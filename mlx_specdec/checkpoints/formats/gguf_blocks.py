@@ -6,7 +6,9 @@ Q2_K, Q3_K and Q6_K have 16 weights, so pairs of groups are joined, with a finer
 integers of the other types stay as they are. Scales and biases of K types are rounded to float16,
 by at most 0.05 % (2**-11). The other types have float16 in the file too."""
 
+import tomllib
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -24,7 +26,8 @@ CHUNK_BYTES = 1 << 16
 @dataclass(frozen=True)
 class Field:
     """Integers in a block. In each chunk of `width` bytes, the lowest bits of the bytes come first,
-    and the highest bits come last. Integers of 8 bits are signed.
+    and the highest bits come last. Integers of 8 bits are signed. Integers of 6 bits are the
+    factors of Q4_K and Q5_K: 8 for the scale, then 8 for the minimum.
 
     Attributes:
         begin, nbytes: The position and the number of bytes.
@@ -42,24 +45,13 @@ class Field:
         part = blocks[:, self.begin : self.begin + self.nbytes]
         if self.bits == 8:
             return part ^ np.uint8(128)
+        if self.bits == 6:
+            from gguf.quants import Q4_K
+
+            return np.concatenate(Q4_K.get_scale_min(np.ascontiguousarray(part)), axis=-1)
         shifts = np.arange(0, 8, self.bits, dtype=np.uint8)[:, None]
         chunks = part.reshape(len(blocks), -1, 1, self.width)
         return (chunks >> shifts & np.uint8((1 << self.bits) - 1)).reshape(len(blocks), -1)
-
-
-@dataclass(frozen=True)
-class SixBits:
-    """The factors of Q4_K and Q5_K: 8 for the scale, then 8 for the minimum, with 6 bits each."""
-
-    begin: int
-    bits: int = 6
-
-    def read(self, blocks: Array) -> Array:
-        """Return the integers, as `Field.read` does."""
-        from gguf.quants import Q4_K
-
-        packed = np.ascontiguousarray(blocks[:, self.begin : self.begin + Q4_K.K_SCALE_SIZE])
-        return np.concatenate(Q4_K.get_scale_min(packed), axis=-1)
 
 
 @dataclass(frozen=True)
@@ -86,7 +78,7 @@ class BlockType:
     zero: int = 0
     scale: int = 0
     minimum: int | None = None
-    factors: tuple[Field | SixBits, ...] = ()
+    factors: tuple[Field, ...] = ()
     factor_zero: int = 0
     finer: int = 0
 
@@ -101,39 +93,38 @@ class BlockType:
 
     def dequantize(self, raw: Array) -> mx.array:
         """Return the values of rows, float32: (..., bytes of a row) -> (..., columns)."""
-        return self.quantization.dequantize(*(self.part(name, raw)[0] for name in ALL_PARTS))
+        parts, _ = self.decode(raw)
+        return self.quantization.dequantize(*map(mx.array, parts.values()))
 
-    def part(self, name: str, raw: Array) -> tuple[mx.array, float]:
-        """Return one part of a matrix in MLX's layout.
+    def decode(self, raw: Array) -> tuple[dict[str, Array], float]:
+        """Return the parts of a matrix in MLX's layout.
 
         Args:
-            name: "weight", "scales" or "biases".
             raw: The rows' bytes, uint8, shape (..., bytes of a row).
 
         Returns:
-            The weight as uint32, shape (..., columns * bits / 32), or the scales or biases as
-            float16, shape (..., columns / 32). Then the largest change of a weight by the joining
-            of groups, relative to the larger of their scales; 0 for scales and biases.
+            The "weight" as uint32, shape (..., columns * bits / 32), and the "scales" and "biases"
+            as float16, shape (..., columns / 32). Then the largest change of a weight by the
+            joining of groups, relative to the larger of their scales.
         """
-        blocks = raw.reshape(-1, self.nbytes)
-        chunk = CHUNK_BYTES // self.nbytes
+        blocks, chunk = raw.reshape(-1, self.nbytes), CHUNK_BYTES // self.nbytes
         # Infinite and NaN values are refused later by the code that reads weights.
         with np.errstate(all="ignore"):
-            parts = [self._part(name, blocks[i : i + chunk]) for i in range(0, len(blocks), chunk)]
-        arrays, changes = zip(*parts, strict=True)
-        return mx.array(np.concatenate(arrays).reshape(*raw.shape[:-1], -1)), max(changes)
+            decoded = [self._decode(blocks[i : i + chunk]) for i in range(0, len(blocks), chunk)]
+        *parts, changes = zip(*decoded, strict=True)
+        arrays = (np.concatenate(part).reshape(*raw.shape[:-1], -1) for part in parts)
+        return dict(zip(ALL_PARTS, arrays, strict=True)), max(changes)
 
-    def _part(self, name: str, blocks: Array) -> tuple[Array, float]:
+    def _decode(self, blocks: Array) -> tuple[Array, Array, Array, float]:
+        """Return the parts of some blocks as vectors, and the largest change."""
         scale, bias = self._groups(blocks)
         stored = self._common(scale, bias) if self.finer else (scale, bias)
-        halves = [array.astype(np.float16) for array in stored]
-        if name != "weight":
-            return halves[name == "biases"].reshape(-1), 0.0
+        scales, biases = (array.astype(np.float16).reshape(-1) for array in stored)
         integers, change = _values(self.integers, blocks), 0.0
         if self.finer:
-            rounded = (array.astype(np.float32) for array in halves)
+            rounded = (array.astype(np.float32) for array in (scales, biases))
             integers, change = self._finer(integers, scale, bias, *rounded)
-        return _packed(integers, self.bits).view(np.uint32), change
+        return _packed(integers, self.bits).view(np.uint32), scales, biases, change
 
     def _groups(self, blocks: Array) -> tuple[Array, Array]:
         """Return the scales and biases of the groups in the file, float32, shape (blocks,
@@ -187,7 +178,7 @@ def _float16(blocks: Array, begin: int) -> Array:
     return np.ascontiguousarray(blocks[:, begin : begin + 2]).view("<f2").astype(np.float32)
 
 
-def _values(fields: tuple[Field | SixBits, ...], blocks: Array) -> Array:
+def _values(fields: tuple[Field, ...], blocks: Array) -> Array:
     """Return the integers whose bits several fields hold."""
     values, shift = fields[0].read(blocks), fields[0].bits
     for field in fields[1:]:
@@ -206,39 +197,12 @@ def _packed(integers: Array, bits: int) -> Array:
     return np.ascontiguousarray(lanes.view(np.uint8).reshape(-1, 8)[:, :bits]).reshape(-1)
 
 
-TYPES = {
-    "Q4_0": BlockType(4, 18, (Field(2, 16, 4, 16),), zero=8),
-    "Q4_1": BlockType(4, 20, (Field(4, 16, 4, 16),), minimum=2),
-    "Q5_0": BlockType(5, 22, (Field(6, 16, 4, 16), Field(2, 4, 1, 1)), zero=16),
-    "Q5_1": BlockType(5, 24, (Field(8, 16, 4, 16), Field(4, 4, 1, 1)), minimum=2),
-    "Q8_0": BlockType(8, 34, (Field(2, 32, 8, 32),), zero=128),
-    "Q2_K": BlockType(
-        *(5, 84, (Field(16, 64, 2, 32),)),
-        scale=80,
-        minimum=82,
-        factors=(Field(0, 16, 4, 16),),
-        finer=4,
-    ),
-    "Q3_K": BlockType(
-        *(6, 110, (Field(32, 64, 2, 32), Field(0, 32, 1, 32))),
-        zero=4,
-        scale=108,
-        factors=(Field(96, 8, 4, 8), Field(104, 4, 2, 4)),
-        factor_zero=32,
-        finer=8,
-    ),
-    "Q4_K": BlockType(4, 144, (Field(16, 128, 4, 32),), minimum=2, factors=(SixBits(4),)),
-    "Q5_K": BlockType(
-        *(5, 176, (Field(48, 128, 4, 32), Field(16, 32, 1, 32))), minimum=2, factors=(SixBits(4),)
-    ),
-    "Q6_K": BlockType(
-        *(8, 210, (Field(0, 128, 4, 64), Field(128, 64, 2, 32))),
-        zero=32,
-        scale=208,
-        factors=(Field(192, 16, 8, 16),),
-        factor_zero=128,
-        finer=4,
-    ),
-}
-"""Name of a quantized type -> its blocks. Other types are not read. Most take their values
-from tables, which the affine format cannot represent."""
+def _block_type(entry: dict[str, Any]) -> BlockType:
+    lists = ("integers", "factors")
+    fields = {name: tuple(Field(*field) for field in entry.get(name, ())) for name in lists}
+    return BlockType(**{**entry, **fields})
+
+
+TABLES = tomllib.loads(Path(__file__).with_name("gguf.toml").read_text(encoding="utf-8"))
+TYPES: dict[str, BlockType] = {name: _block_type(entry) for name, entry in TABLES["blocks"].items()}
+"""Name of a quantized type -> its blocks."""

@@ -12,6 +12,7 @@ import numpy as np
 from ...errors import first_line
 from ...system import open_files_kept
 from ..tensors import Malformed
+from .gguf_blocks import TABLES
 from .gguf_header import Metadata, Stored
 
 GGUF_EMBEDDING, GGUF_HEAD = "token_embd.weight", "output.weight"
@@ -27,7 +28,6 @@ class TensorPlace:
         heads: The number of rotary heads whose rows are in llama.cpp's order; 0 for other tensors.
         excess: The constant that llama.cpp's converter added to every value.
         is_matrix: Whether the model supports the tensor in quantized form.
-        module: The path of the module of a matrix that is joined with others; "" for the tensor's.
     """
 
     name: str
@@ -35,7 +35,6 @@ class TensorPlace:
     heads: int = 0
     excess: float = 0
     is_matrix: bool = False
-    module: str = ""
 
 
 @dataclass
@@ -109,7 +108,7 @@ class GgufFamily:
     """
 
     model_type: str
-    stated: Mapping[str, tuple[str, type]] = field(default_factory=dict)
+    stated: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     constant: Mapping[str, Any] = field(default_factory=dict)
     epsilon: str = "rms_norm_eps"
     permuted: bool = False
@@ -119,69 +118,13 @@ class GgufFamily:
     largest: int = 0
 
 
-# Part of a model_type -> its spelling in "architectures", if it is not capitalized as usual.
 _SPELLED = {"text": "", "smollm3": "SmolLM3", "stablelm": "StableLm"}
-_GELU = {"hidden_act": "gelu_pytorch_tanh"}
-_USED = {"num_experts_per_tok": (".expert_used_count", int)}
-_EXPERTS = {"num_experts": (".expert_count", int), **_USED}
-_NARROW_EXPERTS = {**_EXPERTS, "moe_intermediate_size": (".expert_feed_forward_length", int)}
-_LOGITS = {"logit_scale": (".logit_scale", float)}
-_CAPS = {
-    "attn_logit_softcapping": (".attn_logit_softcapping", float),
-    "final_logit_softcapping": (".final_logit_softcapping", float),
-}
-_WINDOW = {"sliding_window": (".attention.sliding_window", int)}
-_MULTIPLIERS = {
-    "attention_multiplier": (".attention.scale", float),
-    "embedding_multiplier": (".embedding_scale", float),
-    "residual_multiplier": (".residual_scale", float),
-    "logits_scaling": (".logit_scale", float),
-}
-_SHARED = {"shared_expert_intermediate_size": (".expert_shared_feed_forward_length", int)}
-_SPARSE = {"decoder_sparse_step": 1, "mlp_only_layers": [], "norm_topk_prob": True}
-_PARALLEL = {"use_parallel_residual": (".use_parallel_residual", bool)}
-
-MIXTRAL = GgufFamily(
-    "mixtral", {"num_local_experts": (".expert_count", int), **_USED}, permuted=True
-)
+"""Part of a model_type -> its spelling in "architectures", if it is not capitalized as usual."""
+_VALUE_TYPES = {"int": int, "float": float, "bool": bool}
+GGUF_FAMILIES = {name: GgufFamily(**entry) for name, entry in TABLES["families"].items()}
+"""Architecture -> its family."""
+WITH_EXPERTS = "llama with experts"
 """The family of a file of the architecture llama that has experts."""
-GGUF_FAMILIES: Mapping[str, GgufFamily] = {
-    "llama": GgufFamily("llama", permuted=True, scales=True),
-    "command-r": GgufFamily("cohere", _LOGITS, epsilon="layer_norm_eps"),
-    "cohere2": GgufFamily(
-        "cohere2", {**_LOGITS, **_WINDOW}, {"sliding_window_pattern": 4}, "layer_norm_eps"
-    ),
-    "gemma": GgufFamily("gemma", {}, _GELU, shifted=True),
-    "gemma2": GgufFamily("gemma2", _CAPS, _GELU, shifted=True, largest=46),
-    "gemma3": GgufFamily(
-        "gemma3_text",
-        _WINDOW,
-        {**_GELU, "sliding_window_pattern": 6, "rope_local_base_freq": 10000.0},
-        shifted=True,
-        scales=True,
-        largest=62,
-    ),
-    "granite": GgufFamily("granite", _MULTIPLIERS, permuted=True, scales=True),
-    "nemotron": GgufFamily(
-        "nemotron", {}, {"hidden_act": "relu2"}, "norm_eps", shifted=True, partial=True
-    ),
-    "olmo2": GgufFamily("olmo2", scales=True),
-    "olmoe": GgufFamily("olmoe", _EXPERTS, {"norm_topk_prob": False}, scales=True),
-    "phi2": GgufFamily("phi", {}, {"hidden_act": "gelu_new"}, "layer_norm_eps", partial=True),
-    "phi3": GgufFamily("phi3", partial=True),
-    "qwen2": GgufFamily("qwen2", scales=True),
-    "qwen2moe": GgufFamily(
-        "qwen2_moe", {**_NARROW_EXPERTS, **_SHARED}, {**_SPARSE, "norm_topk_prob": False}
-    ),
-    "qwen3": GgufFamily("qwen3", scales=True),
-    "qwen3moe": GgufFamily("qwen3_moe", _NARROW_EXPERTS, _SPARSE),
-    "seed_oss": GgufFamily("seed_oss", scales=True),
-    "smollm3": GgufFamily("smollm3", permuted=True, scales=True),
-    "stablelm": GgufFamily("stablelm", _PARALLEL, epsilon="layer_norm_eps", partial=True),
-    "starcoder2": GgufFamily("starcoder2", {}, _GELU, epsilon="norm_epsilon"),
-}
-
-
 _ROPE_FREQS = "rope_freqs.weight"
 _ORIGINAL_LENGTH, _LOW, _HIGH = 8192, 1.0, 4.0
 """Constants of Llama 3.1's rotary scaling, which all Llama models since 3.1 share."""
@@ -199,12 +142,14 @@ def describe(metadata: Metadata, finder: Finder) -> dict[str, Any]:
         return _describe_t5(metadata, finder)
     if architecture == "t5encoder":
         raise Malformed(_ENCODER_ALONE)
-    if architecture not in GGUF_FAMILIES:
-        these = f"of GGUF files {', '.join((*GGUF_FAMILIES, 't5'))} are read"
+    known = [name for name in GGUF_FAMILIES if name != WITH_EXPERTS]
+    if architecture not in known:
+        these = f"of GGUF files {', '.join((*known, 't5'))} are read"
         raise Malformed(f"holds a model of the architecture {architecture!r:.40}; {these}")
-    family = GGUF_FAMILIES[architecture]
-    if architecture == "llama" and metadata.get(".expert_count", int, 0):
-        family = MIXTRAL
+    if "blk.0.ffn_gate.0.weight" in finder.tensors:
+        raise Malformed("stores every expert on its own, as files of 2023: take a newer file")
+    experts = architecture == "llama" and metadata.get(".expert_count", int, 0)
+    family = GGUF_FAMILIES[WITH_EXPERTS if experts else architecture]
     config = _config(metadata, family, finder)
     scaling = _scaling(metadata, finder, config["head_dim"], config["rope_theta"])
     if scaling is not None:
@@ -253,7 +198,10 @@ def _config(metadata: Metadata, family: GgufFamily, finder: Finder) -> dict[str,
         "use_qkv_bias": "blk.0.attn_q.bias" in finder.tensors,
         "mlp_bias": "blk.0.ffn_up.bias" in finder.tensors,
         **family.constant,
-        **{name: metadata.get(key, kind) for name, (key, kind) in family.stated.items()},
+        **{
+            name: metadata.get(key, _VALUE_TYPES[kind])
+            for name, (key, kind) in family.stated.items()
+        },
     }
 
 
@@ -302,9 +250,6 @@ def _take_tensors(
         if hf_name == "lm_head.weight" and ties:
             continue
         gguf_name = names(_name_in_map(hf_name))
-        if family is MIXTRAL and ".switch_mlp." in hf_name and gguf_name not in finder.tensors:
-            _take_single_experts(finder, hf_name, gguf_name, array.shape)
-            continue
         heads = turned.get(hf_name.split(".")[-2], 0) if family.permuted else 0
         excess = 1 if family.shifted and gguf_name.endswith("norm.weight") else 0
         finder.take(
@@ -318,18 +263,6 @@ def _name_in_map(hf_name: str) -> str:
     if block.endswith("block_sparse_moe"):
         part = f"{_MIXTRAL_PARTS[part.split('.')[0]]}.weight"
     return f"{block}.experts.{part}" if block else hf_name
-
-
-def _take_single_experts(finder: Finder, hf_name: str, joined: str, shape: tuple[int, ...]) -> None:
-    """Collect experts that are stored separately, as in files of 2023."""
-    gguf_name = joined.removesuffix("_exps.weight")
-    if f"{gguf_name}.0.weight" not in finder.tensors:
-        raise Malformed(f"lacks the tensor {joined}: download it again")
-    block, part = _name_in_map(hf_name).split(".experts.")
-    for expert in range(shape[0]):
-        single, module = f"{gguf_name}.{expert}.weight", hf_name.removesuffix(".weight")
-        place = TensorPlace(single, shape[1:], is_matrix=True, module=module)
-        finder.take(f"{block}.experts.{expert}.{part}", place)
 
 
 def _scaling(metadata: Metadata, finder: Finder, width: int, theta: float) -> dict[str, Any] | None:

@@ -8,7 +8,6 @@ import mmap
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import mlx.core as mx
@@ -27,37 +26,30 @@ _UNQUANTIZED = ("F32", "F16", "BF16", "I64", "I32", "I16", "I8")
 
 
 @dataclass(frozen=True)
-class GgufType:
-    """An element type of GGUF. A row is a whole number of blocks.
+class Stored:
+    """A tensor in a file.
 
     Attributes:
-        block, nbytes: Elements and bytes of a block.
-        stored: The type of the values when read, a key of `tensors.ELEMENTS`.
-        numpy: The numpy type, "" for quantized types.
+        kind: GGUF's name of the element type.
+        shape: The slowest axis is first.
+        begin: The position of the first byte.
+        row_nbytes: Bytes of a row along the last axis.
     """
 
-    name: str
-    block: int
-    nbytes: int
-    stored: str
-    numpy: str
-
-
-@dataclass(frozen=True)
-class Stored:
-    """A tensor in a file. The slowest axis is first in its shape. begin: The position of the first
-    byte. row_nbytes: Bytes of a row along the last axis."""
-
-    data: mmap.mmap | bytes
-    kind: GgufType
+    data: mmap.mmap
+    kind: str
     shape: tuple[int, ...]
     begin: int
     row_nbytes: int
 
     @property
     def info(self) -> TensorInfo:
-        nbytes = math.prod(self.shape[:-1]) * self.row_nbytes
-        return TensorInfo(self.kind.name, self.shape, nbytes)
+        return TensorInfo(self.kind, self.shape, math.prod(self.shape[:-1]) * self.row_nbytes)
+
+    @property
+    def read_as(self) -> str:
+        """The type of the values when they are read, a key of `tensors.ELEMENTS`."""
+        return "F32" if self.kind in TYPES else self.kind
 
     @property
     def raw(self) -> np.ndarray[Any, Any]:
@@ -75,92 +67,85 @@ class Stored:
 
     def _values(self, raw: np.ndarray[Any, Any]) -> mx.array:
         """Return the values of rows: (..., bytes of a row) -> (..., elements)."""
-        if self.kind.numpy:
-            raw = np.ascontiguousarray(raw)
-            return to_mlx(raw.view(f"<{self.kind.numpy}"), self.kind.stored)
-        return TYPES[self.kind.name].dequantize(raw)
+        if self.kind in TYPES:
+            return TYPES[self.kind].dequantize(raw)
+        return to_mlx(np.ascontiguousarray(raw).view(f"<{ELEMENTS[self.kind][1]}"), self.kind)
 
 
-def read_header(data: mmap.mmap | bytes) -> tuple[Mapping[str, Any], dict[str, Stored]]:
+def read_header(data: mmap.mmap) -> tuple[Mapping[str, Any], dict[str, Stored]]:
     """Return the metadata, with lists of numbers as numpy arrays, and the tensors by name. Raises
     Malformed."""
-    reader = _Reader(data)
-    if reader.take(4, "its first bytes") != b"GGUF":
+    if _take(data, 4, "its first bytes") != b"GGUF":
         raise Malformed("is no GGUF file, or its beginning is damaged")
-    if (version := reader.number("I", "its version")) not in VERSIONS:
+    if (version := _number(data, "I", "its version")) not in VERSIONS:
         raise Malformed(f"is of GGUF version {version}, not {VERSIONS}: convert it again")
-    count, keys = reader.number("Q", "its size"), reader.number("Q", "its size")
-    metadata = {(name := reader.name("a key")): reader.value(name) for _ in range(keys)}
-    listed = [reader.entry() for _ in range(count)]
+    count, keys = _number(data, "Q", "its size"), _number(data, "Q", "its size")
+    metadata = {(name := _name(data, "a key")): _value(data, name) for _ in range(keys)}
+    listed = [_entry(data) for _ in range(count)]
     alignment = metadata.get("general.alignment", ALIGNMENT)
-    begin = -(-reader.position // alignment) * alignment
+    begin = -(-data.tell() // alignment) * alignment
     tensors: dict[str, Stored] = {}
     for offset, name, number, shape in sorted(listed):
-        kind = element_type(number)
-        if shape[-1] % kind.block:
-            raise Malformed(f"is damaged: the rows of {name} are no whole {kind.name} blocks")
-        row_nbytes = shape[-1] // kind.block * kind.nbytes
-        stored = Stored(data, kind, shape, begin + offset, row_nbytes)
+        kind, block, nbytes = _element_type(number)
+        if shape[-1] % block:
+            raise Malformed(f"is damaged: the rows of {name} are no whole {kind} blocks")
+        stored = Stored(data, kind, shape, begin + offset, shape[-1] // block * nbytes)
         if stored.begin + stored.info.nbytes > len(data):
             raise Malformed(f"is truncated in {name}: download it again")
         tensors[name] = stored
     return metadata, tensors
 
 
-class _Reader:
-    """A position in the file. Methods read a value there and advance the position."""
-
-    def __init__(self, data: mmap.mmap | bytes) -> None:
-        self._data, self.position = data, 0
-
-    def name(self, what: str) -> str:
-        name = self.text(what)
-        check_name(name, what)
-        return name
-
-    def value(self, key: str) -> Any:
-        """Read a string, a number or a flag; a list of strings; or an array of numbers or flags."""
-        kind, count = self.number("I", key), -1
-        if kind == _ARRAY:
-            kind, count = self.number("I", key), self.number("Q", key)
-        if kind == _STRING:
-            return self.text(key) if count < 0 else [self.text(key) for _ in range(count)]
-        if kind not in _SCALARS:
-            raise Malformed(f"is damaged: {key} is of an unknown type ({kind})")
-        dtype = np.dtype(f"<{_SCALARS[kind]}")
-        values = np.frombuffer(self.take(abs(count) * dtype.itemsize, key), dtype)
-        values = values.astype(np.bool_) if kind == _BOOL else values
-        return values[0].item() if count < 0 else values
-
-    def entry(self) -> tuple[int, str, int, tuple[int, ...]]:
-        """Read the offset, name, ggml's type number, and shape of a tensor."""
-        name = self.name("a tensor")
-        axes = self.number("I", name)
-        shape = tuple(self.number("Q", name) for _ in range(axes))[::-1]
-        kind = self.number("I", name)
-        return self.number("Q", name), name, kind, shape
-
-    def text(self, what: str) -> str:
-        try:
-            return self.take(self.number("Q", what), what).decode("utf-8")
-        except UnicodeDecodeError:
-            raise Malformed(f"is damaged: a string at {what} is not UTF-8") from None
-
-    def number(self, form: str, what: str) -> Any:
-        return struct.unpack(f"<{form}", self.take(struct.calcsize(f"<{form}"), what))[0]
-
-    def take(self, count: int, what: str) -> bytes:
-        end = self.position + count
-        if end > len(self._data):
-            raise Malformed(f"is truncated at {what}: download it again")
-        taken = self._data[self.position : end]
-        self.position = end
-        return taken
+def _value(data: mmap.mmap, key: str) -> Any:
+    """Read a string, a number or a flag; a list of strings; or an array of numbers or flags."""
+    kind, count = _number(data, "I", key), -1
+    if kind == _ARRAY:
+        kind, count = _number(data, "I", key), _number(data, "Q", key)
+    if kind == _STRING:
+        return _text(data, key) if count < 0 else [_text(data, key) for _ in range(count)]
+    if kind not in _SCALARS:
+        raise Malformed(f"is damaged: {key} is of an unknown type ({kind})")
+    dtype = np.dtype(f"<{_SCALARS[kind]}")
+    values = np.frombuffer(_take(data, abs(count) * dtype.itemsize, key), dtype)
+    values = values.astype(np.bool_) if kind == _BOOL else values
+    return values[0].item() if count < 0 else values
 
 
-@cache
-def element_type(number: int) -> GgufType:
-    """Return the type with ggml's number. Raises Malformed if it is not read."""
+def _entry(data: mmap.mmap) -> tuple[int, str, int, tuple[int, ...]]:
+    """Read the offset, name, ggml's type number, and shape of a tensor."""
+    name = _name(data, "a tensor")
+    axes = _number(data, "I", name)
+    shape = tuple(_number(data, "Q", name) for _ in range(axes))[::-1]
+    kind = _number(data, "I", name)
+    return _number(data, "Q", name), name, kind, shape
+
+
+def _name(data: mmap.mmap, what: str) -> str:
+    name = _text(data, what)
+    check_name(name, what)
+    return name
+
+
+def _text(data: mmap.mmap, what: str) -> str:
+    try:
+        return _take(data, _number(data, "Q", what), what).decode("utf-8")
+    except UnicodeDecodeError:
+        raise Malformed(f"is damaged: a string at {what} is not UTF-8") from None
+
+
+def _number(data: mmap.mmap, form: str, what: str) -> Any:
+    return struct.unpack(f"<{form}", _take(data, struct.calcsize(f"<{form}"), what))[0]
+
+
+def _take(data: mmap.mmap, count: int, what: str) -> bytes:
+    if count > len(data) - data.tell():
+        raise Malformed(f"is truncated at {what}: download it again")
+    return data.read(count)
+
+
+def _element_type(number: int) -> tuple[str, int, int]:
+    """Return the name of ggml's type number, and the elements and bytes of a block. Raises
+    Malformed if the type is not read."""
     from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
     try:
@@ -170,10 +155,8 @@ def element_type(number: int) -> GgufType:
         raise Malformed(
             f"holds ggml's type {number}, which the gguf package does not know"
         ) from None
-    if kind.name in _UNQUANTIZED:
-        return GgufType(kind.name, block, nbytes, kind.name, ELEMENTS[kind.name][1])
-    if kind.name in TYPES:
-        return GgufType(kind.name, block, nbytes, "F32", "")
+    if kind.name in _UNQUANTIZED or kind.name in TYPES:
+        return kind.name, block, nbytes
     raise Malformed(
         f"holds {kind.name}, which is not read: take a file of the types {', '.join(TYPES)}, or a "
         "mixture of them such as Q4_K_M"

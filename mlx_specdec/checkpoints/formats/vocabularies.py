@@ -1,7 +1,7 @@
 """Conversion of a GGUF file's vocabulary to tokenizer.json and tokenizer_config.json."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +10,7 @@ import numpy as np
 
 from ...errors import first_line
 from ..tensors import Malformed
+from .gguf_blocks import TABLES
 from .gguf_header import Metadata
 
 DEFAULT_RULE = "default"
@@ -35,35 +36,10 @@ class SplitRule:
     begins: bool = False
 
 
-_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_BEFORE = r"[^\r\n\p{L}\p{N}]?"
-_SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
-_REST = rf" ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}"
-_REST_WITH_SLASH = rf" ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"
-_BY_THREE = rf"{_CONTRACTIONS}|{_BEFORE}\p{{L}}+|\p{{N}}{{1,3}}|{_REST}"
-_BY_ONE = rf"{_CONTRACTIONS}|{_BEFORE}\p{{L}}+|\p{{N}}|{_REST}"
-_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-_SMALL, _CAPITAL = f"{_BEFORE}{_UPPER}*{_LOWER}+", f"{_BEFORE}{_UPPER}+{_LOWER}*"
-_TEKKEN = rf"{_SMALL}|{_CAPITAL}|\p{{N}}|{_REST_WITH_SLASH}"
-_GPT4O = rf"{_SMALL}{_CONTRACTIONS}?|{_CAPITAL}{_CONTRACTIONS}?|\p{{N}}{{1,3}}|{_REST_WITH_SLASH}"
-
-SPLIT_RULES: Mapping[str, SplitRule] = {
-    name: rule
-    for names, rule in (
-        (f"{DEFAULT_RULE} gpt-2 phi-2 mpt olmo", SplitRule(then_gpt2=True)),
-        ("smollm starcoder refact", SplitRule(r"\p{N}", then_gpt2=True)),
-        ("command-r", SplitRule(r"\p{N}", then_gpt2=True, composes=True)),
-        (
-            "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2",
-            SplitRule(_BY_THREE, ignores_merges=True, begins=True),
-        ),
-        ("dbrx smaug-bpe", SplitRule(_BY_THREE)),
-        ("qwen2 deepseek-r1-qwen megrez", SplitRule(_BY_ONE, composes=True)),
-        ("stablelm2", SplitRule(_BY_ONE)),
-        ("tekken", SplitRule(_TEKKEN, ignores_merges=True, begins=True)),
-        ("gpt-4o llama4 kanana2", SplitRule(_GPT4O)),
-    )
-    for name in names.split()
+SPLIT_RULES = {
+    name: SplitRule(**{key: value for key, value in entry.items() if key != "names"})
+    for entry in TABLES["split_rules"]
+    for name in entry["names"]
 }
 """llama.cpp's name -> the rule."""
 
