@@ -126,14 +126,12 @@ class WeightFormat:
         quantization: The quantization of matrices; None if the conversion does not quantize.
         mixed: A key of MIXED, or "".
         dequantize: Whether quantized matrices of the source are dequantized.
-        any_group: Whether the user has left the group size open.
     """
 
     dtype: str | None = None
     quantization: Quantization | None = None
     mixed: str = ""
     dequantize: bool = False
-    any_group: bool = False
 
     @classmethod
     def checked(cls, dtype: str | None, quantize: int | str | None, group_size: int | None) -> Self:
@@ -155,17 +153,7 @@ class WeightFormat:
         how = Quantization(bits, size, usual.mode)
         if how.mode == "affine":
             check_affine(how.bits, how.group_size)
-        return cls(dtype, how, mixed, any_group=group_size is None)
-
-    def fits(self, matrices: Mapping[str, Quantization]) -> bool:
-        """Return whether a quantized source already has the requested format: the most common bits
-        agree, and the group size if the user names one. matrices: Path -> quantization."""
-        wanted, most = self.quantization, most_common(matrices)
-        if wanted is None:
-            return not self.dequantize
-        sizes = (most.group_size,) if self.any_group else (wanted.group_size,)
-        same = (most.bits, most.mode) == (wanted.bits, wanted.mode) and most.group_size in sizes
-        return same and not self.mixed
+        return cls(dtype, how, mixed)
 
     def describe(self) -> str:
         """Return a description such as "4-bit, types as stored"."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..system import show_size
@@ -17,8 +17,6 @@ _LAYER = re.compile(r"(?<=[a-z])\.\d+\.")
 
 if TYPE_CHECKING:
     from rich.table import Table
-
-    from ..conversion.inspect import Inspection
 
 
 class Checkpoint(Flags, panel="Checkpoint"):
@@ -37,38 +35,36 @@ def inspect(source: Checkpoint, output: Json) -> None:
     from ..conversion.inspect import inspect as look
 
     with render.progress("downloading", in_bytes=True) as report:
-        found = look(source.checkpoint, revision=source.revision, progress=report)
+        facts, lines = look(source.checkpoint, revision=source.revision, progress=report)
     if output.json:
-        render.write(sys.stdout, render.as_json(found.as_dict()))
+        render.write(sys.stdout, render.as_json(facts))
     else:
-        _show_inspection(found)
+        _show_inspection(facts, lines)
 
 
-def _show_inspection(found: Inspection) -> None:
+def _show_inspection(facts: Mapping[str, Any], lines: Sequence[str]) -> None:
     types = render.table("type", ">tensors", ">size")
-    for dtype, (count, nbytes) in found.dtypes.items():
-        types.add_row(dtype, str(count), show_size(nbytes))
-    report = found.tensor_report.describe() if found.tensor_report is not None else ()
-    problem = [f"Not convertible: {found.problem}"] if found.problem else []
-    sentences = (render.escaped(line) for line in (*report, *problem))
-    render.lay_out(sys.stdout, _summary(found), types, _tensors(found), *sentences)
+    for dtype, entry in facts["dtypes"].items():
+        types.add_row(dtype, str(entry["tensors"]), show_size(entry["bytes"]))
+    problem = [f"Not convertible: {facts['problem']}"] if facts["problem"] else []
+    sentences = (render.escaped(line) for line in (*lines, *problem))
+    tables = (_summary(facts), types, _tensors(facts["tensors"]))
+    render.lay_out(sys.stdout, *tables, *sentences)
 
 
-def _summary(found: Inspection) -> Table:
+def _summary(facts: Mapping[str, Any]) -> Table:
     table = render.table("", "", header=False)
-    files = [f"{name} ({show_size(nbytes)})" for name, nbytes in found.files.items()]
-    sizes = ", ".join(f"{name} {size}" for name, size in found.sizes.items())
-    weights = (
-        f"{found.parameters:,}, {show_size(found.nbytes)}, {found.bits_per_weight:.2f} bits each"
-    )
-    table.add_row("format", found.format)
-    table.add_row("model type", render.escaped(found.model_type) or "unknown")
+    files = [f"{name} ({show_size(nbytes)})" for name, nbytes in facts["files"].items()]
+    sizes = ", ".join(f"{name} {size}" for name, size in facts["sizes"].items())
+    bits = f"{facts['bits_per_weight']:.2f} bits each"
+    table.add_row("format", facts["format"])
+    table.add_row("model type", render.escaped(facts["model_type"] or "unknown"))
     table.add_row("sizes", sizes or "unknown")
-    table.add_row("weights", weights)
-    if found.drafter is not None:
-        table.add_row("drafts for", _drafts_for(found.drafter))
-    table.add_row("quantized", render.escaped(found.quantization) or "no")
-    table.add_row("tokenizer", render.escaped(found.tokenizer) or "none")
+    table.add_row("weights", f"{facts['parameters']:,}, {show_size(facts['bytes'])}, {bits}")
+    if facts["drafter"] is not None:
+        table.add_row("drafts for", _drafts_for(facts["drafter"]))
+    table.add_row("quantized", render.escaped(facts["quantization"] or "no"))
+    table.add_row("tokenizer", render.escaped(facts["tokenizer"] or "none"))
     table.add_row("files", render.escaped("\n".join(files)))
     return table
 
@@ -90,23 +86,22 @@ def _drafts_for(facts: Mapping[str, Any]) -> str:
     )
 
 
-def _tensors(found: Inspection) -> Table:
+def _tensors(rows: Sequence[Mapping[str, Any]]) -> Table:
     """Return a table of tensors. Equal tensors of all layers share one row, and the size of a
     quantized tensor includes its scales and biases."""
     groups: dict[tuple[str, ...], list[int]] = {}
-    sizes = {row.name: row.nbytes for row in found.tensors}
-    for row in found.tensors:
-        path, _, part = row.name.rpartition(".")
+    sizes = {row["name"]: row["nbytes"] for row in rows}
+    for row in rows:
+        path, _, part = row["name"].rpartition(".")
         packed = f"{path}.scales" in sizes and part in _PARTS
         if packed and part != "weight":
             continue
-        nbytes = sum(sizes.get(f"{path}.{p}", 0) for p in _PARTS) if packed else row.nbytes
-        dtype = f"{row.dtype}, quantized" if packed else row.dtype
-        shape = " x ".join(map(str, row.shape)) or "scalar"
-        becomes = f"-> {row.becomes}" if row.becomes not in ("", row.name) else ""
-        parts = [_LAYER.sub(".*.", part, 1) for part in (row.name, becomes, row.note) if part]
-        key = ("\n".join(parts), dtype, shape)
-        groups.setdefault(key, []).append(nbytes)
+        nbytes = sum(sizes.get(f"{path}.{p}", 0) for p in _PARTS) if packed else row["nbytes"]
+        dtype = f"{row['dtype']}, quantized" if packed else row["dtype"]
+        shape = " x ".join(map(str, row["shape"])) or "scalar"
+        becomes = f"-> {row['becomes']}" if row["becomes"] not in (None, row["name"]) else ""
+        parts = [_LAYER.sub(".*.", part, 1) for part in (row["name"], becomes, row["note"]) if part]
+        groups.setdefault(("\n".join(parts), dtype, shape), []).append(nbytes)
     table = render.table("tensor", ">", "type", "shape", ">size")
     for (name, dtype, shape), members in groups.items():
         table.add_row(

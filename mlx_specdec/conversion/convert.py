@@ -156,8 +156,7 @@ def _destination(model: str, local: Path, mlx_path: Path | None) -> Path:
 
 def _notes(plan: Plan, weight_format: WeightFormat, directory: Path) -> Iterator[str]:
     if weight_format.quantization is not None:
-        matrices = (*plan.quantized, *(f"{path}.weight" for path in plan.stored))
-        share = sum(map(plan.parameters, matrices)) / max(1, plan.total_parameters)
+        share = sum(map(plan.parameters, plan.quantized)) / max(1, plan.total_parameters)
         if share < SHARE_TO_QUANTIZE:
             groups = (
                 f"groups of {weight_format.quantization.group_size}, try a smaller --q-group-size"

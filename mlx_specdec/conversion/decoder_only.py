@@ -19,12 +19,12 @@ from ..checkpoints.tensors import Tensor, summary_of
 from ..errors import CheckpointError, OptionError
 from ..models.mlx_lm.loader import embedding_of, open_model
 from ..system import open_files_kept
-from .plan import Plan, gguf_notes, unsettled
+from .plan import Plan, gguf_notes
 from .report import TensorReport, report_tensors
 
 with open_files_kept():
     from mlx_lm.convert import mixed_quant_predicate_builder
-    from mlx_lm.utils import dequantize_model, quantize_model
+    from mlx_lm.utils import quantize_model
 
 
 def plan(directory: Path, config: Mapping[str, Any], weight_format: WeightFormat) -> Plan:
@@ -62,11 +62,7 @@ def plan(directory: Path, config: Mapping[str, Any], weight_format: WeightFormat
     if "vision_tower" not in getattr(opened.model, "model", {}):
         full_config.pop("vision_config", None)
     casts = getattr(opened.model, "cast_predicate", lambda name: True)
-    quantized: dict[str, Quantization] = {}
-    if how is not None:
-        # Quantized matrices of a GGUF file may be quantized again.
-        model = dequantize_model(opened.model) if source.format == "gguf" else opened.model
-        quantized = unsettled(weight_format, stored, _chosen(model, how, weight_format.mixed))
+    quantized = {} if how is None else _chosen(opened.model, how, weight_format.mixed)
     extra = mtp_layers.tensors(directory, config, source)
     return Plan(
         source,
@@ -76,7 +72,7 @@ def plan(directory: Path, config: Mapping[str, Any], weight_format: WeightFormat
         stored=stored,
         quantized=quantized,
         keeps_dtype=lambda name: not casts(name),
-        notes=(*gguf_notes(source, weight_format, stored), *_notes(how, quantized, extra)),
+        notes=(*gguf_notes(source, weight_format), *_notes(how, quantized, extra)),
         extra=extra,
     )
 

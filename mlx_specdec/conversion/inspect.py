@@ -3,9 +3,8 @@
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,88 +27,15 @@ _SIZES = (
 )
 
 
-@dataclass(frozen=True)
-class TensorRow:
-    """A tensor of the files. becomes: The name in a converted model, "" if the tensor is dropped or
-    joined. note: The reason, or a remark."""
+Inspection = tuple[dict[str, Any], Sequence[str]]
+"""The contents of a checkpoint as values of JSON, and the lines of the report of a conversion.
 
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    nbytes: int
-    becomes: str
-    note: str
+The bytes of all tensors count those that share bytes once. "parameters" and "bits_per_weight" leave
+out copies and tensors that a conversion drops. "problem" says why a conversion is impossible.
+"drafter" holds `DrafterFiles.facts`."""
 
 
-@dataclass(frozen=True)
-class Inspection:
-    """The contents of a checkpoint.
-
-    Attributes:
-        files: Name of a file of weights -> its bytes.
-        sizes: The sizes of the model in config.json.
-        nbytes: The bytes of all tensors. Tensors that share bytes are counted once.
-        parameters, kept_nbytes: Number and bytes of weights, without copies and dropped tensors.
-        quantization: A description of the quantization, "" for none.
-        tokenizer: A description of the tokenizer, "" for none.
-        tensor_report: The report of a conversion; None if it is impossible.
-        problem: Why a conversion is impossible, or "".
-        drafter: `DrafterFiles.facts` of a drafter.
-    """
-
-    path: Path
-    format: str
-    model_type: str
-    files: Mapping[str, int]
-    sizes: Mapping[str, int]
-    tensors: tuple[TensorRow, ...]
-    parameters: int
-    nbytes: int
-    kept_nbytes: int
-    quantization: str
-    tokenizer: str
-    tensor_report: TensorReport | None
-    problem: str
-    drafter: Mapping[str, Any] | None = None
-
-    @property
-    def bits_per_weight(self) -> float:
-        """Bits per weight of the tensors that a conversion keeps, scales included."""
-        return 8 * self.kept_nbytes / max(1, self.parameters)
-
-    @property
-    def dtypes(self) -> dict[str, tuple[int, int]]:
-        """Type -> number of tensors and their bytes, the most bytes first."""
-        sums: dict[str, tuple[int, int]] = {}
-        for row in self.tensors:
-            count, nbytes = sums.get(row.dtype, (0, 0))
-            sums[row.dtype] = (count + 1, nbytes + row.nbytes)
-        return dict(sorted(sums.items(), key=lambda pair: -pair[1][1]))
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return all attributes as values of JSON."""
-        report = self.tensor_report
-        return {
-            "path": str(self.path),
-            "format": self.format,
-            "model_type": self.model_type or None,
-            "files": dict(self.files),
-            "sizes": dict(self.sizes),
-            "parameters": self.parameters,
-            "bytes": self.nbytes,
-            "bits_per_weight": self.bits_per_weight,
-            "dtypes": {kind: {"tensors": n, "bytes": b} for kind, (n, b) in self.dtypes.items()},
-            "quantization": self.quantization or None,
-            "tokenizer": self.tokenizer or None,
-            "tied": None if report is None else dict(report.tied),
-            "dropped": None if report is None else dict(report.dropped),
-            "problem": self.problem or None,
-            "drafter": None if self.drafter is None else dict(self.drafter),
-            "tensors": [{**vars(row), "becomes": row.becomes or None} for row in self.tensors],
-        }
-
-
-def _inspection(
+def _facts(
     path: Path,
     kind: str,
     reader: TensorReader,
@@ -122,35 +48,50 @@ def _inspection(
 ) -> Inspection:
     """Return the inspection of some tensors. kind: A key of `shards.FORMAT_NAMES`."""
     contents, report = reader.contents, None if plan is None else plan.report
-    rows = tuple(_row(name, contents, report) for name in contents.stored)
+    rows = [_row(name, contents, report) for name in contents.stored]
     listed = report or contents
     left = {*contents.shared, *listed.tied, *listed.dropped}
-    remaining = [row for row in rows if row.name not in left]
+    remaining = [row for row in rows if row["name"] not in left]
     merged = dict(config)
     for name in ("text_config", "transformer_layer_config"):
         merged.update(config[name] if isinstance(config.get(name), Mapping) else {})
     sizes = {name: merged[name] for name in _SIZES if type(merged.get(name)) is int}
-    return Inspection(
-        path=path,
-        format=shards.FORMAT_NAMES[kind],
-        model_type=str(config.get("model_type") or ""),
-        files={file.name: file.stat().st_size for file in reader.paths},
-        sizes={name: size for name, size in sizes.items() if size <= LARGEST_EXTENT},
-        tensors=rows,
-        parameters=plan.total_parameters
-        if plan
-        else sum(math.prod(row.shape) for row in remaining),
-        nbytes=sum(row.nbytes for row in rows if row.name not in contents.shared),
-        kept_nbytes=sum(row.nbytes for row in remaining),
-        quantization=_quantization(contents.stored, plan),
-        tokenizer=tokenizer,
-        tensor_report=report,
-        problem=problem,
-        drafter=drafter,
-    )
+    counted = (math.prod(row["shape"]) for row in remaining)
+    parameters = plan.total_parameters if plan else sum(counted)
+    facts = {
+        "path": str(path),
+        "format": shards.FORMAT_NAMES[kind],
+        "model_type": str(config.get("model_type") or "") or None,
+        "files": {file.name: file.stat().st_size for file in reader.paths},
+        "sizes": {name: size for name, size in sizes.items() if size <= LARGEST_EXTENT},
+        "parameters": parameters,
+        "bytes": sum(row["nbytes"] for row in rows if row["name"] not in contents.shared),
+        "bits_per_weight": 8 * sum(row["nbytes"] for row in remaining) / max(1, parameters),
+        "dtypes": _dtypes(rows),
+        "quantization": _quantization(contents.stored, plan) or None,
+        "tokenizer": tokenizer or None,
+        "tied": None if report is None else dict(report.tied),
+        "dropped": None if report is None else dict(report.dropped),
+        "problem": problem or None,
+        "drafter": None if drafter is None else dict(drafter),
+        "tensors": rows,
+    }
+    return facts, () if report is None else report.describe()
 
 
-def _row(name: str, contents: Contents, report: TensorReport | None) -> TensorRow:
+def _dtypes(rows: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
+    """Count the tensors and the bytes of each type, the most bytes first."""
+    sums: dict[str, dict[str, int]] = {}
+    for row in rows:
+        entry = sums.setdefault(row["dtype"], {"tensors": 0, "bytes": 0})
+        entry["tensors"] += 1
+        entry["bytes"] += row["nbytes"]
+    return dict(sorted(sums.items(), key=lambda pair: -pair[1]["bytes"]))
+
+
+def _row(name: str, contents: Contents, report: TensorReport | None) -> dict[str, Any]:
+    """Return the facts of a tensor of the files. "becomes": The name in a converted model, None if
+    the tensor is dropped or joined. "note": The reason, or a remark."""
     info, listed = contents.stored[name], report or contents
     becomes, note = "", ""
     if name in listed.tied:
@@ -163,7 +104,8 @@ def _row(name: str, contents: Contents, report: TensorReport | None) -> TensorRo
         becomes = report.renamed.get(name, name)
     if name in contents.shared and not note:
         note = f"the bytes of {contents.shared[name]}"
-    return TensorRow(name, info.dtype, info.shape, info.nbytes, becomes, note)
+    size = {"dtype": info.dtype, "shape": list(info.shape), "nbytes": info.nbytes}
+    return {"name": name, **size, "becomes": becomes or None, "note": note}
 
 
 def _quantization(stored: Mapping[str, TensorInfo], plan: Plan | None) -> str:
@@ -197,11 +139,12 @@ def inspect(
     with temporary_directory() as place:
         try:
             source = resolve(name, revision=revision, progress=progress, headers_in=Path(place))
-            found = _inspect(source)
+            facts, lines = _inspect(source)
         except CheckpointError as caught:
             # The user does not know the temporary directory.
             raise CheckpointError(str(caught).replace(place, name)) from caught
-    return replace(found, path=Path(name), problem=found.problem.replace(place, name))
+    problem = (facts["problem"] or "").replace(place, name)
+    return {**facts, "path": name, "problem": problem or None}, lines
 
 
 def _inspect(path: Path) -> Inspection:
@@ -225,14 +168,14 @@ def _inspect(path: Path) -> Inspection:
                 config = {**read_json(path / "config.json"), "model_type": drafter.kind}
                 weights, plan = files.Weights(path), plan_for(path)
                 facts = drafter.facts()
-                return _inspection(path, weights.format, weights, config, plan=plan, drafter=facts)
+                return _facts(path, weights.format, weights, config, plan=plan, drafter=facts)
     with as_directory(path) as directory:
         return _inspect_model(path, directory)
 
 
 def _inspect_file(path: Path, file: Path, config: Mapping[str, Any], problem: str) -> Inspection:
     kind = _SINGLE[file.suffix]
-    return _inspection(path, kind, files.READERS[kind](file), config, problem=problem)
+    return _facts(path, kind, files.READERS[kind](file), config, problem=problem)
 
 
 def _inspect_model(path: Path, directory: Path) -> Inspection:
@@ -245,7 +188,7 @@ def _inspect_model(path: Path, directory: Path) -> Inspection:
     except SpecdecError as caught:
         problem = str(caught).replace(str(directory), str(path))
     tokenizer, form = _tokenizer(directory, made=directory != path), weights.format
-    return _inspection(path, form, weights, config, tokenizer=tokenizer, plan=plan, problem=problem)
+    return _facts(path, form, weights, config, tokenizer=tokenizer, plan=plan, problem=problem)
 
 
 def _tokenizer(directory: Path, made: bool) -> str:

@@ -8,7 +8,7 @@ import mlx.core as mx
 
 from ..checkpoints.files import Weights
 from ..checkpoints.formats.gguf_blocks import TYPES
-from ..checkpoints.quantization import Quantization, WeightFormat, most_common, quantization_entry
+from ..checkpoints.quantization import Quantization, WeightFormat, quantization_entry
 from ..checkpoints.tensors import Tensor
 from ..checkpoints.writer import ResultTensor
 from .report import TensorReport
@@ -72,43 +72,20 @@ class Plan:
         if default is None:
             return None
         made = {name.removesuffix(".weight"): how for name, how in self.quantized.items()}
-        matrices = {**self.stored, **made}
-        return quantization_entry(most_common(matrices) if self.stored else default, matrices)
+        return quantization_entry(default, made)
 
 
-def unsettled(
-    weight_format: WeightFormat,
-    stored: Mapping[str, Quantization],
-    quantized: Mapping[str, Quantization],
-) -> dict[str, Quantization]:
-    """Return the entries of `quantized`, all matrices that can be quantized, that a conversion has
-    to quantize. Matrices in `stored` are quantized in the source already, and stay unchanged if
-    they have the requested format."""
-    keeps = bool(stored) and weight_format.fits(stored)
-    return {
-        name: how
-        for name, how in quantized.items()
-        if not (keeps and name.removesuffix(".weight") in stored)
-    }
-
-
-def gguf_notes(
-    weights: Weights, weight_format: WeightFormat, stored: Mapping[str, Quantization]
-) -> Iterator[str]:
-    """Yield sentences about GGUF's quantized types. stored: See `Plan`."""
-    how, kept = weight_format.quantization, {name: TYPES[name].bits for name in weights.types}
-    if kept and weight_format.fits(stored):
-        exact = [name for name in kept if not name.endswith("_K")]
-        rounded = [f"{name} at {bits} bits" for name, bits in kept.items() if name not in exact]
-        if exact:
-            yield f"kept {', '.join(exact)} bit for bit, in MLX's groups of 32"
-        if rounded:
-            yield (
-                f"kept {', '.join(rounded)} in groups of 32: their scales are rounded to float16, "
-                "by at most 0.05 %"
-            )
-    elif kept and how is not None:
+def gguf_notes(weights: Weights, weight_format: WeightFormat) -> Iterator[str]:
+    """Yield sentences about GGUF's quantized types that a conversion keeps."""
+    if weight_format.dequantize:
+        return
+    kept = {name: TYPES[name].bits for name in weights.types}
+    exact = [name for name in kept if not name.endswith("_K")]
+    rounded = [f"{name} at {bits} bits" for name, bits in kept.items() if name not in exact]
+    if exact:
+        yield f"kept {', '.join(exact)} bit for bit, in MLX's groups of 32"
+    if rounded:
         yield (
-            f"quantized {', '.join(kept)} again, to {how.bits} bits: rounding a second time costs "
-            "accuracy; more --q-bits cost less, and without --quantize nothing is lost"
+            f"kept {', '.join(rounded)} in groups of 32: their scales are rounded to float16, "
+            "by at most 0.05 %"
         )

@@ -1,6 +1,6 @@
 """Plans of conversions, made from headers before any weight is read."""
 
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from ..models import families
 from ..models.drafters import kinds
 from ..models.drafters.files import IN_16_BITS, DrafterFiles
 from ..models.encoder_decoder.family import EncoderDecoderFamily
-from .plan import Plan, gguf_notes, unsettled
+from .plan import Plan, gguf_notes
 from .report import TensorReport, report_tensors
 
 
@@ -36,46 +36,44 @@ def plan_for(directory: Path, weight_format: WeightFormat | None = None) -> Plan
 
         plan = decoder_only.plan(directory, config, weight_format)
     how = weight_format.quantization
-    if how is not None and plan.stored and plan.weights.format != "gguf":
+    if how is not None and plan.stored:
         raise OptionError(
             f"{directory} is quantized already: leave --quantize out, or write it with "
             "--dequantize first and quantize the result"
         )
-    if how is not None and not (plan.quantized or plan.stored):
+    if how is not None and not plan.quantized:
         problem = f"no rows divide into groups of {how.group_size}"
         raise OptionError(f"{problem}: give a smaller --q-group-size")
-    if weight_format.dequantize and not plan.stored:
+    if not weight_format.dequantize:
+        return plan
+    if not plan.stored:
         raise OptionError("the source is not quantized: leave --dequantize out")
-    again = {path for path in plan.stored if f"{path}.weight" in plan.quantized}
-    paths = {*plan.stored} if weight_format.dequantize else again
-    return _dequantized(plan, paths) if paths else plan
+    return _dequantized(plan)
 
 
-def _dequantized(plan: Plan, paths: Set[str]) -> Plan:
-    """Return the plan with the matrices at `paths` dequantized. Their default dtype is the dtype of
+def _dequantized(plan: Plan) -> Plan:
+    """Return the plan with its quantized matrices dequantized. Their default dtype is the dtype of
     the scales, or bfloat16 if scales are powers of two. Raises CheckpointError."""
     tensors: dict[str, Tensor] = {}
     natural: dict[str, mx.Dtype] = {}
-    parts = []
     for name, tensor in plan.tensors.items():
         path, _, part = name.rpartition(".")
-        if path not in paths or part not in ALL_PARTS:
+        if path not in plan.stored or part not in ALL_PARTS:
             tensors[name] = tensor
-            continue
-        parts.append(name)
-        if part == "weight":
+        elif part == "weight":
             tensors[name] = _whole(path, plan.tensors, plan.stored[path])
             scales = plan.tensors[f"{path}.scales"].dtype
             natural[name] = scales if mx.issubdtype(scales, mx.floating) else mx.bfloat16
     report = plan.report
     if plan.weights.format != "gguf":  # a matrix is a single tensor in GGUF files
+        parts = [name for name in plan.tensors if name not in tensors or name in natural]
         joined, computed = (*report.joined, *parts), (*report.computed, *natural)
         report = replace(report, joined=joined, computed=computed)
     return replace(
         plan,
         config={k: v for k, v in plan.config.items() if not k.startswith("quantization")},
         tensors=tensors,
-        stored={path: how for path, how in plan.stored.items() if path not in paths},
+        stored={},
         natural=natural,
         report=report,
     )
@@ -168,8 +166,7 @@ def _encoder_decoder(
     quantized: dict[str, Quantization] = {}
     if weight_format.quantization is not None:
         plain = family.network(config, places)
-        chosen = family.quantized(plain, config, weight_format.quantization, weight_format.mixed)
-        quantized = unsettled(weight_format, stored, chosen)
+        quantized = family.quantized(plain, config, weight_format.quantization, weight_format.mixed)
     return Plan(
         weights,
         family.written_config(config, places),
@@ -178,7 +175,7 @@ def _encoder_decoder(
         stored=stored,
         quantized=quantized,
         notes=(
-            *gguf_notes(weights, weight_format, stored),
+            *gguf_notes(weights, weight_format),
             *_notes(weight_format.quantization, quantized),
         ),
     )

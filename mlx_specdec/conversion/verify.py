@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import mlx.core as mx
 
@@ -83,36 +82,19 @@ def compare(source: Path, result: Path, written: Written) -> Verified:
         return Verified(None, None, "a whole model takes too much memory")
     if not quantized and needed > QUICK_BYTES:
         return Verified(None, None, "it would take longer than the conversion")
-    first, second = (_answers(place, result, quantized) for place in (source, result))
+    rows, scores, problems = zip(
+        *(_answers(place, result, quantized) for place in (source, result)), strict=True
+    )
     # Ids that are never written have -inf in both.
-    apart = mx.where(first.rows == second.rows, 0.0, mx.abs(first.rows - second.rows))
+    apart = mx.where(rows[0] == rows[1], 0.0, mx.abs(rows[0] - rows[1]))
     difference = mx.max(apart).item()
     assert isinstance(difference, float)
     unchanged = not quantized and written.largest.get(False, (0.0,))[0] == 0
     if math.isnan(difference) or (unchanged and difference > SAME_LOGITS):
         differ = f"(log-probabilities differ by {difference:.3g}): please report this checkpoint"
         raise CheckpointError(f"the converted model does not compute what its source does {differ}")
-    texts = [answers.text for answers in (first, second)]
-    change = _change(*filter(None, texts)) if all(texts) else None
-    return Verified(difference, change, first.problem or second.problem)
-
-
-class _Scores(NamedTuple):
-    """The log-probability of each token of the fixed text, (tokens,) float32, and the token that
-    the model finds most likely at each position, (tokens,) integer."""
-
-    log_p: mx.array
-    top: mx.array
-
-
-@dataclass(frozen=True)
-class _Answers:
-    """What one model computes: log-probabilities on a fixed input, (tokens, vocabulary) float32,
-    and the scores of the fixed text. problem: Why there are no scores, or ""."""
-
-    rows: mx.array
-    text: _Scores | None = None
-    problem: str = ""
+    problem = next(filter(None, problems), "")
+    return Verified(difference, _change(*scores) if quantized and not problem else None, problem)
 
 
 LONGEST_SCORED = 256
@@ -127,35 +109,43 @@ PASSAGE = "\n".join(_TEXTS["passage"])
 """The fixed text for decoder-only models."""
 
 
-def _answers(directory: Path, tokenizer: Path, with_text: bool) -> _Answers:
+def _answers(
+    directory: Path, tokenizer: Path, with_text: bool
+) -> tuple[mx.array, tuple[mx.array, mx.array], str]:
+    """Return log-probabilities on a fixed input, (tokens, vocabulary) float32, the scores of the
+    fixed text, and why there are none, or ""."""
     # Dequantized weights have the same values and are much faster on a CPU.
     loaded = load_model(directory, dtype="float32", expand=True)
     rows = mx.concatenate(list(_log_probabilities(loaded.model, range(2, 10), range(2, 7))))
     mx.eval(rows)
+    scores, problem = (mx.array([]), mx.array([])), ""
     try:
-        return _Answers(rows, _score_text(loaded, tokenizer) if with_text else None)
-    except SpecdecError as problem:  # the model was loaded, so the tokenizer is the problem
-        return _Answers(rows, problem=str(problem))
-    finally:
-        del loaded
-        mx.clear_cache()
+        if with_text:
+            scores = _score_text(loaded, tokenizer)
+    except SpecdecError as caught:  # the model was loaded, so the tokenizer is the problem
+        problem = str(caught)
+    del loaded
+    mx.clear_cache()
+    return rows, scores, problem
 
 
-def _change(first: _Scores, second: _Scores) -> TextChange:
-    changes = mx.abs(second.log_p - first.log_p)
-    same: mx.array = first.top == second.top
+def _change(first: tuple[mx.array, mx.array], second: tuple[mx.array, mx.array]) -> TextChange:
+    changes = mx.abs(second[0] - first[0])
+    same: mx.array = first[1] == second[1]
     return TextChange(
         tokens=changes.size,
-        source_perplexity=_perplexity(first.log_p),
-        result_perplexity=_perplexity(second.log_p),
+        source_perplexity=_perplexity(first[0]),
+        result_perplexity=_perplexity(second[0]),
         mean=mx.mean(changes).item(),  # type: ignore[arg-type]
         largest=mx.max(changes).item(),  # type: ignore[arg-type]
         same_first=mx.mean(same.astype(mx.float32)).item(),  # type: ignore[arg-type]
     )
 
 
-def _score_text(loaded: Loaded, tokenizer: Path) -> _Scores:
-    """Score the fixed text. Raises CheckpointError, PromptError."""
+def _score_text(loaded: Loaded, tokenizer: Path) -> tuple[mx.array, mx.array]:
+    """Return the log-probability of each token of the fixed text, (tokens,) float32, and the token
+    that the model finds most likely at each position, (tokens,) integer. Raises CheckpointError,
+    PromptError."""
     encode = load_tokenizer(tokenizer, kind=loaded.kind).encode
     if loaded.kind == "encoder-decoder":
         texts = [(encode(prompt), encode(text)) for prompt, text in PAIRS]
@@ -175,7 +165,7 @@ def _score_text(loaded: Loaded, tokenizer: Path) -> _Scores:
             top.append(mx.argmax(rows, axis=-1))
             mx.eval(scores[-1], top[-1])
             place += len(rows)
-    return _Scores(mx.concatenate(scores), mx.concatenate(top))
+    return mx.concatenate(scores), mx.concatenate(top)
 
 
 def _log_probabilities(

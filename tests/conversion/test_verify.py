@@ -33,7 +33,8 @@ def test_other_logits_from_the_same_weights_are_refused(
     source = write_t5(tmp_path / "t5")
     before = listing(tmp_path)
     rows = iter((0.0, value))
-    answers = lambda *_: verify._Answers(mx.array([next(rows)]))  # noqa: E731
+    none = (mx.array([]), mx.array([]))
+    answers = lambda *_: (mx.array([next(rows)]), none, "")  # noqa: E731
     monkeypatch.setattr(verify, "_answers", answers)
     with pytest.raises(CheckpointError, match="log-probabilities differ"):
         convert(str(source), tmp_path / "out")
