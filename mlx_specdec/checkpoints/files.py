@@ -14,7 +14,7 @@ from .formats import safetensors
 from .formats.gguf import GgufFile
 from .formats.safetensors import SafetensorsFile
 from .formats.torch import TorchFile
-from .tensors import LARGEST_EXTENT, Contents, TensorInfo, TensorReader
+from .tensors import LARGEST_EXTENT, TensorInfo, TensorReader
 
 CARRIED = (
     *("tokenizer*.json", "tokenizer.model", "*.tiktoken"),
@@ -58,16 +58,23 @@ class Weights(TensorReader):
         infos: dict[str, TensorInfo] = {}
         self._places: dict[str, Path] = {}
         self._loaded: dict[Path, dict[str, mx.array]] = {}
-        self._files = {file: READERS[parts.format](file) for file in parts.files}
+        self._readers = {file: READERS[parts.format](file) for file in parts.files}
         self.format = parts.format
         self.lazy = parts.format == "safetensors"
-        for file, reader in self._files.items():
+        tied: dict[str, str] = {}
+        dropped: dict[str, str] = {}
+        shared: dict[str, str] = {}
+        self.tied, self.dropped, self.shared = tied, dropped, shared
+        for file, reader in self._readers.items():
+            tied |= reader.tied
+            dropped |= reader.dropped
+            shared |= reader.shared
             for name, info in reader.infos.items():
                 if name in infos:
                     raise CheckpointError(f"{file} repeats {name} of {self._places[name].name}")
                 infos[name], self._places[name] = info, file
         self.infos = infos
-        self.paths = tuple(path for reader in self._files.values() for path in reader.paths)
+        self.paths = tuple(path for reader in self._readers.values() for path in reader.paths)
         for name, shard in parts.places.items():
             if name not in infos or self._places[name].name != shard:
                 lacks = f"{directory / shard} lacks {ascii(name)[1:-1]:.200}"
@@ -77,24 +84,25 @@ class Weights(TensorReader):
         for name, factors in self._factors.items():
             infos[name] = TensorInfo.of("BF16", infos[name].shape)
             del infos[factors]
+            dropped[factors] = "the matrix is multiplied by it"
 
     @property
-    def contents(self) -> Contents:
-        parts: dict[str, dict[str, Any]] = {}
-        for reader in self._files.values():
-            for part, entries in vars(reader.contents).items():
-                parts.setdefault(part, {}).update(entries)
-        for factors in self._factors.values():
-            del parts["origins"][factors]
-            parts["dropped"][factors] = "the matrix is multiplied by it"
-        return Contents(**parts)
+    def stored(self) -> Mapping[str, TensorInfo]:
+        readers = self._readers.values()
+        return {name: info for reader in readers for name, info in reader.stored.items()}
+
+    @property
+    def origins(self) -> Mapping[str, str]:
+        readers = self._readers.values()
+        named = ((name, place) for reader in readers for name, place in reader.origins.items())
+        return {name: place for name, place in named if name in self.infos}
 
     @property
     def types(self) -> list[str]:
-        return [kind for reader in self._files.values() for kind in reader.types]
+        return [kind for reader in self._readers.values() for kind in reader.types]
 
     def note(self) -> str:
-        return "; ".join(filter(None, (reader.note() for reader in self._files.values())))
+        return "; ".join(filter(None, (reader.note() for reader in self._readers.values())))
 
     def read(self, name: str) -> mx.array:
         """Return a tensor, as a lazy array if `lazy` is true."""
@@ -112,10 +120,10 @@ class Weights(TensorReader):
         return self._loaded[file].pop(name)
 
     def rows(self, name: str, begin: int, end: int) -> mx.array:
-        array = self._files[self._places[name]].rows(name, begin, end)
+        array = self._readers[self._places[name]].rows(name, begin, end)
         if (factors := self._factors.get(name)) is None:
             return array
-        reader = self._files[self._places[factors]]
+        reader = self._readers[self._places[factors]]
         if array.ndim > 2:
             return _multiplied(array, reader.rows(factors, begin, end))
         blocks = reader.rows(factors, begin // _BLOCK, -(-end // _BLOCK))

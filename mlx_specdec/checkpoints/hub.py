@@ -2,14 +2,15 @@
 network the cache is used alone. Every error becomes one sentence."""
 
 import hashlib
+import io
 import os
 import re
 import shlex
 import shutil
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import huggingface_hub as hub
 from huggingface_hub import errors, utils
@@ -27,8 +28,6 @@ GUESS = 100_000
 """Bytes of a file that are requested for its header. A longer header needs a second request."""
 LONGEST_HEADER = 100_000_000
 """Most bytes of a header, which is also the limit of the library safetensors."""
-TRIES = 3
-"""Requests for a part of a file that may fail in a row."""
 PROBE = 1 << 16
 """Bytes from the middle of a tensor that are fetched to find out whether it is a copy."""
 _PLAIN_NAME = re.compile(r"[^./\\\x00-\x1f\x7f][^/\\\x00-\x1f\x7f]{0,254}")
@@ -106,10 +105,7 @@ class Repository:
         for file in small:
             shutil.copyfile(self._file(file), headers_in / file)
         for file in weights:
-            try:
-                self._fetch_header(self._listed[file], headers_in / file)
-            except Exception as caught:
-                raise self._error(caught, file) from caught
+            self._outline(file, headers_in / file)
         return headers_in
 
     def check(self) -> None:
@@ -137,15 +133,48 @@ class Repository:
         """The paths of all files. `small` has listed them."""
         return self._listed
 
-    def part(self, file: str, begin: int, count: int) -> Iterator[bytes]:
-        """Yield `count` bytes of a file from position `begin` on. Raises SpecdecError."""
-        if file not in self._listed:
-            raise SourceError(f"{self._name} lacks {file:.80}, which its index names")
-        url = hub.hf_hub_url(self._name, file, revision=self._commit)
+    def header(self, file: str, guess: int = 8) -> bytes:
+        """Return the beginning of a safetensors file up to its tensors. guess: The bytes of the
+        first request. A longer header needs a second one. Raises SpecdecError."""
+        size, stream = self._entry(file).size or 0, io.BytesIO()
+        self.part(file, 0, min(guess, size), stream)
+        end = 8 + int.from_bytes(stream.getvalue()[:8], "little")
+        if stream.tell() < end <= min(size, LONGEST_HEADER):
+            self.part(file, stream.tell(), end - stream.tell(), stream)
+        return stream.getvalue()[:end]
+
+    def part(
+        self,
+        file: str,
+        begin: int,
+        count: int,
+        stream: BinaryIO,
+        report: Callable[[int], None] = lambda count: None,
+    ) -> None:
+        """Write `count` bytes of a file from position `begin` on to a stream. If the connection
+        breaks, the rest is requested. Raises SpecdecError. report: Is called with the bytes of each
+        piece."""
+        arrived = 0
+
+        def check(nbytes: int) -> None:
+            nonlocal arrived
+            arrived += nbytes
+            if arrived > count:
+                raise SourceError("the Hub sends no parts of files: download the model")
+            report(nbytes)
+
+        url = hub.hf_hub_url(self._name, self._entry(file).rfilename, revision=self._commit)
+        headers = {**utils.build_hf_headers(), "Range": f"bytes={begin}-{begin + count - 1}"}
         try:
-            yield from _pieces(url, begin, count)
+            if count:
+                http_get(url, stream, headers=headers, expected_size=count, tqdm_class=_bar(check))
         except Exception as problem:
             raise self._error(problem, file) from problem
+
+    def _entry(self, file: str) -> RepoSibling:
+        if file not in self._listed:
+            raise SourceError(f"{self._name} lacks {file:.80}, which its index names")
+        return self._listed[file]
 
     def _list(self) -> Exception | None:
         """List the repository's files. Return the error if the Hub cannot be reached, because the
@@ -259,25 +288,20 @@ class Repository:
                 )
             partial.replace(blob)
 
-    def _fetch_header(self, listed: RepoSibling, file: Path) -> None:
+    def _outline(self, file: str, target: Path) -> None:
         """Write a safetensors file with the Hub's size and header, and the middle of each tensor
         that may be a copy of another. The rest of the file is a sparse hole."""
-        url = hub.hf_hub_url(self._name, listed.rfilename, revision=self._commit)
-        size = listed.size or 0
-        start = _part(url, 0, min(GUESS, size))
-        end = 8 + int.from_bytes(start[:8], "little")
-        if len(start) < end <= min(size, LONGEST_HEADER):
-            start += _part(url, len(start), end - len(start))
-        with file.open("wb") as stream:
-            stream.write(start[:end])
-            stream.truncate(size)
-        place = end
-        for tensor, info in read_header(file).items():
+        header = self.header(file, GUESS)
+        with target.open("wb") as stream:
+            stream.write(header)
+            stream.truncate(self._entry(file).size or 0)
+        place = len(header)
+        for tensor, info in read_header(target).items():
             if _MAY_BE_COPIES.search(tensor):
                 middle = place + info.nbytes // 2
-                with file.open("r+b") as stream:
+                with target.open("r+b") as stream:
                     stream.seek(middle)
-                    stream.write(_part(url, middle, min(PROBE, place + info.nbytes - middle)))
+                    self.part(file, middle, min(PROBE, place + info.nbytes - middle), stream)
             place += info.nbytes
 
     def _remember(self, file: str) -> None:
@@ -354,36 +378,6 @@ def is_network_error(problem: Exception) -> bool:
     # Names are compared, because huggingface_hub has changed its HTTP library.
     kinds = {kind.__name__ for kind in type(problem).__mro__}
     return bool(kinds & {"TransportError", "ConnectionError", "TimeoutError"})
-
-
-def _part(url: str, begin: int, count: int) -> bytes:
-    """Return `count` bytes of a file. Raises SourceError if the server sends no parts."""
-    return b"".join(_pieces(url, begin, count))
-
-
-def _pieces(url: str, begin: int, count: int) -> Iterator[bytes]:
-    """Do the same as `_part`, and yield the bytes as they arrive. If the connection breaks, request
-    the rest, unless TRIES requests in a row have brought nothing."""
-    tries = TRIES
-    while count > 0 and tries:
-        tries -= 1
-        headers = {**utils.build_hf_headers(), "Range": f"bytes={begin}-{begin + count - 1}"}
-        timeout = hub.constants.HF_HUB_DOWNLOAD_TIMEOUT
-        try:
-            with utils.get_session().stream("GET", url, headers=headers, timeout=timeout) as answer:
-                utils.hf_raise_for_status(answer)
-                if begin and answer.status_code != 206:
-                    raise SourceError("the Hub sends no parts of files: download the model")
-                for data in answer.iter_bytes():
-                    yield data[:count]
-                    begin, count, tries = begin + len(data), count - len(data), TRIES
-                    if count <= 0:
-                        return
-        except Exception as problem:
-            if not (tries and is_network_error(problem)):
-                raise
-    if count > 0:
-        raise SourceError("the connection to the Hub was cut: try again")
 
 
 def _bar(report: Callable[[int], None]) -> type[utils.tqdm]:

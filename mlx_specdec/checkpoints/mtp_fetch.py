@@ -5,9 +5,8 @@ import json
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,8 @@ from .. import system
 from ..errors import SourceError
 from ..system import show_size
 from . import disk, mtp_layers, shards
-from .formats.safetensors import read_header
-from .hub import CONFIG, LONGEST_HEADER, Repository
+from .formats.safetensors import header_of, read_header
+from .hub import CONFIG, Repository
 from .source import on_hub
 
 CARD = "README.md"
@@ -27,19 +26,6 @@ _FORMAT = "__metadata__"
 
 Report = Callable[[int, int], None]
 """A function that is called with the number of downloaded bytes and the number of all bytes."""
-
-
-@dataclass(frozen=True)
-class _Stored:
-    """A tensor in a file of a repository, with its dtype and shape as in the header. begin, end:
-    Where its bytes begin and end in the file."""
-
-    name: str
-    file: str
-    dtype: str
-    shape: list[int]
-    begin: int
-    end: int
 
 
 def original_of(name: str, directory: Path, revision: str | None = None) -> str:
@@ -92,8 +78,8 @@ def fetch(
     config_file = repository.small(CONFIG)
     if config_file is None:
         raise SourceError(f"{original} has no {CONFIG}: {GIVE}")
-    stored, writer = _stored(repository, original, disk.read_json(config_file))
-    total = sum(one.end - one.begin for one in stored)
+    runs, header = _layers(repository, original, disk.read_json(config_file))
+    total = sum(end - begin for _, begin, end in runs)
     announce(f"downloading the layers for multi-token prediction of {original}: {show_size(total)}")
     place.parent.mkdir(parents=True, exist_ok=True)
     if total > (free := system.free_disk(place.parent)):
@@ -104,7 +90,17 @@ def fetch(
     with tempfile.TemporaryDirectory(dir=place.parent, prefix=".", suffix=".partial") as work:
         made = Path(work) / place.name
         made.mkdir()
-        _write(made / mtp_layers.FILE, repository, stored, writer, progress)
+        done = 0
+
+        def advance(nbytes: int) -> None:
+            nonlocal done
+            done += nbytes
+            progress(done, total)
+
+        with (made / mtp_layers.FILE).open("wb") as stream:
+            stream.write(header)
+            for file, begin, end in runs:
+                repository.part(file, begin, end - begin, stream, advance)
         read_header(made / mtp_layers.FILE)
         shutil.copyfile(config_file, made / CONFIG)
         try:
@@ -115,11 +111,12 @@ def fetch(
     return place
 
 
-def _stored(
+def _layers(
     repository: Repository, original: str, config: Mapping[str, Any]
-) -> tuple[list[_Stored], str]:
-    """Return the tensors of the layers in a repository, in the order of their bytes, and the writer
-    of their files. Copies of the target's embedding and head are left out."""
+) -> tuple[list[tuple[str, int, int]], bytes]:
+    """Return the ranges of bytes (file, begin, end) with the tensors of the layers in a repository,
+    and the header of a file of these bytes. Copies of the target's embedding and head are left
+    out."""
     belongs = mtp_layers.known(config)
     files = [file for file in repository.files if file == mtp_layers.FILE]
     if not files and (index := repository.small(shards.INDEX)) is not None:
@@ -128,66 +125,37 @@ def _stored(
     elif not files:
         kind, files = shards.choose(repository.files)
         files = files if kind == "safetensors" else []
-    stored, writer = [], "pt"
+    entries: dict[str, Any] = {_FORMAT: {"format": "pt"}}
+    runs: list[tuple[str, int, int]] = []
+    position = 0
     for file in files:
-        header, begin = _header(repository, file)
-        writer = header.get(_FORMAT, {}).get("format", writer)
-        for name, entry in header.items():
-            if name != _FORMAT and belongs(name) and not mtp_layers.is_copy(name):
-                first, last = (begin + int(offset) for offset in entry["data_offsets"])
-                stored.append(_Stored(name, file, entry["dtype"], entry["shape"], first, last))
-    if not stored:
+        stored, first = _header(repository, file)
+        entries[_FORMAT] = stored.pop(_FORMAT, entries[_FORMAT])
+        for name, entry in sorted(stored.items(), key=lambda item: item[1]["data_offsets"]):
+            if not belongs(name) or mtp_layers.is_copy(name):
+                continue
+            begin, end = (first + int(offset) for offset in entry["data_offsets"])
+            offsets = [position, position := position + end - begin]
+            entries[name] = {**entry, "data_offsets": offsets}
+            # Neighbors share one request.
+            if runs and runs[-1][0] == file and runs[-1][2] == begin:
+                begin = runs.pop()[1]
+            runs.append((file, begin, end))
+    if not runs:
         raise SourceError(
             f"{original} has no layers for multi-token prediction of a supported family "
             f"({', '.join(sorted(mtp_layers.MTP_FAMILIES))}): {GIVE}"
         )
-    return sorted(stored, key=lambda one: (one.file, one.begin)), writer
+    return runs, header_of(entries)
 
 
 def _header(repository: Repository, file: str) -> tuple[dict[str, Any], int]:
     """Return the header of a safetensors file, and the position after it."""
-    size = int.from_bytes(b"".join(repository.part(file, 0, 8)), "little")
+    header = repository.header(file)
     try:
-        if not size <= LONGEST_HEADER:
-            raise ValueError
-        header = json.loads(b"".join(repository.part(file, 8, size)))
-        if not isinstance(header, dict):
+        entries = json.loads(header[8:])
+        if not isinstance(entries, dict):
             raise ValueError
     except ValueError:
         raise SourceError(f"{file} is no safetensors file: {GIVE}") from None
-    return header, 8 + size
-
-
-def _write(
-    target: Path, repository: Repository, stored: list[_Stored], writer: str, progress: Report
-) -> None:
-    """Download the bytes of these tensors, and write them to a safetensors file."""
-    header: dict[str, Any] = {_FORMAT: {"format": writer}}
-    done = total = 0
-    for one in stored:
-        size = one.end - one.begin
-        offsets = [total, total + size]
-        header[one.name] = {"dtype": one.dtype, "shape": one.shape, "data_offsets": offsets}
-        total += size
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    with target.open("wb") as stream:
-        stream.write(len(text).to_bytes(8, "little") + text)
-        for file, begin, end in _runs(stored):
-            for piece in repository.part(file, begin, end - begin):
-                stream.write(piece)
-                done += len(piece)
-                progress(done, total)
-
-
-def _runs(stored: list[_Stored]) -> Iterator[tuple[str, int, int]]:
-    """Yield the ranges of bytes of all tensors. Neighbors in a file share one range."""
-    file, begin, end = "", 0, 0
-    for one in stored:
-        if (one.file, one.begin) != (file, end):
-            if end > begin:
-                yield file, begin, end
-            file, begin = one.file, one.begin
-        end = one.end
-    if end > begin:
-        yield file, begin, end
+    return entries, len(header)

@@ -5,9 +5,10 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Self
 
 import mlx.core as mx
@@ -163,12 +164,14 @@ class TensorInfo:
         return self.shape[0] if self.shape else 1
 
 
-@dataclass(frozen=True)
-class Contents:
-    """The tensors of files under the names and types in the files.
+class TensorReader(ABC):
+    """The tensors of a file, or of a model in several parts. The constructor takes a path, reads
+    headers alone, and raises CheckpointError.
 
     Attributes:
-        stored: Name in the file -> type and shape.
+        paths: The files.
+        infos: Name -> type and shape of every tensor.
+        stored: Name in the file -> type and shape in the file.
         origins: Name in the reader -> name in the file. If the reader makes a quantized matrix of
             one tensor, only the matrix's weight is here.
         tied: Name of a tensor that the reader leaves out -> the tensor with the same values.
@@ -176,28 +179,23 @@ class Contents:
         shared: Name of a tensor -> an earlier tensor with the same bytes in the file.
     """
 
-    stored: Mapping[str, TensorInfo]
-    origins: Mapping[str, str]
-    tied: Mapping[str, str] = field(default_factory=dict)
-    dropped: Mapping[str, str] = field(default_factory=dict)
-    shared: Mapping[str, str] = field(default_factory=dict)
-
-
-class TensorReader(ABC):
-    """The tensors of a file, or of a model in several parts. The constructor takes a path, reads
-    headers alone, and raises CheckpointError. infos: Name -> type and shape of every tensor."""
-
     paths: tuple[Path, ...]
     infos: Mapping[str, TensorInfo]
+    tied: Mapping[str, str] = MappingProxyType({})
+    dropped: Mapping[str, str] = MappingProxyType({})
+    shared: Mapping[str, str] = MappingProxyType({})
+
+    @property
+    def stored(self) -> Mapping[str, TensorInfo]:
+        return self.infos
+
+    @property
+    def origins(self) -> Mapping[str, str]:
+        return {name: name for name in self.infos}
 
     @abstractmethod
     def rows(self, name: str, begin: int, end: int) -> mx.array:
         """Read entries begin .. end - 1 along the first axis, or a scalar."""
-
-    @property
-    def contents(self) -> Contents:
-        """The tensors under the names and types in the files, with those that are left out."""
-        return Contents(self.infos, {name: name for name in self.infos})
 
     @property
     def types(self) -> list[str]:

@@ -16,7 +16,7 @@ import numpy as np
 
 from ..errors import CheckpointError, OutputError, first_line
 from .disk import blocks
-from .formats.safetensors import read_header
+from .formats.safetensors import header_of, read_header
 from .quantization import Quantization
 from .shards import INDEX
 from .tensors import NAMES, Tensor, dtype_name
@@ -218,9 +218,7 @@ def _header(outputs: Iterable[ResultTensor], layout: str) -> tuple[dict[str, int
             "data_offsets": [position, position + array.nbytes],
         }
         position += array.nbytes
-    text = json.dumps(entries, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return offsets, len(text).to_bytes(8, "little") + text
+    return offsets, header_of(entries)
 
 
 def _check_values(name: str, piece: mx.array, cast: mx.array) -> None:

@@ -114,7 +114,7 @@ def _report(
             dropped[name] = "mlx-lm's model has no such tensor"
     joined = [name for name in left if name not in tied and name not in dropped]
     return report_tensors(
-        source.contents, places, tied=tied, dropped=dropped, joined=joined, computed=computed
+        source, places, tied=tied, dropped=dropped, joined=joined, computed=computed
     )
 
 

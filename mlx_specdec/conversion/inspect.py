@@ -12,7 +12,7 @@ from ..checkpoints import files, shards
 from ..checkpoints.disk import check_directory, read_json
 from ..checkpoints.formats.gguf_blocks import TYPES
 from ..checkpoints.source import as_directory, resolve, temporary_directory
-from ..checkpoints.tensors import LARGEST_EXTENT, Contents, TensorInfo, TensorReader
+from ..checkpoints.tensors import LARGEST_EXTENT, TensorInfo, TensorReader
 from ..errors import CheckpointError, SourceError, SpecdecError
 from ..models.drafters import kinds as speculators
 from ..models.drafters import medusa
@@ -47,10 +47,10 @@ def _facts(
     drafter: Mapping[str, Any] | None = None,
 ) -> Inspection:
     """Return the inspection of some tensors. kind: A key of `shards.FORMAT_NAMES`."""
-    contents, report = reader.contents, None if plan is None else plan.report
-    rows = [_row(name, contents, report) for name in contents.stored]
-    listed = report or contents
-    left = {*contents.shared, *listed.tied, *listed.dropped}
+    report = None if plan is None else plan.report
+    rows = [_row(name, reader, report) for name in reader.stored]
+    listed = report or reader
+    left = {*reader.shared, *listed.tied, *listed.dropped}
     remaining = [row for row in rows if row["name"] not in left]
     merged = dict(config)
     for name in ("text_config", "transformer_layer_config"):
@@ -65,10 +65,10 @@ def _facts(
         "files": {file.name: file.stat().st_size for file in reader.paths},
         "sizes": {name: size for name, size in sizes.items() if size <= LARGEST_EXTENT},
         "parameters": parameters,
-        "bytes": sum(row["nbytes"] for row in rows if row["name"] not in contents.shared),
+        "bytes": sum(row["nbytes"] for row in rows if row["name"] not in reader.shared),
         "bits_per_weight": 8 * sum(row["nbytes"] for row in remaining) / max(1, parameters),
         "dtypes": _dtypes(rows),
-        "quantization": _quantization(contents.stored, plan) or None,
+        "quantization": _quantization(reader.stored, plan) or None,
         "tokenizer": tokenizer or None,
         "tied": None if report is None else dict(report.tied),
         "dropped": None if report is None else dict(report.dropped),
@@ -89,10 +89,10 @@ def _dtypes(rows: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
     return dict(sorted(sums.items(), key=lambda pair: -pair[1]["bytes"]))
 
 
-def _row(name: str, contents: Contents, report: TensorReport | None) -> dict[str, Any]:
+def _row(name: str, reader: TensorReader, report: TensorReport | None) -> dict[str, Any]:
     """Return the facts of a tensor of the files. "becomes": The name in a converted model, None if
     the tensor is dropped or joined. "note": The reason, or a remark."""
-    info, listed = contents.stored[name], report or contents
+    info, listed = reader.stored[name], report or reader
     becomes, note = "", ""
     if name in listed.tied:
         note = f"tied to {listed.tied[name]}"
@@ -102,8 +102,8 @@ def _row(name: str, contents: Contents, report: TensorReport | None) -> dict[str
         note = "joined"
     elif report is not None:
         becomes = report.renamed.get(name, name)
-    if name in contents.shared and not note:
-        note = f"the bytes of {contents.shared[name]}"
+    if name in reader.shared and not note:
+        note = f"the bytes of {reader.shared[name]}"
     size = {"dtype": info.dtype, "shape": list(info.shape), "nbytes": info.nbytes}
     return {"name": name, **size, "becomes": becomes or None, "note": note}
 

@@ -117,7 +117,7 @@ def _drafter(
         config,
         {name: weights.tensor(place) for name, place in stored.names.items()},
         report=report_tensors(
-            weights.contents,
+            weights,
             stored.names,
             tied={},
             dropped=dict.fromkeys(unread, "drafting does not read it"),
@@ -192,7 +192,7 @@ def _report(
             tied[name] = original
         else:
             dropped[name] = family.unused(name)
-    return report_tensors(weights.contents, places, tied=tied, dropped=dropped)
+    return report_tensors(weights, places, tied=tied, dropped=dropped)
 
 
 def _notes(default: Quantization | None, quantized: Mapping[str, Quantization]) -> Iterator[str]:

@@ -11,7 +11,7 @@ from typing import Any
 import mlx.core as mx
 
 from ..checkpoints.disk import blocks, reading
-from ..checkpoints.tensors import Contents
+from ..checkpoints.files import Weights
 from ..checkpoints.writer import Written
 from ..version import __version__
 from .verify import Verified
@@ -56,7 +56,7 @@ class TensorReport:
 
 
 def report_tensors(
-    contents: Contents,
+    weights: Weights,
     written: Mapping[str, str],
     *,
     tied: Mapping[str, str],
@@ -64,21 +64,21 @@ def report_tensors(
     joined: Iterable[str] = (),
     computed: Iterable[str] = (),
 ) -> TensorReport:
-    """Return the report of all tensors of a reader. written: The result's name -> the reader's.
+    """Return the report of all tensors of a source. written: The result's name -> the reader's.
     tied, dropped, joined, computed: See `TensorReport`, with the reader's names."""
-    origins = contents.origins
+    origins = weights.origins
     twins = {origins[name]: origins.get(twin, twin) for name, twin in tied.items()}
     return TensorReport(
-        read=len(contents.stored),
+        read=len(weights.stored),
         renamed={
             origins[place]: name
             for name, place in written.items()
             if origins.get(place, name) != name
         },
-        tied={**contents.tied, **twins},
+        tied={**weights.tied, **twins},
         joined=tuple(origins[name] for name in joined if name in origins),
         computed=tuple(computed),
-        dropped={**contents.dropped, **{origins[name]: why for name, why in dropped.items()}},
+        dropped={**weights.dropped, **{origins[name]: why for name, why in dropped.items()}},
     )
 
 

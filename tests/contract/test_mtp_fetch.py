@@ -141,7 +141,7 @@ def test_a_broken_connection_is_resumed_and_a_dead_one_leaves_nothing(
     source, target = original(tmp_path / "source"), converted(tmp_path / "target")
     publish(hub, source)
     complete = [10**9] * 4
-    hub.cuts = [*complete, 5, 0, 3, 0, 0, 0]
+    hub.cuts = [*complete, 5, 0, 3, *[0] * 6]
     with pytest.raises(SourceError, match="was cut") as caught:
         load(target, "mtp")
     assert "\n" not in str(caught.value) and not kept()

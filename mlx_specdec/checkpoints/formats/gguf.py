@@ -14,7 +14,7 @@ import numpy as np
 from .. import shards
 from ..disk import open_map
 from ..quantization import ALL_PARTS, Quantization, most_common, quantization_entry
-from ..tensors import DTYPES, Contents, TensorInfo, TensorReader, by_layers, naming
+from ..tensors import DTYPES, TensorInfo, TensorReader, by_layers, naming
 from .gguf_blocks import TYPES
 from .gguf_families import GGUF_EMBEDDING, GGUF_HEAD, Finder, TensorPlace, describe
 from .gguf_header import Metadata, Stored, read_header
@@ -46,7 +46,10 @@ class GgufFile(TensorReader):
         with naming(file):
             finder = Finder(self._stored)
             self.config = describe(self.metadata, finder)
-            self._places, self._left = finder.places, sorted(finder.left)
+            self._places = finder.places
+            self.tied = {name: GGUF_EMBEDDING for name in finder.left if name == GGUF_HEAD}
+            unread = sorted(finder.left - {GGUF_HEAD})
+            self.dropped = dict.fromkeys(unread, "config.json says what it says")
             self._quantized = {
                 name.removesuffix(".weight"): TYPES[kind].quantization
                 for name, place in self._places.items()
@@ -76,13 +79,12 @@ class GgufFile(TensorReader):
         )
 
     @property
-    def contents(self) -> Contents:
-        return Contents(
-            {name: stored.info for name, stored in self._stored.items()},
-            {name: place.name for name, place in self._places.items()},
-            {name: GGUF_EMBEDDING for name in self._left if name == GGUF_HEAD},
-            {name: "config.json says what it says" for name in self._left if name != GGUF_HEAD},
-        )
+    def stored(self) -> Mapping[str, TensorInfo]:
+        return {name: stored.info for name, stored in self._stored.items()}
+
+    @property
+    def origins(self) -> Mapping[str, str]:
+        return {name: place.name for name, place in self._places.items()}
 
     def rows(self, name: str, begin: int, end: int) -> mx.array:
         path, _, part = name.rpartition(".")

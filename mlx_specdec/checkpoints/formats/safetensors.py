@@ -1,7 +1,8 @@
 """Reader of a safetensors file (https://huggingface.co/docs/safetensors). The library safetensors
 validates the header. Tensors are read in pieces."""
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,13 @@ def read_header(file: Path) -> dict[str, TensorInfo]:
                 raise Malformed(f"stores {name} as {dtype}, which MLX does not read")
             infos[name] = TensorInfo.of(dtype, shape)
     return infos
+
+
+def header_of(entries: Mapping[str, Any]) -> bytes:
+    """Return the beginning of a file with these entries, up to its tensors."""
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
 
 
 def metadata(file: Path) -> dict[str, str]:

@@ -16,7 +16,7 @@ import numpy as np
 
 from .. import tensors
 from ..disk import open_map
-from ..tensors import Contents, Malformed, TensorInfo, TensorReader
+from ..tensors import Malformed, TensorInfo, TensorReader
 
 ZIP_MAGIC, OLD_MAGIC = b"PK\x03\x04", 0x1950A86A20F9469CFC6C
 _LOCAL_BYTES = 30
@@ -212,12 +212,9 @@ class TorchFile(TensorReader):
                 raise Malformed("is no file that torch.save wrote, or its beginning is damaged")
             self._tensors = named_tensors(value)
             self.infos = {name: self._info(name, view) for name, view in self._tensors.items()}
-
-    @property
-    def contents(self) -> Contents:
         first: dict[TorchTensor, str] = {}
-        shared = {n: first[t] for n, t in self._tensors.items() if first.setdefault(t, n) != n}
-        return Contents(self.infos, {name: name for name in self.infos}, shared=shared)
+        views = self._tensors.items()
+        self.shared = {n: first[view] for n, view in views if first.setdefault(view, n) != n}
 
     def rows(self, name: str, begin: int, end: int) -> mx.array:
         tensor = self._tensors[name]
