@@ -25,7 +25,7 @@ from mlx_specdec import system
 ROOT = Path(__file__).resolve().parents[1]
 PYTHON = (sys.executable,)
 RUN = (*PYTHON, "-m", "mlx_specdec")
-BENCH = ("--limit", "5", "--repeats", "2", "-m", "64", "--no-cache", "--json")
+BENCH = ("--limit", "5", "--repeats", "2", "-m", "64", "--no-cost-cache", "--json")
 LENGTHS = ("--num-draft", "1,2,3,5,8,auto")
 WHOLE = ("--dtype", "bfloat16", "--expand-weights")
 SMOLLM2 = str(system.cache_directory("real-models") / "SmolLM2-135M-Instruct.Q4_1.gguf")

@@ -160,7 +160,7 @@ def main() -> None:
         model = templated(Path(place) / "soaked", WEIGHTS / "py-llama")
         command = [sys.executable, "-m", "mlx_specdec", "serve", "--port", str(PORT)]
         pair = ["--model", str(model), "--draft-model", str(WEIGHTS / "py-llama-draft")]
-        bounds = ["--prompt-cache-bytes", CACHE, "--max-model-len", CONTEXT, "--no-cache"]
+        bounds = ["--prompt-cache-bytes", CACHE, "--max-model-len", CONTEXT, "--no-cost-cache"]
         more = [each for each in flags if each != "--"]
         with serving([*command, *pair, *bounds, *more], PORT) as served:
             sys.exit(soak(served, args.minutes, args.rate))

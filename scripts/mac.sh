@@ -94,19 +94,19 @@ print(json.dumps({
 }))'
 check 55 "bits of rows" rows
 check 12 "float32 products" float32
-specdec 35 "translation: plain and draft" bench prompts/translation.jsonl --no-cache --json "${few[@]}" --num-draft $lengths
-specdec 50 "Python: plain, draft and DSpark" bench prompts/python.jsonl --model weights/py-llama --no-cache --json \
+specdec 35 "translation: plain and draft" bench prompts/translation.jsonl --no-cost-cache --json "${few[@]}" --num-draft $lengths
+specdec 50 "Python: plain, draft and DSpark" bench prompts/python.jsonl --model weights/py-llama --no-cost-cache --json \
   --draft-model weights/py-llama-draft --draft-model weights/py-llama-dspark "${few[@]}" --num-draft $lengths
-specdec 20 "Python with whole weights" bench prompts/python.jsonl --model weights/py-llama --expand-weights --no-cache \
+specdec 20 "Python with whole weights" bench prompts/python.jsonl --model weights/py-llama --expand-weights --no-cost-cache \
   --json --draft-model weights/py-llama-draft "${few[@]}" --num-draft $lengths
 if limited 8 "$python" -m mlx_specdec bench --help 2>/dev/null | grep -q -e '--exact'; then
-  specdec 20 "Python with --exact" bench prompts/python.jsonl --model weights/py-llama --exact --no-cache \
+  specdec 20 "Python with --exact" bench prompts/python.jsonl --model weights/py-llama --exact --no-cost-cache \
     --json --draft-model weights/py-llama-draft "${few[@]}" --num-draft 3
 fi
 for count in $contexts; do
   # A prompt of so many tokens: the same line over and over.
   specdec 8 "Python after $count lines" generate "$(yes 'x = 1' | head -n "$count")" --model weights/py-llama \
-    --draft-model weights/py-llama-draft --no-cache --json -m $tokens
+    --draft-model weights/py-llama-draft --no-cost-cache --json -m $tokens
 done
 check 60 "ways of submission" submission
 check 10 "sorting" sorting

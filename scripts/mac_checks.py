@@ -289,7 +289,7 @@ def streams(small: bool, seconds: float, wired: bool) -> Iterator[dict[str, Any]
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     start = ["-c", WIRED] if wired else ["-m", "mlx_specdec"]
-    flags = ["--no-cache", "--prompt-cache-bytes", "32MB", "--port", str(port)]
+    flags = ["--no-cost-cache", "--prompt-cache-bytes", "32MB", "--port", str(port)]
     models = ["--model", MODELS[0], "--draft-model", MODELS[1]]
     os.environ["MLX_SPECDEC_WIRED"] = "0"  # WIRED sets the limit itself
     finished, tokens, problems = [0, 0], [0, 0], list[str]()

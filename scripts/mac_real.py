@@ -61,7 +61,7 @@ def served(model: str, flags: list[str], questions: list[str], most: int) -> lis
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "mlx_specdec", "serve", "--model", model, *flags]
-    drafts = ["--no-cache", "--proposer", "ngram", "--num-draft", str(MOST_DRAFTED)]
+    drafts = ["--no-cost-cache", "--proposer", "ngram", "--num-draft", str(MOST_DRAFTED)]
     with ExitStack() as stack:
         server = stack.enter_context(serving([*command, *drafts, "--port", str(port)], port))
 

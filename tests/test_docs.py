@@ -112,6 +112,17 @@ def test_commands_in_sentences_are_understood(page: Path) -> None:
         parsed(shlex.split(line.replace("\n", " ")))
 
 
+def test_every_flag_is_explained() -> None:
+    """Names of other programs do not count, and neither do --version and the page on upgrading."""
+    text = "".join(page.read_text("utf-8") for page in PAGES[1:] if page.name != "upgrading.md")
+    program = get_command(app)
+    for name, one in program.commands.items():  # type: ignore[attr-defined]
+        for flag in one.params:
+            names = [*flag.opts, *flag.secondary_opts]
+            found = any(re.search(rf"(?<![\w-]){word}(?![\w-])", text) for word in names)
+            assert found or flag.name == "version" or names[0][0] != "-", (name, names)
+
+
 def test_many_commands_are_looked_at() -> None:
     assert len(ALL) > 30 and sum(runs_here(words) for _, words in ALL) > 6
 

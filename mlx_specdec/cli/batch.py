@@ -33,7 +33,7 @@ SHOWN_EVERY = 0.2
 """Seconds between two updates of the progress bar."""
 PER_LINE = ("max_tokens", "seed", "temperature", "top_p", "stop")
 """Settings that a line may override."""
-NO_MATTER = ("distributed", "memory_budget", "no_cache")
+NO_MATTER = ("distributed", "memory_budget", "no_cost_cache")
 """Flags that do not change any completion."""
 COMMON = frozenset(setting.name for setting in fields(Options)) - {*PER_LINE}
 """Settings that are the same for all lines."""

@@ -213,10 +213,10 @@ class SpecialTokens(Flags, panel="Output"):
 
 
 class CostCache(Flags, panel="Drafting"):
-    no_cache: bool = flag(False, "Neither use nor save measured costs of rounds.")
+    no_cost_cache: bool = flag(False, "Neither use nor save measured costs of rounds.")
 
     def for_options(self) -> dict[str, Any]:
-        return {**super().for_options(), "cost_cache": not self.no_cache}
+        return {**super().for_options(), "cost_cache": not self.no_cost_cache}
 
 
 class RuleFlags(Flags, panel="Verification"):

@@ -36,7 +36,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def address_of(model: Path, *flags: object) -> Iterator[str]:
     """Serve a model, and yield the address of the server. Skips without the extra grammar."""
     pytest.importorskip("llguidance", reason="the extra grammar is not installed")
-    settings = ("--num-draft", 2, "--max-tokens", 24, "--no-cache")
+    settings = ("--num-draft", 2, "--max-tokens", 24, "--no-cost-cache")
     with served("--model", model, *settings, *flags) as server:
         yield f"http://127.0.0.1:{server.port}"
 

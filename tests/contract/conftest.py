@@ -39,5 +39,5 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str],
     root = tmp_path_factory.mktemp("zoo")
     flags = write_models(root)
     file = preset(root / "models.toml", flags)
-    with served("--models-preset", file, "--no-cache") as server:
+    with served("--models-preset", file, "--no-cost-cache") as server:
         yield lambda name: Model(server, name, flags[name]["model"])

@@ -141,6 +141,6 @@ def serve_several(directory: Path) -> Iterator[Several]:
         lines += [f"[{name}]", *(f"{flag} = {json.dumps(value)}" for flag, value in entries)]
     preset = directory / "models.toml"
     preset.write_text("\n".join(lines))
-    flags = ("--models-preset", preset, "--no-cache", "--batch-size", 4)
+    flags = ("--models-preset", preset, "--no-cost-cache", "--batch-size", 4)
     with served(*flags) as server:
         yield Several(server, directory)

@@ -49,7 +49,7 @@ def batch(models: Sequence[Path], rows: Sequence[object], output: Path, *flags: 
         *("--model", models[0]),
         *(word for draft in models[1:] for word in ("--draft-model", draft)),
     ]
-    return command("batch", file, "--output", output, *pair, "-m", 6, "--no-cache", *flags)
+    return command("batch", file, "--output", output, *pair, "-m", 6, "--no-cost-cache", *flags)
 
 
 def records(output: Path) -> list[dict[str, Any]]:
@@ -159,7 +159,7 @@ def test_text_has_a_line_for_each_line_and_a_dash_is_standard_output(
         assert batch(models["t5"], rows, output, *flags, "--overwrite").code == 0
         file = output.parent.parent / "in.txt"
         pair_flags = ("--model", models["t5"][0], "--draft-model", models["t5"][1], "-m", 6)
-        done = command("batch", file, "-o", "-", *pair_flags, "--no-cache", *flags, "--quiet")
+        done = command("batch", file, "-o", "-", *pair_flags, "--no-cost-cache", *flags, "--quiet")
         assert (done.code, done.err) == (0, "")
         assert done.out.encode() == output.read_bytes()
     shown = [text.replace("\r", "\\r").replace("\n", "\\n") for text in texts.values()]

@@ -23,7 +23,7 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> Words:
     place = tmp_path_factory.mktemp("models")
     target = checkpoint(place / "target")
     pair = ("--model", target, "--draft-model", moved(target, place / "draft", 0.02))
-    return (*pair, "-m", 5, "--temp", 0.8, "--num-draft", 2, "--no-cache")
+    return (*pair, "-m", 5, "--temp", 0.8, "--num-draft", 2, "--no-cost-cache")
 
 
 @pytest.fixture(autouse=True)

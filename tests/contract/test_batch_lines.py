@@ -55,7 +55,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def batch(model: Path, file: Path, content: bytes, *flags: object) -> Outcome:
     file.write_bytes(content)
     output = file.with_name("out.jsonl")
-    return command("batch", file, "-o", output, "--model", model, "-m", 2, "--no-cache", *flags)
+    return command(
+        "batch", file, "-o", output, "--model", model, "-m", 2, "--no-cost-cache", *flags
+    )
 
 
 def records(file: Path) -> list[dict[str, Any]]:

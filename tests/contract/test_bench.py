@@ -44,7 +44,7 @@ def words(place: Path, *models: str, file: str = "prompts.jsonl") -> tuple[objec
     """Return the arguments that measure a target with these drafts."""
     target, *drafts = (place / name for name in models)
     pairs = (word for draft in drafts for word in ("--draft-model", draft))
-    return ("bench", place / file, "--model", target, *pairs, "-m", 6, "--no-cache")
+    return ("bench", place / file, "--model", target, *pairs, "-m", 6, "--no-cost-cache")
 
 
 def measured(*arguments: object) -> tuple[dict[str, Any], Outcome]:

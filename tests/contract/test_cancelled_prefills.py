@@ -83,7 +83,7 @@ def test_a_request_goes_on_where_a_cancelled_one_ended(
     family: str, restarts: bool, tmp_path: Path
 ) -> None:
     """A prefill of more than ten seconds is in the log."""
-    flags: tuple[object, ...] = ("--model", model(tmp_path / "model", family), "--no-cache")
+    flags: tuple[object, ...] = ("--model", model(tmp_path / "model", family), "--no-cost-cache")
     flags += ("--prefill-step-size", CHUNK, "--proposer", "none")
     flags += ("--prompt-cache-dir", tmp_path / "cache") if restarts else ()
     body = {"prompt": PROMPT, "max_tokens": 2}

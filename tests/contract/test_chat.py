@@ -29,7 +29,7 @@ def say(model: Path) -> Callable[..., Outcome]:
 
     def chat(*lines: str, flags: tuple[object, ...] = (), model: Path = model) -> Outcome:
         said = "".join(f"{line}\n" for line in lines)
-        return command("chat", "--model", model, "-m", 12, "--no-cache", *flags, stdin=said)
+        return command("chat", "--model", model, "-m", 12, "--no-cost-cache", *flags, stdin=said)
 
     return chat
 
@@ -153,7 +153,7 @@ def test_a_chat_ends_with_the_words_of_other_programs(say: Say, word: str) -> No
 def test_an_answer_that_is_cut_says_so(say: Say, model: Path) -> None:
     said = "stopped at 12 tokens (--max-tokens)\n"
     assert said in say("def").err
-    once = ("generate", "def", "--model", model, "-m", 12, "--no-cache")
+    once = ("generate", "def", "--model", model, "-m", 12, "--no-cost-cache")
     assert said in command(*once).err and command(*once, "--quiet").err == ""
     assert re.search(r"--max-tokens.*\[default: 2048\]", command("chat", "--help").out, re.DOTALL)
 
@@ -163,7 +163,7 @@ def test_an_answer_without_words_is_explained(say: Say, model: Path) -> None:
     done = say("def", flags=(*bias, "--quiet"))
     explained = "the model ended at once and wrote nothing: a longer prompt may help\n"
     assert (done.code, done.err) == (0, explained)
-    once = ("generate", "def", "--model", model, *bias, "--no-cache")
+    once = ("generate", "def", "--model", model, *bias, "--no-cost-cache")
     done = command(*once, "--quiet")
     assert (done.out, done.err) == ("\n", explained)
     assert command(*once, "--json").err == ""
@@ -178,6 +178,6 @@ def test_a_translator_answers_each_message_by_itself(say: Say, tmp_path: Path) -
 
 
 def test_the_first_conversation_of_a_newcomer_is_a_translation() -> None:
-    done = command("chat", "--no-cache", stdin="Where is the station?\n")
+    done = command("chat", "--no-cost-cache", stdin="Where is the station?\n")
     assert done.out.splitlines() == ["Où est la gare ?"]
     assert 'with "translate English to French: " before it' in done.err

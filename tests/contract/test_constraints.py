@@ -35,7 +35,7 @@ def test_completions_fit(
     llama: Path, tmp_path: Path, flags: tuple[object, ...], text: str, pattern: str
 ) -> None:
     asked = (*flags, file(tmp_path, text)) if text else flags
-    words = ("generate", "-p", "Les pates", "--model", llama, "--no-cache", "--quiet", *asked)
+    words = ("generate", "-p", "Les pates", "--model", llama, "--no-cost-cache", "--quiet", *asked)
     for more in ((), ("--num-draft", 3), ("--temp", 1.0), ("--regular-decode",)):
         done = command(*words, *more)
         assert (done.code, done.err) == (0, "")
@@ -43,14 +43,14 @@ def test_completions_fit(
 
 
 def test_tokens_that_a_constraint_leaves_no_choice_about_are_proposed(llama: Path) -> None:
-    flags = ("--model", llama, "--no-cache", "--json", "--regex", "abcabcab", "--num-draft", 4)
+    flags = ("--model", llama, "--no-cost-cache", "--json", "--regex", "abcabcab", "--num-draft", 4)
     result = json.loads(command("generate", "x", *flags).out)
     assert result["text"] == "abcabcab" and result["stats"]["by_source"]["forced"]["accepted"] > 0
 
 
 def test_a_vocabulary_without_bytes_writes_what_it_can() -> None:
     """The shipped translator's draft, as a model of its own."""
-    words = ("generate", "translate English to French: I am cold.", "--quiet", "--no-cache")
+    words = ("generate", "translate English to French: I am cold.", "--quiet", "--no-cost-cache")
     flags = ("--model", "weights/t5-enfr-draft", "--regex", "(Je|Il) [a-z ]+froid\\.")
     assert re.fullmatch(r"(Je|Il) [a-z ]+froid\.\n", command(*words, *flags).out)
 

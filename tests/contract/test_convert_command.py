@@ -29,7 +29,7 @@ def in_an_empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def text_of(model: object) -> str:
-    done = command("generate", PROMPT, "--model", model, "-m", 20, "--quiet", "--no-cache")
+    done = command("generate", PROMPT, "--model", model, "-m", 20, "--quiet", "--no-cost-cache")
     assert done.code == 0, done.err
     return done.out
 

@@ -30,7 +30,7 @@ def vocabulary(target: Path) -> int:
 
 
 def generate(*arguments: object) -> Outcome:
-    return command("generate", TEXT, *arguments, "--no-cache")
+    return command("generate", TEXT, *arguments, "--no-cost-cache")
 
 
 def answer(*arguments: object) -> Any:
@@ -86,7 +86,7 @@ def test_a_drafter_that_is_hardly_ever_right_is_named_in_one_line(
     target: Path, vocabulary: int, tmp_path: Path
 ) -> None:
     drafter = eagle3(tmp_path / "drafter", vocabulary=vocabulary)
-    pair = ("--model", target, "--draft-model", drafter, "--num-draft", 4, "--no-cache", "-m", 40)
+    pair = ("--model", target, "--draft-model", drafter, "--num-draft", 4, "-m", 40)
     file = tmp_path / "in.txt"
     file.write_text(f"{TEXT}\nother words\n")
     for words in (("generate", TEXT, "--quiet"), ("batch", file, "--output", tmp_path / "out")):

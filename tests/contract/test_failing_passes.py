@@ -71,7 +71,7 @@ def faulty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Faulty]:
     directory = tmp_path_factory.mktemp("faulty")
     target = checkpoint(directory / "model", max_position_embeddings=200_000)
     draft = moved(target, directory / "draft")
-    flags = ("--model", target, "--draft-model", draft, "--num-draft", 2, "--no-cache")
+    flags = ("--model", target, "--draft-model", draft, "--num-draft", 2, "--no-cost-cache")
     program = f"FAULT = {str(directory / 'fault')!r}\n{FAULTY_MLX}"
     more = ("--timeout", 4, "--cors-origin", "*", "--strict-model", "--no-wait")
     (directory / "fault").write_text("wait")

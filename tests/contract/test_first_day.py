@@ -45,7 +45,7 @@ def test_words_after_a_word_that_looks_like_a_command_belong_to_the_prompt() -> 
 
 
 def test_any_other_word_is_a_prompt_and_so_is_every_word_after_generate(model: Path) -> None:
-    flags = ("--model", model, "-m", 2, "--quiet", "--no-cache")
+    flags = ("--model", model, "-m", 2, "--quiet", "--no-cost-cache")
     listen, named = command("listen", *flags), command("generate", "listen", *flags)
     assert (listen.code, listen.out) == (0, named.out)
     assert command("generate", "list", *flags).code == command("list things", *flags).code == 0

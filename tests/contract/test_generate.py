@@ -38,7 +38,7 @@ def strict(text: str) -> Any:
 
 def generated(*arguments: object) -> Any:
     """Return the object that `generate --json` prints, after nothing on standard error."""
-    done = command("generate", *arguments, "--json", "--no-cache")
+    done = command("generate", *arguments, "--json", "--no-cost-cache")
     assert (done.code, done.err) == (0, ""), done
     return strict(done.out)
 
@@ -184,7 +184,7 @@ def test_costs_of_rounds_are_kept_for_the_next_process_unless_switched_off(
     words = ("generate", PROMPT, "--model", t5, "-m", 40, "--logit-bias", "1=-1e9")
     auto = (*words, "--draft-model", t5, "--num-draft", "auto")
     plain = command(*words, "--regular-decode")
-    assert command(*auto, "--no-cache").out == plain.out and not [*cache.rglob("*.json")]
+    assert command(*auto, "--no-cost-cache").out == plain.out and not [*cache.rglob("*.json")]
     assert command(*auto).out == plain.out
     [file] = cache.rglob("*.json")
     assert any(name.startswith("acceptance") for name in json.loads(file.read_text()))
@@ -218,7 +218,7 @@ def started(model: Path, *flags: str, **pipes: Any) -> "subprocess.Popen[str]":
 
 
 def test_a_reader_that_leaves_ends_the_program_quietly(t5: Path) -> None:
-    process = started(t5, "-m", "1000000", "--no-cache", stdout=subprocess.PIPE)
+    process = started(t5, "-m", "1000000", "--no-cost-cache", stdout=subprocess.PIPE)
     assert process.stdout is not None and process.stdout.read(1)
     process.stdout.close()
     _, err = process.communicate(timeout=PATIENCE)
@@ -234,7 +234,7 @@ def test_an_output_that_cannot_be_written_is_reported(t5: Path) -> None:
 
 
 def test_ctrl_c_keeps_the_text_and_exits_with_130(t5: Path) -> None:
-    process = started(t5, "-m", "1000000", "--no-cache", stdout=subprocess.PIPE)
+    process = started(t5, "-m", "1000000", "--no-cost-cache", stdout=subprocess.PIPE)
     assert process.stdout is not None and process.stdout.read(1)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=PATIENCE)

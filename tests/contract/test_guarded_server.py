@@ -44,7 +44,7 @@ def flags(tmp_path_factory: pytest.TempPathFactory) -> list[object]:
         max_position_embeddings=200_000,
     )
     cache = ("--prompt-cache-dir", directory / "cache", "--prompt-cache-bytes", "64MB")
-    return ["--model", model, "--no-cache", *cache, "--proposer", "ngram", "--num-draft", 8]
+    return ["--model", model, "--no-cost-cache", *cache, "--proposer", "ngram", "--num-draft", 8]
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ COMMANDS = (
     *("inspect", "models", "pairs", "serve", "train-draft", "train-medusa"),
 )
 OTHER_FLAGS = {"regular": "--regular-decode", "chat_template": "--no-chat-template"}
-OTHER_FLAGS |= {"cost_cache": "--no-cache"}
+OTHER_FLAGS |= {"cost_cache": "--no-cost-cache"}
 ONLY_IN_PYTHON = {
     "ngram_choice",
     "posterior_alpha",
@@ -53,7 +53,7 @@ def explained(text: str) -> Iterator[tuple[str, str, str]]:
 
 
 def test_flags_without_a_command_are_those_of_generate(t5: Path) -> None:
-    flags = ("--model", t5, "-m", 9, "--quiet", "--no-cache")
+    flags = ("--model", t5, "-m", 9, "--quiet", "--no-cost-cache")
     wanted = command("generate", "Les pates", *flags)
     assert wanted.code == 0 and command(*flags, "Les pates") == wanted
     command("--model", t5, "chat").refuses("after the command: mlx-specdec chat --model")
@@ -114,7 +114,7 @@ def test_every_setting_of_a_generation_has_a_flag_with_its_default() -> None:
 @pytest.fixture(scope="module")
 def plain(t5: Path) -> list[int]:
     """The tokens of a prompt's completion."""
-    words = ("Les pates", "--model", t5, "--no-cache", "-m", 9, "--json")
+    words = ("Les pates", "--model", t5, "--no-cost-cache", "-m", 9, "--json")
     tokens: list[int] = json.loads(command("generate", *words).out)["tokens"]
     return tokens
 
@@ -132,7 +132,7 @@ def plain(t5: Path) -> list[int]:
 def test_the_names_that_mlx_lm_has_are_taken(
     t5: Path, plain: list[int], flags: tuple[object, ...]
 ) -> None:
-    model = ("--model", t5, "--no-cache", "-m", 9)
+    model = ("--model", t5, "--no-cost-cache", "-m", 9)
     done = command("generate", *model, "--json", *flags)
     assert done.code == 0 and json.loads(done.out)["tokens"] == plain
     assert json.loads(done.out)["num_draft"] == 3 or "--num-draft-tokens" not in flags

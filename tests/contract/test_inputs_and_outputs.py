@@ -99,7 +99,7 @@ def test_a_conversation_that_cannot_be_saved_leaves_the_old_file(model: Path) ->
     Path("old.json").write_text("old")
     with full_disk():
         done = command(
-            *("chat", "--model", model, "--no-cache"), stdin="/save old.json\n/save new.json\n"
+            *("chat", "--model", model, "--no-cost-cache"), stdin="/save old.json\n/save new.json\n"
         )
     assert "cannot write old.json" in done.err and "cannot write new.json" in done.err
     assert Path("old.json").read_text() == "old"

@@ -10,7 +10,7 @@ PROMPT = "def read_lines(file): return"
 
 
 def generated(*words: object) -> dict[str, Any]:
-    done = command("generate", *words, "--json", "--no-cache")
+    done = command("generate", *words, "--json", "--no-cost-cache")
     assert done.code == 0, done.err
     output: dict[str, Any] = json.loads(done.out)
     return output
@@ -31,7 +31,7 @@ def test_a_prompt_is_computed_once_and_continued(llama: Path, tmp_path: Path) ->
     assert known["stats"]["rounds"] < known["generated_tokens"] / 2
     longer = PROMPT + alone["text"] + " x"
     assert generated(longer, *model, *kept)["text"] == generated(longer, *model)["text"]
-    said = command("generate", longer, *model, *kept, "--no-cache").err
+    said = command("generate", longer, *model, *kept, "--no-cost-cache").err
     assert "more were known)" in said
 
 

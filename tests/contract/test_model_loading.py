@@ -39,7 +39,7 @@ def flags(models: Path) -> list[object]:
     budget = 3 * (models / "a" / "model.safetensors").stat().st_size
     names = (*NAMES, "large", "cut")
     named = (word for name in names for word in ("--model", models / name))
-    return [*named, "--memory-budget", budget, "--no-cache", "--batch-size", 4]
+    return [*named, "--memory-budget", budget, "--no-cost-cache", "--batch-size", 4]
 
 
 @pytest.fixture(scope="module")

@@ -144,7 +144,7 @@ def test_the_first_token_of_a_completion_is_not_penalized(pair: Any, prompt: str
 
 
 def test_flags_count_the_completion(home: Path, prompt: str) -> None:
-    flags = ("--model", home / "target", "-m", 1, "--quiet", "--no-cache")
+    flags = ("--model", home / "target", "-m", 1, "--quiet", "--no-cost-cache")
     free = command("generate", prompt, *flags)
     assert free.code == 0 and free.out.strip()
     added = ("--presence-penalty", 50, "--frequency-penalty", 50)

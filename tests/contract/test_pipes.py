@@ -17,7 +17,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def generated(model: Path, *words: object, stdin: str = "") -> dict[str, object]:
-    flags = ("--model", model, "-m", 4, "--json", "--no-cache", "--proposer", "ngram")
+    flags = ("--model", model, "-m", 4, "--json", "--no-cost-cache", "--proposer", "ngram")
     done = command("generate", *words, *flags, stdin=stdin)
     assert done.code == 0, done.err
     whole = json.loads(done.out)
@@ -35,7 +35,7 @@ def test_a_byte_order_mark_is_no_part_of_a_prompt(model: Path, tmp_path: Path) -
 
 
 def chatted(model: Path, stdin: str) -> Outcome:
-    done = command("chat", "--model", model, "-m", 4, "--no-cache", "--quiet", stdin=stdin)
+    done = command("chat", "--model", model, "-m", 4, "--no-cost-cache", "--quiet", stdin=stdin)
     assert done.code == 0, done.err
     return done
 
@@ -56,7 +56,7 @@ def test_an_empty_pipe_is_no_wish_for_the_sample_sentence(model: Path) -> None:
 
 
 def batch(model: Path, prompts: object, *flags: object, stdin: str | bytes = "") -> Outcome:
-    rest = ("--model", model, "-m", 4, "--no-cache")
+    rest = ("--model", model, "-m", 4, "--no-cost-cache")
     return command("batch", prompts, "-o", "-", *rest, *flags, stdin=stdin)
 
 
@@ -75,7 +75,7 @@ def test_batch_reads_prompts_from_standard_input(model: Path, tmp_path: Path) ->
 
 
 def test_batch_goes_on_with_the_same_standard_input(model: Path, tmp_path: Path) -> None:
-    rest = ("--model", model, "-m", 4, "--no-cache", "--overwrite")
+    rest = ("--model", model, "-m", 4, "--no-cost-cache", "--overwrite")
     words = ("batch", "-", "-o", tmp_path / "out", *rest)
     assert "2 texts" in command(*words, stdin="a\nb\n").err
     (tmp_path / "out.partial").write_text("something else\n")

@@ -62,7 +62,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(llama: Path, warm: Path, kept: Path) -> Iterator[Server]:
     file = kept.parent / "models.toml"
     file.write_text(TABLES.format(llama=llama, warm=warm))
-    flags = ("--no-cache", "--prompt-cache-dir", kept, "--top-p", 0.9)
+    flags = ("--no-cost-cache", "--prompt-cache-dir", kept, "--top-p", 0.9)
     with served("--models-preset", file, *flags) as running:
         yield running
 
@@ -170,7 +170,7 @@ def alone(model: Path, **settings: Any) -> str:
 def test_a_completion_is_sampled_as_the_model_recommends_unless_a_flag_says_otherwise(
     warm: Path, flags: tuple[object, ...], settings: dict[str, Any]
 ) -> None:
-    done = command("generate", PROMPT, "--model", warm, "-m", 12, "--no-cache", *flags)
+    done = command("generate", PROMPT, "--model", warm, "-m", 12, "--no-cost-cache", *flags)
     assert (done.code, done.out) == (0, alone(warm, **settings))
     assert (LINE in done.err) == (flags in ((), ("--seed", 3)))
     assert ("generation_config" in done.err) == bool(settings)
@@ -181,14 +181,14 @@ def test_a_model_that_does_not_sample_is_decoded_greedily(
     tmp_path: Path, do_sample: bool | None
 ) -> None:
     model = recommends(tmp_path, **{**WARM, "do_sample": do_sample})
-    done = command("generate", PROMPT, "--model", model, "-m", 12, "--no-cache")
+    done = command("generate", PROMPT, "--model", model, "-m", 12, "--no-cost-cache")
     assert done.out == alone(model) and "generation_config" not in done.err
 
 
 def test_the_temperature_is_1_without_one_and_nonsense_is_left_out(tmp_path: Path) -> None:
     said = {"do_sample": True, "top_p": 7, "top_k": None, "min_p": "much", "max_length": 20}
     model = recommends(tmp_path, **said)
-    done = command("generate", PROMPT, "--model", model, "-m", 12, "--no-cache")
+    done = command("generate", PROMPT, "--model", model, "-m", 12, "--no-cost-cache")
     assert done.out == alone(model, temperature=1.0)
     assert "sampling as generation_config.json says: temperature 1; --greedy" in done.err
 
@@ -196,7 +196,7 @@ def test_the_temperature_is_1_without_one_and_nonsense_is_left_out(tmp_path: Pat
 def test_a_chat_samples_as_the_model_recommends(warm: Path) -> None:
     outputs = []
     for flags in ((), ("--temperature", 0.7), ("--greedy",)):
-        words = ("chat", "--model", warm, "-m", 12, "--no-cache", "--seed", 2, *flags)
+        words = ("chat", "--model", warm, "-m", 12, "--no-cost-cache", "--seed", 2, *flags)
         done = command(*words, stdin="def\n")
         outputs.append(done.out)
         assert (LINE in done.err) == (not flags)

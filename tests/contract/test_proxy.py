@@ -106,7 +106,7 @@ def traffic(port: int) -> Iterator[list[tuple[int, str, str, int]]]:
 @pytest.mark.skipif(HAPROXY is None, reason="haproxy is not installed")
 def test_no_request_is_lost_while_a_server_restarts(tmp_path: Path) -> None:
     ports = free_ports(3)
-    flags = ["--model", checkpoint(tmp_path / "model"), "--no-cache", "--drain-seconds", 3]
+    flags = ["--model", checkpoint(tmp_path / "model"), "--no-cost-cache", "--drain-seconds", 3]
     with ExitStack() as stack:
         stack.enter_context(proxy(tmp_path, ports))
         first, second = (stack.enter_context(served(*flags, "--port", port)) for port in ports[1:])

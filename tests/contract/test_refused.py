@@ -167,7 +167,7 @@ def test_models_that_do_not_fit_the_input_or_each_other_are_refused(
 
 def test_completions_that_a_vocabulary_cannot_write_are_refused(tmp_path: Path) -> None:
     """The shipped translator's has no braces, and no letters but French and English ones."""
-    model = ("--model", ROOT / "weights" / "t5-enfr-draft", "--no-cache", "--quiet")
+    model = ("--model", ROOT / "weights" / "t5-enfr-draft", "--no-cost-cache", "--quiet")
     words = ("generate", "translate English to French: I am cold.", *model)
     command(*words, "--json-schema", SCHEMA).refuses("has no token that may come first")
     later = command(*words, "--regex", "Je suis 日本")
@@ -199,7 +199,7 @@ def computations(llama: Path) -> int:
     """Return how often MLX is asked to compute until two tokens are written."""
     asked: list[int] = []
     with each_computation(asked.append):
-        assert command("generate", PROMPT, "--model", llama, "--no-cache", "-m", 2).code == 0
+        assert command("generate", PROMPT, "--model", llama, "--no-cost-cache", "-m", 2).code == 0
     return asked[-1]
 
 
@@ -227,7 +227,7 @@ def test_the_end_of_memory_and_of_the_gpus_patience_is_reported_in_one_line(
                 raise problem
 
         with each_computation(fail):
-            command("generate", PROMPT, "--model", llama, "--no-cache", "-m", 2).refuses(part)
+            command("generate", PROMPT, "--model", llama, "--no-cost-cache", "-m", 2).refuses(part)
 
 
 # Sources that cannot be read as they are: one line says what they are and what to do.

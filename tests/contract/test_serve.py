@@ -91,7 +91,7 @@ def stream(server: Server, **body: object) -> Iterator[http.client.HTTPResponse]
 
 def test_a_server_with_a_key_drains_lets_answers_end_and_says_so(model: Path) -> None:
     key = {"Authorization": "Bearer hush"}
-    flags = ("--model", model, "--no-cache", "--drain-seconds", 60)
+    flags = ("--model", model, "--no-cost-cache", "--drain-seconds", 60)
     with served(*flags, MLX_SPECDEC_API_KEY="hush") as server:
         assert server.ask("/v1/models").status == 401
         answer = server.ask("/v1/models", **key)
@@ -122,7 +122,7 @@ def test_the_translator_names_its_page_and_ctrl_c_says_what_it_waits_for() -> No
     def ask(streams: bool) -> None:
         answers[streams] = server.ask("/v1/completions", {**LONG, "stream": streams})
 
-    with served("--no-cache") as server:
+    with served("--no-cost-cache") as server:
         clients = [threading.Thread(target=ask, args=[streams]) for streams in (True, False)]
         for client in clients:
             client.start()

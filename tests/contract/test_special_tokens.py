@@ -15,7 +15,7 @@ from .translators import translator
 
 SENTINELS = ("<extra_id_1>", "<extra_id_0>")
 GAPS = "a <extra_id_0> b"
-FEW = ("-m", 3, "--num-draft", 2, "--proposer", "ngram", "--no-cache")
+FEW = ("-m", 3, "--num-draft", 2, "--proposer", "ngram", "--no-cost-cache")
 
 
 @pytest.fixture(scope="module")

@@ -117,7 +117,7 @@ def test_a_closed_standard_input_is_no_prompt() -> None:
 def test_a_pipe_and_a_file_are_prompts_and_an_argument_leaves_the_pipe_alone(
     t5: Path, tmp_path: Path
 ) -> None:
-    flags = ("--model", t5, "--quiet", "-m", 9, "--no-cache")
+    flags = ("--model", t5, "--quiet", "-m", 9, "--no-cost-cache")
     wanted = command("generate", "Les pates", *flags)
     assert wanted.code == 0
     out, into = os.pipe()
@@ -137,7 +137,7 @@ def test_a_pipe_and_a_file_are_prompts_and_an_argument_leaves_the_pipe_alone(
 def test_a_silent_pipe_that_stays_open_holds_nobody_up(
     t5: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    flags = ("--model", t5, "-m", 5, "--quiet", "--no-cache")
+    flags = ("--model", t5, "-m", 5, "--quiet", "--no-cost-cache")
     out, into = os.pipe()
     with open(out, encoding="utf-8") as silent, open(into, "w", encoding="utf-8") as writer:
         with monkeypatch.context() as patch:
@@ -164,7 +164,7 @@ def test_completions_give_the_terminal_no_orders(
     monkeypatch.delenv("NO_COLOR", raising=False)
     model = checkpoint(tmp_path, tokens=(HOSTILE,))
     last = json.loads((model / "config.json").read_text())["vocab_size"] - 1
-    flags = ("--model", model, "--draft-model", model, "--num-draft", 1, "-m", 4, "--no-cache")
+    flags = ("--model", model, "--draft-model", model, "--num-draft", 1, "-m", 4, "--no-cost-cache")
     words = ("generate", "x", *flags, "--logit-bias", f"{last}=1000")
     assert command(*words, "--quiet").out == HOSTILE * 4 + "\n"
     assert command(*words, "--quiet", terminal=True).out == ESCAPED * 4 + "\n"

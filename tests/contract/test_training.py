@@ -43,7 +43,7 @@ def weights(directory: Path) -> dict[str, mx.array]:
 
 
 def answer(*arguments: object) -> Any:
-    words = ("--prompt", TEXTS[0], "--max-tokens", 12, "--no-cache", "--json")
+    words = ("--prompt", TEXTS[0], "--max-tokens", 12, "--no-cost-cache", "--json")
     done = command("generate", *arguments, *words)
     assert done.code == 0, done.err
     return json.loads(done.out)

@@ -80,7 +80,7 @@ def flags(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[object]]:
         lines.append(f"[{name}]\n{paths}\nnum-draft = 3\n")
     preset = directory / "models.toml"
     preset.write_text("".join(lines))
-    yield ["--models-preset", preset, "--no-cache"]
+    yield ["--models-preset", preset, "--no-cost-cache"]
 
 
 def test_a_restarted_server_answers_mixed_requests_like_each_of_them_alone(

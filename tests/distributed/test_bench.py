@@ -19,7 +19,7 @@ def test_rank_0_alone_prints_what_it_measured(tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.txt"
     prompts.write_text(f"{loopback.PROMPT}\n")
     models = ["--distributed", "tensor", "--model", str(target), "--draft-model", str(draft)]
-    effort = ["--num-draft", "2,auto", "-m", "8", "--repeats", "1", "--no-cache"]
+    effort = ["--num-draft", "2,auto", "-m", "8", "--repeats", "1", "--no-cost-cache"]
     command = ["-m", "mlx_specdec", "bench", str(prompts), *models, *effort]
     ended = loopback.run(tmp_path, 2, *command, "--json")
     assert [process.code for process in ended] == [0, 0], ended

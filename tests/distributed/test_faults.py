@@ -25,7 +25,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def words(target: Path, *more: str, prompt: str = loopback.PROMPT) -> list[str]:
     """A command of rank 0 and of all others."""
-    shared = ["--distributed", "tensor", "--model", str(target), "--no-cache", *more]
+    shared = ["--distributed", "tensor", "--model", str(target), "--no-cost-cache", *more]
     return ["-m", "mlx_specdec", "generate", *shared, prompt]
 
 

@@ -122,7 +122,7 @@ def test_ranks_do_not_outlive_the_command_or_its_terminal(number: int) -> None:
 @pytest.mark.slow
 def test_ranks_on_this_machine_print_the_text_of_one(tmp_path: Path) -> None:
     target = str(loopback.write("llama", tmp_path / "target"))
-    words = ["generate", "--model", target, "--no-cache", "--quiet", "-m", "8", loopback.PROMPT]
+    words = ["generate", "--model", target, "--no-cost-cache", "--quiet", "-m8", loopback.PROMPT]
     package = [sys.executable, "-m", "mlx_specdec"]
     begin = ["launch", "-n", "2", "--"]
     shared = subprocess.run([*package, *begin, *words], capture_output=True, text=True)

@@ -170,8 +170,8 @@ def expected(target: Path, options: Options, prompts: list[str] = PROMPTS) -> li
 
 def shared(command: str, models: tuple[Path, Path], *more: str) -> list[str]:
     target, draft = map(str, models)
-    names = ["--distributed", "tensor", "--model", target, "--draft-model", draft, "--no-cache"]
-    return ["-m", "mlx_specdec", command, *names, *more]
+    names = ["--distributed", "tensor", "--model", target, "--draft-model", draft]
+    return ["-m", "mlx_specdec", command, *names, "--no-cost-cache", *more]
 
 
 def test_a_batch_writes_one_file_with_the_texts_of_one_process(
