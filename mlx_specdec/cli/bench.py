@@ -12,16 +12,7 @@ from ..checkpoints.disk import check_not_read
 from ..core.options import Options, proposers
 from ..errors import OptionError
 from . import interrupts, render
-from .flags import (
-    ChatTemplate,
-    CostCache,
-    Flags,
-    Json,
-    RuleFlags,
-    SamplingFlags,
-    command,
-    flag,
-)
+from .flags import Decoding, Flags, Json, command, flag
 from .loading import Models, load_pair, named, sample
 
 if TYPE_CHECKING:
@@ -110,10 +101,6 @@ def _count(word: str, name: str, like: str) -> int:
     raise OptionError(f"{name} must look like {like}; {word.strip()!r} is no number above 0")
 
 
-class BenchFlags(CostCache, ChatTemplate, SamplingFlags, RuleFlags):
-    """Flags that change the completions."""
-
-
 class Compared(Models):
     """Flags for a target and one or several draft models."""
 
@@ -134,7 +121,7 @@ class Compared(Models):
     "mlx-specdec bench PROMPTS --model A --draft-model B --draft-model C",
     "mlx-specdec bench --batch-size 1,4,16",
 )
-def bench(measuring: Measuring, models: Compared, text: BenchFlags, output: Json) -> None:
+def bench(measuring: Measuring, models: Compared, text: Decoding, output: Json) -> None:
     """Measure what speculation gains on this machine.
 
     Without arguments, the shipped translator is measured on its sample prompts. Ctrl-C shows the

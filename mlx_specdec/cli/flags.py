@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, dataclass_transform
+from typing import Annotated, Any, ClassVar, Literal, Self, dataclass_transform
 
 import typer
 
@@ -21,7 +21,6 @@ from ..version import __version__
 from . import render
 
 Command = Callable[..., None]
-Group = TypeVar("Group", bound="Flags")
 REQUIRED = MISSING
 KEYWORD = inspect.Parameter.KEYWORD_ONLY
 LARGEST_INT32 = 2**31 - 1
@@ -38,12 +37,23 @@ def flag(default: Any, help: str, *aliases: str, argument: bool = False, **more:
         help: The help text.
         aliases: Names of the flag besides the one that is made of the field's name.
         argument: Whether it is an argument without a name.
-        more: Arguments of typer.Option or typer.Argument."""
+        more: Arguments of typer.Option or typer.Argument, of which `rich_help_panel` is by default
+            the panel of the group."""
     more |= {"names": aliases, "argument": argument, "help": help}
     return field(default=default, metadata=more)
 
 
-@dataclass_transform(frozen_default=True, field_specifiers=(flag,))
+def prompt_flag(default: Any, help: str, *aliases: str, **more: Any) -> Any:
+    """Do as `flag`, for the panel of prompts."""
+    return flag(default, help, *aliases, rich_help_panel="Prompt", **more)
+
+
+def verification_flag(default: Any, help: str, **more: Any) -> Any:
+    """Do as `flag`, for the panel of verification."""
+    return flag(default, help, rich_help_panel="Verification", **more)
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(flag, prompt_flag, verification_flag))
 @dataclass(frozen=True)
 class Flags:
     """A group of flags. Each subclass is a dataclass, and `flag` makes its fields.
@@ -59,23 +69,15 @@ class Flags:
         dataclass(frozen=True)(cls)
 
     def for_options(self) -> dict[str, Any]:
-        """Return the arguments of `Options` that have the same names as these flags."""
+        """Return the arguments of `Options` that have the same names as these flags, except for
+        None, which stands for the default. Raises OptionError if flags are wrong."""
         names = {setting.name for setting in fields(Options)}
-        return {name: value for name, value in vars(self).items() if name in names}
+        given = {name: value for name, value in vars(self).items() if value is not None}
+        return {name: value for name, value in given.items() if name in names}
 
     def begin(self) -> Self:
         """Return the flags with which the command runs. Called before the command."""
         return self
-
-
-def group(panel: str | None = None) -> Callable[[type[Group]], type[Group]]:
-    """Return a decorator that sets the heading of a group's flags."""
-
-    def decorate(cls: type[Group]) -> type[Group]:
-        cls.panel = panel or cls.panel
-        return cls
-
-    return decorate
 
 
 def command(*examples: str) -> Callable[[Command], Command]:
@@ -114,9 +116,9 @@ def _parameters(group: type[Flags]) -> list[inspect.Parameter]:
     hints, parameters = typing.get_type_hints(group), []
     for one in fields(group):
         kind = hints[one.name]
-        settings: dict[str, Any] = {"metavar": _metavar(kind), **one.metadata}
         homes: list[Any] = [b for b in group.mro() if one.name in inspect.get_annotations(b)]
-        settings["rich_help_panel"] = homes[-1].panel
+        settings: dict[str, Any] = {"metavar": _metavar(kind), "rich_help_panel": homes[-1].panel}
+        settings |= one.metadata
         names, is_argument = settings.pop("names"), settings.pop("argument")
         name = f"--{one.name.replace('_', '-')}"
         if kind == bool | None:
@@ -152,7 +154,6 @@ Version = Annotated[
 ]
 
 
-MAX_TOKENS = "The largest number of tokens to generate."
 TEMPERATURE = "The sampling temperature; 0 is greedy."
 TOP_P = "The total probability of the tokens to keep; 1 keeps all."
 TOP_K = "The number of likeliest tokens to keep; 0 keeps all."
@@ -164,44 +165,8 @@ def by_model(otherwise: str) -> str:
     return f"the model's own, or {otherwise}"
 
 
-class ChatTemplate(Flags, panel="Prompt"):
-    no_chat_template: bool = flag(
-        False, "Do not apply the chat template to the prompt.", "--ignore-chat-template"
-    )
-    system_prompt: str | None = flag(
-        None, "The system message, which the chat template puts before the prompt."
-    )
-    chat_template_config: str | None = flag(
-        None,
-        "Variables for the chat template, for example '{\"enable_thinking\": false}'.",
-        metavar="JSON",
-    )
-    target_lang: str | None = flag(
-        None, "The target language, as a code that the model knows.", metavar="CODE"
-    )
-    source_lang: str | None = flag(
-        None, "The language of the prompt, if a translation model needs it.", metavar="CODE"
-    )
-    prefill_step_size: int | None = flag(
-        None,
-        "The number of prompt tokens that are prefilled in one pass.",
-        show_default="512; 2048 on a GPU with memory for it",
-    )
-
-    def for_options(self) -> dict[str, Any]:
-        text, config = self.chat_template_config or "{}", None
-        with suppress(ValueError, RecursionError):
-            config = json.loads(text)
-        if not isinstance(config, dict):
-            raise OptionError(
-                '--chat-template-config must be a JSON object, for example {"key": true}, not '
-                f"{text!r:.80}"
-            )
-        return {
-            **super().for_options(),
-            "chat_template": not self.no_chat_template,
-            "chat_template_config": config,
-        }
+class Json(Flags, panel="Output"):
+    json: bool = flag(False, "Print one JSON object on standard output.")
 
 
 class SpecialTokens(Flags, panel="Output"):
@@ -210,83 +175,6 @@ class SpecialTokens(Flags, panel="Output"):
         "Print special tokens too, except for tokens that end or pad a completion. The sentinels "
         "of a T5 that fills in gaps, such as extra_id_0, are printed anyway.",
     )
-
-
-class CostCache(Flags, panel="Drafting"):
-    no_cost_cache: bool = flag(False, "Neither use nor save measured costs of rounds.")
-
-    def for_options(self) -> dict[str, Any]:
-        return {**super().for_options(), "cost_cache": not self.no_cost_cache}
-
-
-class RuleFlags(Flags, panel="Verification"):
-    rule: Literal["coupled", "token", "block", "typical"] | None = flag(
-        None,
-        "The rule by which draft tokens are accepted. With coupled, completions are the same as in "
-        "plain decoding. Token and block keep the distribution. Typical is lossy.",
-        show_default="coupled",
-    )
-    exact: bool = flag(
-        False,
-        "Keep the output equal to plain decoding where kernels round one row and several rows "
-        "differently. A round then has at most 4 draft tokens, a pass has one prompt, and only "
-        "whole chunks of prompts are cached.",
-    )
-
-
-class Lenience(Flags, panel="Verification"):
-    delta: float = flag(0.0, "The lenience from 0 to 1. Completions are lossy above 0.")
-
-
-class SamplingFlags(Flags, panel="Sampling"):
-    max_tokens: int = flag(100, MAX_TOKENS, "-m")
-    seed: int = flag(0, "The seed, which decides the completion above temperature 0.")
-    temperature: float = flag(0.0, TEMPERATURE, "--temp")
-    top_p: float = flag(1.0, TOP_P)
-    top_k: int = flag(0, TOP_K)
-    min_p: float = flag(0.0, MIN_P)
-
-
-class ModelSampling(SamplingFlags):
-    """Flags for sampling whose defaults are the model's own. None means that a flag was not
-    given."""
-
-    greedy: bool = flag(
-        False, "Decode greedily, whatever the model's generation_config.json recommends."
-    )
-    temperature: float | None = flag(  # type: ignore[assignment]
-        None, TEMPERATURE, "--temp", show_default=by_model("0")
-    )
-    top_p: float | None = flag(None, TOP_P, show_default=by_model("1"))  # type: ignore[assignment]
-    top_k: int | None = flag(None, TOP_K, show_default=by_model("0"))  # type: ignore[assignment]
-    min_p: float | None = flag(None, MIN_P, show_default=by_model("0"))  # type: ignore[assignment]
-    repetition_penalty: float | None = flag(
-        None,
-        "The penalty factor for tokens of the prompt and the completion; 1 is off.",
-        show_default=by_model("1"),
-    )
-
-    def for_options(self) -> dict[str, Any]:
-        """Return arguments of `Options`, with its defaults for flags that were not given. Raises
-        OptionError if flags exclude each other."""
-        if self.greedy and self.temperature:
-            raise OptionError("--greedy means temperature 0: leave out --temperature or --greedy")
-        defaults = Options()
-        return {
-            name: getattr(defaults, name) if value is None else value
-            for name, value in super().for_options().items()
-        }
-
-    def recommended(self, settings: Mapping[str, float]) -> dict[str, float]:
-        """Return the settings of generation_config.json that no flag overrides. settings: All of
-        its settings."""
-        if self.greedy:
-            return {}
-        return {name: value for name, value in settings.items() if getattr(self, name) is None}
-
-
-class Json(Flags, panel="Output"):
-    json: bool = flag(False, "Print one JSON object on standard output.")
 
 
 class Constraints(Flags, panel="Constraints"):
@@ -318,7 +206,91 @@ def _contents(name: str, file: Path, hint: str = "") -> str:
     return read_text(file, OptionError, f"{name}: ")
 
 
-class Penalties(Flags, panel="Sampling"):
+class Decoding(Flags, panel="Sampling"):
+    """The flags of a completion that `bench` has too."""
+
+    no_chat_template: bool = prompt_flag(
+        False, "Do not apply the chat template to the prompt.", "--ignore-chat-template"
+    )
+    system_prompt: str | None = prompt_flag(
+        None, "The system message, which the chat template puts before the prompt."
+    )
+    chat_template_config: str | None = prompt_flag(
+        None,
+        "Variables for the chat template, for example '{\"enable_thinking\": false}'.",
+        metavar="JSON",
+    )
+    target_lang: str | None = prompt_flag(
+        None, "The target language, as a code that the model knows.", metavar="CODE"
+    )
+    source_lang: str | None = prompt_flag(
+        None, "The language of the prompt, if a translation model needs it.", metavar="CODE"
+    )
+    prefill_step_size: int | None = prompt_flag(
+        None,
+        "The number of prompt tokens that are prefilled in one pass.",
+        show_default="512; 2048 on a GPU with memory for it",
+    )
+    no_cost_cache: bool = flag(
+        False, "Neither use nor save measured costs of rounds.", rich_help_panel="Drafting"
+    )
+    rule: Literal["coupled", "token", "block", "typical"] | None = verification_flag(
+        None,
+        "The rule by which draft tokens are accepted. With coupled, completions are the same as in "
+        "plain decoding. Token and block keep the distribution. Typical is lossy.",
+        show_default="coupled",
+    )
+    exact: bool = verification_flag(
+        False,
+        "Keep the output equal to plain decoding where kernels round one row and several rows "
+        "differently. A round then has at most 4 draft tokens, a pass has one prompt, and only "
+        "whole chunks of prompts are cached.",
+    )
+    max_tokens: int = flag(100, "The largest number of tokens to generate.", "-m")
+    seed: int = flag(0, "The seed, which decides the completion above temperature 0.")
+    temperature: float = flag(0.0, TEMPERATURE, "--temp")
+    top_p: float = flag(1.0, TOP_P)
+    top_k: int = flag(0, TOP_K)
+    min_p: float = flag(0.0, MIN_P)
+
+    def for_options(self) -> dict[str, Any]:
+        text, config = self.chat_template_config or "{}", None
+        with suppress(ValueError, RecursionError):
+            config = json.loads(text)
+        if not isinstance(config, dict):
+            raise OptionError(
+                '--chat-template-config must be a JSON object, for example {"key": true}, not '
+                f"{text!r:.80}"
+            )
+        return {
+            **super().for_options(),
+            "chat_template": not self.no_chat_template,
+            "chat_template_config": config,
+            "cost_cache": not self.no_cost_cache,
+        }
+
+
+class ModelSampling(Decoding):
+    """Further flags of a completion. The defaults of some are the model's own. None means that such
+    a flag was not given."""
+
+    delta: float = verification_flag(
+        0.0, "The lenience from 0 to 1. Completions are lossy above 0."
+    )
+    greedy: bool = flag(
+        False, "Decode greedily, whatever the model's generation_config.json recommends."
+    )
+    temperature: float | None = flag(  # type: ignore[assignment]
+        None, TEMPERATURE, "--temp", show_default=by_model("0")
+    )
+    top_p: float | None = flag(None, TOP_P, show_default=by_model("1"))  # type: ignore[assignment]
+    top_k: int | None = flag(None, TOP_K, show_default=by_model("0"))  # type: ignore[assignment]
+    min_p: float | None = flag(None, MIN_P, show_default=by_model("0"))  # type: ignore[assignment]
+    repetition_penalty: float | None = flag(
+        None,
+        "The penalty factor for tokens of the prompt and the completion; 1 is off.",
+        show_default=by_model("1"),
+    )
     xtc_probability: float = flag(
         0.0, "The share of positions at which XTC excludes the top choices; 0 turns XTC off."
     )
@@ -344,6 +316,8 @@ class Penalties(Flags, panel="Sampling"):
     )
 
     def for_options(self) -> dict[str, Any]:
+        if self.greedy and self.temperature:
+            raise OptionError("--greedy means temperature 0: leave out --temperature or --greedy")
         biases: dict[int, float] = {}
         for item in self.logit_bias or ():
             token, _, value = item.partition("=")
@@ -353,9 +327,11 @@ class Penalties(Flags, panel="Sampling"):
                 raise OptionError(
                     f"--logit-bias must look like ID=VALUE, for example 42=-5, not {item!r}"
                 ) from None
-        return {
-            **super().for_options(),
-            "logit_bias": biases,
-            "stop": tuple(self.stop or ()),
-            "extra_eos_token": tuple(self.extra_eos_token or ()),
-        }
+        return {**super().for_options(), "logit_bias": biases}
+
+    def recommended(self, settings: Mapping[str, float]) -> dict[str, float]:
+        """Return the settings of generation_config.json that no flag overrides. settings: All of
+        its settings."""
+        if self.greedy:
+            return {}
+        return {name: value for name, value in settings.items() if getattr(self, name) is None}

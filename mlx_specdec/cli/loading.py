@@ -16,17 +16,7 @@ from ..models.cache_settings import CacheSettings
 from ..models.drafters import DRAFTER_KINDS
 from ..system import parse_size, show_size
 from . import render
-from .flags import (
-    REQUIRED,
-    ChatTemplate,
-    CostCache,
-    Flags,
-    Lenience,
-    ModelSampling,
-    Penalties,
-    RuleFlags,
-    flag,
-)
+from .flags import REQUIRED, Flags, ModelSampling, flag
 from .pairs import told_gain
 
 if TYPE_CHECKING:
@@ -161,20 +151,6 @@ class Models(Sources):
         return self
 
 
-class KVCacheFlags(Models, panel="Model"):
-    kv_bits: int | None = flag(
-        None,
-        "Quantize the KV cache to 2, 3, 4, 6 or 8 bits; outputs with drafts can then differ from "
-        "plain decoding.",
-    )
-    kv_group_size: int = flag(64, "The number of values in the KV cache that share one scale.")
-    max_kv_size: int | None = flag(None, "The number of newest tokens that the KV cache keeps.")
-
-    def loading(self) -> dict[str, Any]:
-        caches = CacheSettings(self.kv_bits, self.kv_group_size, self.max_kv_size)
-        return {**super().loading(), "caches": caches}
-
-
 class MemoryFlags(Flags, panel="Model"):
     memory_budget: str | None = flag(
         None,
@@ -191,7 +167,23 @@ class MemoryFlags(Flags, panel="Model"):
         return None if size is None else parse_size("--memory-budget", size)
 
 
-class Drafting(CostCache, KVCacheFlags, panel="Drafting"):
+class TextFlags(ModelSampling, Models, panel="Drafting"):
+    """The flags of all commands that generate completions."""
+
+    kv_bits: int | None = flag(
+        None,
+        "Quantize the KV cache to 2, 3, 4, 6 or 8 bits; outputs with drafts can then differ from "
+        "plain decoding.",
+        rich_help_panel="Model",
+    )
+    kv_group_size: int = flag(
+        64, "The number of values in the KV cache that share one scale.", rich_help_panel="Model"
+    )
+    max_kv_size: int | None = flag(
+        None,
+        "The number of newest tokens that the KV cache keeps.",
+        rich_help_panel="Model",
+    )
     proposer: str | None = flag(
         None,
         "The proposer: draft (a draft model), ngram (lookup in prompt and completion), medusa "
@@ -226,12 +218,12 @@ class Drafting(CostCache, KVCacheFlags, panel="Drafting"):
         """Whether lookup searches documents."""
         return bool(self.lookup_file) and not self.regular_decode
 
-    @property
-    def guessed(self) -> bool:
-        """Whether neither a proposer nor a draft model was named."""
-        return self.proposer is None and self.draft_model is None
+    def loading(self) -> dict[str, Any]:
+        caches = CacheSettings(self.kv_bits, self.kv_group_size, self.max_kv_size)
+        return {**super().loading(), "caches": caches}
 
-    def for_options(self) -> dict[str, Any]:
+    def options(self) -> Options:
+        """Return the settings of a request. Raises OptionError if flags are wrong."""
         plain = "--regular-decode" if self.regular_decode else f"--proposer {self.proposer}"
         drafts = {
             "--num-draft": self.num_draft not in ("auto", "0"),
@@ -243,20 +235,13 @@ class Drafting(CostCache, KVCacheFlags, panel="Drafting"):
         proposer = "auto" if self.lookup_file and self.proposer is None else self.proposer
         if self.searches and proposer not in ("auto", "ngram"):
             raise OptionError("--lookup-file is for lookup: give --proposer ngram or auto")
-        return {
-            **super().for_options(),
+        settings: dict[str, Any] = {
+            **self.for_options(),
             "proposer": proposer,
             "regular": self.regular_decode,
             "num_draft": count_or_auto("--num-draft", self.num_draft),
         }
-
-
-class TextFlags(Penalties, ModelSampling, Lenience, RuleFlags, Drafting, ChatTemplate):
-    """The flags of all commands that generate completions."""
-
-    def options(self) -> Options:
-        """Return the settings of a request. Raises OptionError if flags are wrong."""
-        return Options(**self.for_options())
+        return Options(**settings)
 
 
 def named(sources: Sources) -> tuple[str, str | None]:
@@ -310,8 +295,6 @@ def load_drafting(
 
         with render.progress("indexing what to look up") as report:
             pair = with_documents(pair, drafting.lookup_file or (), progress=report)
-    if pair.heads is not None and drafting.guessed and not drafting.lookup_file:
-        options = replace(options, proposer=None)
     if sampling := drafting.recommended(pair.sampling):
         options = replace(options, **sampling)  # type: ignore[arg-type]
         shown = ", ".join(f"{name} {value:g}" for name, value in sampling.items())

@@ -17,7 +17,7 @@ from ..core.options import mtp_of
 from ..engine.known_pairs import AUTO
 from ..errors import OptionError
 from ..system import parse_size
-from .flags import Flags, ModelSampling, command, flag, group
+from .flags import Flags, ModelSampling, command, flag
 from .loading import DRAFTLESS, MemoryFlags, TextFlags, load_drafting, named
 from .presets import Preset, read_presets
 
@@ -31,8 +31,7 @@ PROGRAM = __name__.partition(".")[0]
 SERVER_PACKAGES = ("fastapi", "uvicorn")
 
 
-@group("Server")
-class NetworkFlags(Flags):
+class NetworkFlags(Flags, panel="Server"):
     host: str = flag("127.0.0.1", "The address to listen on; 0.0.0.0 is every one.")
     port: int = flag(8080, "The port to listen on; 0 takes a free one.")
     api_key: list[str] | None = flag(
@@ -57,8 +56,7 @@ class NetworkFlags(Flags):
     )
 
 
-@group("Server")
-class Load(Flags):
+class Load(Flags, panel="Server"):
     batch_size: int = flag(16, "The number of requests that are decoded at once.", min=1)
     max_waiting: int = flag(64, "The number of requests that may wait; more are refused.", min=0)
     timeout: float = flag(600.0, "The seconds after which an answer is cut.")
@@ -81,8 +79,7 @@ class Load(Flags):
     )
 
 
-@group("Server")
-class PromptCacheFlags(Flags):
+class PromptCacheFlags(Flags, panel="Server"):
     prompt_cache_bytes: str | None = flag(
         None,
         "The size limit of the prompt cache, such as 4GB; 0 keeps nothing.",
@@ -107,7 +104,6 @@ class PromptCacheFlags(Flags):
         return nbytes
 
 
-@group()
 class Defaults(ModelSampling):
     max_tokens: int = flag(
         512, "The largest number of tokens of an answer whose request names none.", "-m"
@@ -116,13 +112,8 @@ class Defaults(ModelSampling):
         None, "The seed of requests that name none.", show_default="random"
     )
 
-    def for_options(self) -> dict[str, Any]:
-        settings = super().for_options()
-        return {name: value for name, value in settings.items() if value is not None}
 
-
-@group("Server")
-class ModelLimits(Flags):
+class ModelLimits(Flags, panel="Server"):
     max_model_len: int | None = flag(
         None,
         "The largest number of tokens of a prompt and its answer together.",
@@ -145,13 +136,11 @@ class ModelLimits(Flags):
     )
 
 
-@group()
 class OneModel(Defaults, MemoryFlags, TextFlags, ModelLimits):
     """The settings of one model, and flags that change the completions of requests to it."""
 
 
-@group("Model")
-class Requests(OneModel):
+class Requests(OneModel, panel="Model"):
     """These flags for several models, which requests select by name."""
 
     model: list[str] | None = flag(  # type: ignore[assignment]
