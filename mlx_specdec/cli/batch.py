@@ -106,9 +106,10 @@ def batch(files: Files, flags: Made) -> None:
             state = f"texts are in {journal.partial}; the same command goes on from here"
             if files.output == STANDARD_STREAM:
                 state = "texts were made and none was written; --output FILE would have kept them"
-            interrupts.at_end(lambda: f"interrupted: {journal.done} of {total} {state}")
-            if journal.done:
-                render.note(f"going on: {journal.done} of {total} texts are there")
+            records = journal.records
+            interrupts.at_end(lambda: f"interrupted: {len(records)} of {total} {state}")
+            if records:
+                render.note(f"going on: {len(records)} of {total} texts are there")
             from ..engine.memory import FIRST_BATCH_SIZE
 
             rows = min(FIRST_BATCH_SIZE if batch_size == "auto" else batch_size, total)
@@ -126,11 +127,16 @@ def batch(files: Files, flags: Made) -> None:
                     if time.monotonic() - shown >= SHOWN_EVERY:
                         shown = time.monotonic()
                         speed = run.sums["tokens"] / run.seconds
-                        report(journal.done, total, f"writing completions, {speed:.0f} tokens/s")
-            _print_errors(journal, every=files.text)
+                        report(len(records), total, f"writing completions, {speed:.0f} tokens/s")
+            errors = journal.errors()
+            for line, error in errors if files.text else errors[:1]:
+                render.tell(f"line {line}: {error}")
+            if errors:
+                where = "" if files.text else f': see "error" in {output.name}'
+                render.tell(f"{len(errors)} of {len(records)} lines gave no text{where}")
             journal.finish(as_text=files.text)
     render.note(_summary(run, many))
-    if journal.failed:
+    if errors:
         raise typer.Exit(1)
 
 
@@ -145,17 +151,6 @@ def _opened(output: Path) -> Iterator[Path]:
         file = Path(directory) / "standard output"
         yield file
         render.write(sys.stdout, file.read_text(encoding="utf-8"))
-
-
-def _print_errors(journal: Journal, *, every: bool) -> None:
-    """Print the number of lines without a completion, and the first error, or every one."""
-    for line, error in journal.errors():
-        render.tell(f"line {line}: {error}")
-        if not every:
-            break
-    if journal.failed:
-        where = "" if every else f': see "error" in {journal.output.name}'
-        render.tell(f"{journal.failed} of {journal.done} lines gave no text{where}")
 
 
 def _prompt(entry: Mapping[str, Any]) -> str | Messages:
@@ -239,7 +234,7 @@ class BatchRun:
         """Yield the requests of lines, which are read when the scheduler needs them."""
         number = 0
         for line, text in self.lines.prompts.items():
-            if line in self.journal:
+            if line in self.journal.records:
                 continue
             named: dict[str, Any] = {"line": line}
             try:

@@ -85,21 +85,18 @@ class Journal:
         overwrite: Replace an existing output, and a journal with another header.
     Attributes:
         partial: The file of the journal.
-        done: Number of results, including errors.
-        failed: Number of errors.
+        records: The results, including errors, by the number of the line.
     Raises:
         OutputError: If the output cannot or may not be written, or another process writes it."""
 
     def __init__(
         self, output: Path, header: Mapping[str, Any], count: int, *, overwrite: bool = False
     ) -> None:
-        self.output = output
-        _, self.partial, self._sorted = written(output)
-        self.done = self.failed = 0
+        self.output, self.partial, self._sorted = written(output)
+        self.records: dict[int, dict[str, Any]] = {}
         header = {"format": BATCH_FORMAT, "version": __version__, **header}
         self._header: dict[str, Any] = json.loads(json.dumps(header, default=str))
         self._count = count
-        self._lines: set[int] = set()
         self._stream: FileIO | None = None
         self._end = 0
         if not output.parent.is_dir():
@@ -126,61 +123,42 @@ class Journal:
         if self._stream is not None:
             self._stream.close()
 
-    def __contains__(self, line: int) -> bool:
-        return line in self._lines
-
     def begin(self) -> None:
         """Remove an incomplete line that an earlier run has left, or write the header of a new
         journal."""
         stream = self._stream or self._open()
         with self._writing():
             stream.truncate(self._end)
-            stream.seek(self._end)
         if self._end == 0:
             self._write(self._header)
 
-    def append(self, record: Mapping[str, Any]) -> None:
+    def append(self, record: dict[str, Any]) -> None:
         """Write the result of line `record["line"]` in one call."""
         self._write(record)
-        self._note(record)
+        self.records[record["line"]] = record
+
+    def errors(self) -> list[tuple[int, str]]:
+        """Return the line number and the message of each error, in the order of the lines."""
+        found = sorted(self.records.items())
+        return [(line, record["error"]) for line, record in found if "error" in record]
 
     def finish(self, *, as_text: bool = False) -> None:
         """Write the output and remove the journal. as_text: Write only the completions, one line
         for each line of the input. The line is empty if there is no completion, and `\\n` stands
         for a line break."""
-        result = self._sorted
         try:
             with self._writing():
-                records = self._records()
-                with result.open("wb") as file:
-                    for number in range(1, self._count + 1):
-                        line, record = records.get(number, (b"", {}))
-                        if as_text:
-                            text = record.get("text", "")
-                            text = text.replace("\r", "\\r").replace("\n", "\\n")
-                            line = f"{text}\n".encode()
-                        file.write(line)
-                os.replace(result, self.output)
+                records = [self.records.get(line) for line in range(1, self._count + 1)]
+                lines = map(_text_line, records) if as_text else map(_line, filter(None, records))
+                self._sorted.write_bytes(b"".join(lines))
+                os.replace(self._sorted, self.output)
                 self.partial.unlink()
         finally:
-            result.unlink(missing_ok=True)
-
-    def errors(self) -> Iterator[tuple[int, str]]:
-        """Yield the line number and the message of each error, in the order of the lines."""
-        for number, (_, record) in self._records().items() if self.failed else ():
-            if "error" in record:
-                yield number, record["error"]
-
-    def _records(self) -> dict[int, tuple[bytes, dict[str, Any]]]:
-        """Return the results as they are written and as objects, by the number of the line, in the
-        order of the input."""
-        _, *lines = self.partial.read_bytes().splitlines(keepends=True)
-        parsed = ((line, json.loads(line)) for line in lines)
-        return dict(sorted((record["line"], (line, record)) for line, record in parsed))
+            self._sorted.unlink(missing_ok=True)
 
     def _open(self) -> FileIO:
         with self._writing():
-            self._stream = FileIO(os.open(self.partial, os.O_RDWR | os.O_CREAT, 0o666), "r+")
+            self._stream = self.partial.open("a+b", buffering=0)
         try:
             fcntl.flock(self._stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -216,10 +194,13 @@ class Journal:
             # An interrupted run may have written only a part of the last line.
             for line in takewhile(lambda line: line.endswith(b"\n"), lines):
                 try:
-                    self._note(json.loads(line))
-                except (ValueError, TypeError, KeyError, IndexError):
+                    record = json.loads(line)
+                    if record["line"] in self.records or not 1 <= record["line"] <= self._count:
+                        raise ValueError
+                    self.records[record["line"]] = record
+                except (ValueError, TypeError, KeyError):
                     raise OutputError(
-                        f"{self.partial} is damaged behind {self.done} results: delete it"
+                        f"{self.partial} is damaged behind {len(self.records)} results: delete it"
                     ) from None
                 self._end += len(line)
 
@@ -237,17 +218,8 @@ class Journal:
                 return f"with --{name.replace('_', '-')} {before}, not {now}"
         return ""
 
-    def _note(self, record: Mapping[str, Any]) -> None:
-        line = record["line"]
-        if line in self or not 1 <= line <= self._count:
-            raise IndexError(line)
-        self._lines.add(line)
-        self.done += 1
-        self.failed += "error" in record
-
     def _write(self, record: Mapping[str, Any]) -> None:
-        # Lone surrogates, as in file names that are not UTF-8, become escapes of JSON: \udc80.
-        line = json.dumps(record, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
+        line = _line(record)
         assert self._stream is not None
         with self._writing():
             if self._stream.write(line) != len(line):
@@ -263,3 +235,14 @@ class Journal:
                 f"{self.output} cannot be written: {reason}: the same command goes on from here "
                 "once it can"
             ) from problem
+
+
+def _line(record: Mapping[str, Any]) -> bytes:
+    """Return a line of a file. Lone surrogates, as in file names that are not UTF-8, become escapes
+    of JSON such as \\udc80."""
+    return json.dumps(record, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
+
+
+def _text_line(record: Mapping[str, Any] | None) -> bytes:
+    text: str = (record or {}).get("text", "")
+    return text.replace("\r", "\\r").replace("\n", "\\n").encode() + b"\n"
