@@ -15,7 +15,7 @@ from .. import system
 from ..errors import OptionError, OutputError, PromptError, SpecdecError
 from . import interrupts, render
 from .flags import Flags, SpecialTokens, command, flag
-from .generate import BYTE_ORDER_MARK
+from .generate import BYTE_ORDER_MARK, completed
 from .loading import TextFlags, count_or_auto, load_drafting
 from .serve import Defaults
 
@@ -104,8 +104,6 @@ class ChatSession:
     def answer(self, message: str) -> None:
         """Print the answer to a message. Raises PromptError if the conversation is too long."""
         from ..engine.chat import chat_format
-        from ..engine.generate import stream_generate
-        from ..engine.request import special_texts
 
         messages = [*self._messages, {"role": "user", "content": message}]
         read = messages if self._remembers else messages[-1:]
@@ -118,22 +116,11 @@ class ChatSession:
                 "begins a new one"
             )
         plain = replace(self._options, system_prompt=None, chat_template_config={})
-        printer = render.TextPrinter(sys.stdout, show_drafts=self._shows_drafts)
-        with render.progress("prefilling the prompt") as report:
-            run = stream_generate(self._pair, ids, plain, progress=report, cache=self._cache)
-            try:
-                with render.slowly("prefilling the prompt"):
-                    run.read_prompt()
-                for step in run:
-                    printer.show(step)
-            except KeyboardInterrupt:
-                interrupts.go_on()
-                printer.show(run.interrupt())
-        printer.finish()
+        printer = render.TextPrinter(sys.stdout, self._shows_drafts)
+        handled = interrupts.go_on
+        run = completed(self._pair, ids, plain, self._cache, printer, interrupted=handled)
         self._last = run.result()
         self._messages = [*messages, {"role": "assistant", "content": self._last.text}]
-        if sentence := render.ending(self._last, special_texts(self._pair)):
-            render.tell(sentence)
         full = longest is not None and len(ids) + len(self._last.tokens) >= longest
         if self._last.finish_reason == "length" and full:
             render.tell(f"the model takes {longest} tokens: /reset begins a new conversation")

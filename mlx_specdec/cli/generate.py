@@ -6,7 +6,7 @@ import os
 import select
 import stat
 import sys
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -78,10 +78,9 @@ def generate(prompt: PromptFlags, flags: GenerateFlags, output: Output) -> None:
         raise PromptError("no prompt: give one as an argument, with --prompt-file, or - for stdin")
     if not text.strip():
         raise PromptError("the prompt is empty: give some text")
-    from ..engine.prompt_cache_files import Store
-
-    store = Store(directory=prompt.prompt_cache_dir)
     pair, options = load_drafting(flags, options)
+    from ..engine.pair import with_history
+    from ..engine.prompt_cache_files import Store
     from ..engine.request import missing_prefix
 
     if demo:
@@ -94,20 +93,29 @@ def generate(prompt: PromptFlags, flags: GenerateFlags, output: Output) -> None:
             f"warning: the {lines} lines of the prompt are read as one text; mlx-specdec batch "
             "FILE -o - makes a text of each line"
         )
-    cached = None if prompt.prompt_cache_dir is None else store.open(pair)
+    directory = prompt.prompt_cache_dir
+    cached = None if directory is None else Store(directory=directory).open(pair)
     if cached is not None:
-        from ..engine.pair import with_history
-
         pair = with_history(pair, cached.texts)
-    run = _generate(pair, text, options, output, cached)
+    printer = None if output.json else render.TextPrinter(sys.stdout, output.show_drafts)
+    if output.show_drafts and not (output.quiet or output.json):
+        print(render.legend(sys.stdout), file=sys.stderr)
+    run = completed(pair, text, options, cached, printer)
+    result = run.result()
+    if output.json:
+        payload = {**result.as_dict(), "draft_length": run.reason}
+        render.write(sys.stdout, render.as_json(payload))
+    else:
+        render.note(render.cut(result, options.max_tokens))
+        render.note(render.summary(result))
     if cached is not None:
         cached.close()
     if output.verbose:
-        print(render.lengths(run.reason, run.result()), file=sys.stderr)
-    if run.result().finish_reason == "interrupted":
+        print(render.lengths(run.reason, result), file=sys.stderr)
+    if result.finish_reason == "interrupted":
         raise KeyboardInterrupt
     if demo and not (output.quiet or output.json or options.regular):
-        print_speedup(pair, text, options, run.result())
+        print_speedup(pair, text, options, result)
 
 
 def read_prompt(words: str | None, prompt: str | None, file: Path | None) -> str | None:
@@ -159,42 +167,39 @@ def _piped() -> str | None:
     return None
 
 
-def _generate(
-    pair: Pair, text: str, options: Options, output: Output, cache: PromptCache | None
+def completed(
+    pair: Pair,
+    prompt: str | Sequence[int],
+    options: Options,
+    cache: PromptCache | None,
+    printer: render.TextPrinter | None,
+    *,
+    interrupted: Callable[[], None] = lambda: None,
 ) -> Run:
-    """Generate and print the completion, and return the finished run."""
+    """Generate a completion and print its text as soon as it is known. Return the finished run.
+
+    Args:
+        printer: Prints the text and what there is to say about it. None prints nothing.
+        interrupted: Called after Ctrl-C, which ends the completion early."""
     from ..engine.generate import stream_generate
     from ..engine.request import special_texts
 
+    show = (lambda step: None) if printer is None else printer.show
     with render.progress("prefilling the prompt") as report:
-        run = stream_generate(pair, text, options, progress=report, timed=output.json, cache=cache)
+        timed = printer is None
+        run = stream_generate(pair, prompt, options, progress=report, timed=timed, cache=cache)
         try:
             with render.slowly("prefilling the prompt"):
                 run.read_prompt()
-        except KeyboardInterrupt:
-            run.interrupt()
-    if output.json:
-        with suppress(KeyboardInterrupt):
-            run.result()
-        run.interrupt()
-    else:
-        if output.show_drafts and not output.quiet:
-            print(render.legend(sys.stdout), file=sys.stderr)
-        printer = render.TextPrinter(sys.stdout, show_drafts=output.show_drafts)
-        with suppress(KeyboardInterrupt):
             for step in run:
-                printer.show(step)
-        printer.show(run.interrupt())
+                show(step)
+        except KeyboardInterrupt:
+            interrupted()
+    show(run.interrupt())
+    if printer is not None:
         printer.finish()
-        render.note(render.cut(run.result(), options.max_tokens))
-    result = run.result()
-    if output.json:
-        payload = {**result.as_dict(), "draft_length": run.reason}
-        render.write(sys.stdout, render.as_json(payload))
-    else:
-        if sentence := render.ending(result, special_texts(pair)):
+        if sentence := render.ending(run.result(), special_texts(pair)):
             render.tell(sentence)
-        render.note(render.summary(result))
     return run
 
 

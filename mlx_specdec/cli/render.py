@@ -80,7 +80,7 @@ class TextPrinter:
     """A printer of steps. On a terminal, control characters are escaped. show_drafts: Mark the
     text of accepted draft tokens."""
 
-    def __init__(self, stream: TextIO, *, show_drafts: bool = False) -> None:
+    def __init__(self, stream: TextIO, show_drafts: bool = False) -> None:
         self._stream = stream
         self._marks = ("", "")
         if show_drafts:
