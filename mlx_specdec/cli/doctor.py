@@ -6,7 +6,6 @@ import os
 import platform
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
@@ -29,13 +28,8 @@ bits, with its drafter."""
 OLDEST_MACOS = 14
 
 
-@dataclass(frozen=True)
-class Finding:
-    """A line of the report. advice: The advice to the user, or "" if all is well."""
-
-    name: str
-    value: str
-    advice: str = ""
+Finding = tuple[str, str, str]
+"""A line of the report: its name, its text, and the advice to the user, or "" if all is well."""
 
 
 @command("mlx-specdec doctor")
@@ -44,17 +38,15 @@ def doctor() -> None:
 
     Each problem is followed by what to do about it. Nothing is downloaded or changed."""
     found = [*_software(), *_machine(), *_disk(), *_choices()]
-    width = max(len(one.name) for one in found)
-    lines = [f"{one.name:<{width}}  {one.value}" for one in found]
-    render.write(sys.stdout, "\n".join(lines) + "\n")
-    problems = [one for one in found if one.advice]
-    for one in problems:
-        render.lay_out(sys.stdout, f"\n{one.name}: {one.advice}")
-    render.write(sys.stdout, "" if problems else "\nNo problems were found.\n")
+    width = max(len(name) for name, _, _ in found)
+    lines = [f"{name:<{width}}  {text}\n" for name, text, _ in found]
+    problems = [f"\n{name}: {advice}" for name, _, advice in found if advice]
+    render.write(sys.stdout, "".join(lines))
+    render.lay_out(sys.stdout, *(problems or ["\nNo problems were found."]))
 
 
 def _software() -> Iterator[Finding]:
-    yield Finding("mlx-specdec", f"{__version__}, {Path(__file__).resolve().parents[1]}")
+    yield "mlx-specdec", f"{__version__}, {Path(__file__).resolve().parents[1]}", ""
     mac_version = platform.mac_ver()[0]
     kernel = f"macOS {mac_version}" if mac_version else platform.platform(terse=True)
     advice = ""
@@ -63,21 +55,22 @@ def _software() -> Iterator[Finding]:
     if mac_version and platform.machine() != "arm64":
         advice = "this Python runs under Rosetta, where MLX has no GPU: install an arm64 Python"
     python = f"Python {platform.python_version()}, {platform.machine()}, {kernel}"
-    yield Finding("system", python, advice)
-    versions = (f"{name} {_version(name) or 'missing'}" for name in PACKAGES)
-    missing = [name for name in PACKAGES if _version(name) is None]
+    yield "system", python, advice
+    versions = {name: _version(name) for name in PACKAGES}
+    missing = [name for name, version in versions.items() if version == "missing"]
     advice = f"install what is missing: pip install {' '.join(missing)}" if missing else ""
-    yield Finding("packages", ", ".join(versions), advice)
+    yield "packages", ", ".join(map(" ".join, versions.items())), advice
     for name, packages in EXTRAS.items():
-        there = all(map(_version, packages))
-        yield Finding(f"extra {name}", "installed" if there else f"no: {system.install(name)}")
+        there = "missing" not in map(_version, packages)
+        yield f"extra {name}", "installed" if there else f"no: {system.install(name)}", ""
 
 
-def _version(name: str) -> str | None:
+def _version(package: str) -> str:
+    """Return the version of a package, or "missing"."""
     try:
-        return metadata.version(name)
+        return metadata.version(package)
     except metadata.PackageNotFoundError:
-        return None
+        return "missing"
 
 
 def _machine() -> Iterator[Finding]:
@@ -87,41 +80,36 @@ def _machine() -> Iterator[Finding]:
     advice = SLOW_ROWS if has_slow_rows() else ""
     if sys.platform == "darwin" and not mx.metal.is_available():
         advice = "MLX finds no GPU here: in a virtual machine or under Rosetta it has none"
-    yield Finding("device", machine.name, advice)
+    yield "device", machine.name, advice
     room = f"{show_size(system.memory())}, {show_size(machine.room)} for models and caches"
-    yield Finding("memory", f"{room}, {show_size(machine.auto_room)} of them for --model auto")
+    yield "memory", f"{room}, {show_size(machine.auto_room)} of them for --model auto", ""
     advice = f"install the faster one, which drafts need to gain: {system.install('fast-cpu')}"
     slow = machine.on_cpu and system.blas_is_slow()
-    yield Finding("BLAS of the CPU", system.blas_name(), advice if slow else "")
+    yield "BLAS of the CPU", system.blas_name(), advice if slow else ""
 
 
 def _disk() -> Iterator[Finding]:
     cache, free = hub_cache(), system.free_disk(hub_cache())
-    advice = ""
+    cached, problems = [], []
     try:
-        found = stored_models()
+        cached = [one for one in stored_models() if one.in_hub]
     except SpecdecError as problem:
-        found, advice = [], str(problem)
-    cached = [one for one in found if one.in_hub]
-    total, count = sum(one.nbytes for one in cached), len(cached)
+        problems.append(str(problem))
     if free < ENOUGH_DISK:
-        advice = (
-            advice
-            or f"make room: {show_size(free)} are free; mlx-specdec models shows what takes it"
-        )
+        shown = "mlx-specdec models shows what takes it"
+        problems.append(f"make room: {show_size(free)} are free; {shown}")
     if broken := [one.name for one in cached if one.problem]:
-        advice = advice or f"{', '.join(broken)} came without weights: load or remove them"
-    summary = (
-        f"{count} {'model' if count == 1 else 'models'}, {show_size(total)}, {show_size(free)} free"
-    )
-    yield Finding("cache of the Hub", f"{cache}: {summary}", advice)
+        problems.append(f"{', '.join(broken)} came without weights: load or remove them")
+    size = show_size(sum(one.nbytes for one in cached))
+    count = f"{len(cached)} {'model' if len(cached) == 1 else 'models'}"
+    summary = f"{cache}: {count}, {size}, {show_size(free)} free"
+    yield "cache of the Hub", summary, next(iter(problems), "")
     offline = os.environ.get("HF_HUB_OFFLINE", "") not in ("", "0")
     unset = "HF_HUB_OFFLINE forbids downloads: unset it to fetch models"
-    yield Finding("downloads", "forbidden" if offline else "allowed", unset if offline else "")
+    yield "downloads", "forbidden" if offline else "allowed", unset if offline else ""
     place = system.cache_directory("")
-    files = [file for file in place.rglob("*") if file.is_file()] if place.is_dir() else []
-    size = sum(file.stat().st_size for file in files)
-    yield Finding("own cache", f"{place}: {show_size(size)}")
+    nbytes = sum(file.stat().st_size for file in place.rglob("*") if file.is_file())
+    yield "own cache", f"{place}: {show_size(nbytes)}", ""
 
 
 def _choices() -> Iterator[Finding]:
@@ -129,8 +117,8 @@ def _choices() -> Iterator[Finding]:
         try:
             pair, bits = best_for(use, this_machine())
         except SpecdecError as problem:
-            yield Finding(f"fits for {use}", "nothing of the table", str(problem))
+            yield f"fits for {use}", "nothing of the table", str(problem)
         else:
             size = show_size(pair.nbytes(bits, this_machine().on_cpu))
             named = f"{pair.target.source(bits)[0]} with {pair.draft.name}"
-            yield Finding(f"fits for {use}", f"{named}, {bits} bits, {size}")
+            yield f"fits for {use}", f"{named}, {bits} bits, {size}", ""

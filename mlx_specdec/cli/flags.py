@@ -53,7 +53,11 @@ def verification_flag(default: Any, help: str, **more: Any) -> Any:
     return flag(default, help, rich_help_panel="Verification", **more)
 
 
-@dataclass_transform(frozen_default=True, field_specifiers=(flag, prompt_flag, verification_flag))
+@dataclass_transform(
+    frozen_default=True,
+    kw_only_default=True,
+    field_specifiers=(flag, prompt_flag, verification_flag),
+)
 @dataclass(frozen=True)
 class Flags:
     """A group of flags. Each subclass is a dataclass, and `flag` makes its fields.
@@ -66,7 +70,7 @@ class Flags:
     def __init_subclass__(cls, panel: str | None = None) -> None:
         if panel is not None:
             cls.panel = panel
-        dataclass(frozen=True)(cls)
+        dataclass(frozen=True, kw_only=True)(cls)
 
     def for_options(self) -> dict[str, Any]:
         """Return the arguments of `Options` that have the same names as these flags, except for

@@ -41,15 +41,13 @@ class Machines(Flags, panel="Machines"):
     env: list[str] | None = flag(
         None, "A variable for all ranks; the flag may be repeated.", metavar="NAME=VALUE"
     )
-
-
-class Launched(Flags, panel="Command"):
     words: list[str] = flag(
         REQUIRED,
         "A command of mlx-specdec with its flags, after --. If it has no --distributed, "
         "--distributed tensor is added.",
         argument=True,
         metavar="COMMAND...",
+        rich_help_panel="Command",
     )
 
 
@@ -57,24 +55,24 @@ class Launched(Flags, panel="Command"):
     'mlx-specdec launch -n 2 -- generate --model weights/py-llama "def f(x):"',
     "mlx-specdec launch --hosts mac1.local,mac2.local -- serve --model mlx-community/Qwen3-8B-4bit",
 )
-def launch(machines: Machines, launched: Launched) -> None:
+def launch(machines: Machines) -> None:
     """Run a command whose target is shared by several machines.
 
     Every machine needs the same Python environment, the same working directory and the model, at
     the same paths, and ssh without a password. It exits with the code of rank 0."""
     hosts = hosts_of(machines)
-    missing = [line for host in dict.fromkeys(hosts) for line in _missing(host, launched.words)]
+    missing = [line for host in dict.fromkeys(hosts) for line in _missing(host, machines.words)]
     if missing:
         raise OptionError("; ".join(missing))
     with tempfile.TemporaryDirectory() as made:
         # Rank 0 writes this file on its own machine, which may lack the temporary directory.
         status = Path(made) / "status" if hosts[0] == LOCAL else Path(f"/tmp/{Path(made).name}")
-        _run(mlx_launch(machines, launched.words, status))
+        _run(mlx_launch(machines, status))
         code = _status(hosts[0], status)
     raise typer.Exit(code)
 
 
-def mlx_launch(machines: Machines, words: Sequence[str], status: Path) -> list[str]:
+def mlx_launch(machines: Machines, status: Path) -> list[str]:
     """Return the command line of mlx.launch."""
     if machines.hosts is None:
         where = ["-n", str(machines.n)]
@@ -83,6 +81,7 @@ def mlx_launch(machines: Machines, words: Sequence[str], status: Path) -> list[s
                 where += ["--starting-port", str(free.getsockname()[1])]
     else:
         where = ["--hostfile" if os.path.isfile(machines.hosts) else "--hosts", machines.hosts]
+    words = machines.words
     variables = [*(machines.env or ()), f"{STATUS}={status}"]
     mode = any(word.partition("=")[0] == "--distributed" for word in words)
     added = () if mode else ("--distributed", "tensor")

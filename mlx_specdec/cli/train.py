@@ -13,7 +13,7 @@ from ..checkpoints.disk import check_not_read
 from ..errors import OptionError
 from ..training.config import DataConfig, DrafterConfig, HeadsConfig, TrainConfig
 from . import interrupts, render
-from .flags import REQUIRED, Flags, command, flag
+from .flags import REQUIRED, command, flag
 from .loading import ModelFlags, load_pair
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ COLLECTING, DISTILLING, FITTING = DataConfig(), TrainConfig(), HeadsConfig()
 DRAFTING = DrafterConfig()
 
 
-class TrainingTexts(Flags, panel="Data"):
+class TrainingFlags(ModelFlags, panel="Training"):
     data: Path = flag(
         REQUIRED,
         'A file with one text a line, or JSON lines with "prompt" and maybe "target".',
@@ -36,13 +36,6 @@ class TrainingTexts(Flags, panel="Data"):
     no_self_distill: bool = flag(False, "Train on the data, instead of completions by the model.")
     samples: int = flag(COLLECTING.samples, "The largest number of texts to learn from.")
     length: int = flag(COLLECTING.length, "The number of tokens of a text.")
-
-    def collecting(self) -> DataConfig:
-        """Return the settings of the training data. Raises OptionError if a flag is wrong."""
-        return DataConfig(self.samples, self.length, self_distill=not self.no_self_distill)
-
-
-class Schedule(Flags, panel="Training"):
     output: Path | None = flag(
         None,
         "The directory to write to.",
@@ -66,29 +59,35 @@ class Schedule(Flags, panel="Training"):
         show_default=f"draft {DISTILLING.learning_rate}, otherwise {FITTING.learning_rate}",
     )
 
-    def given(self) -> dict[str, Any]:
-        """Return the flags that were given. The defaults of other flags depend on the kind."""
-        given = {name: value for name, value in vars(self).items() if value is not None}
-        return {name: value for name, value in given.items() if name != "output"}
+    def collecting(self) -> DataConfig:
+        """Return the settings of the training data. Raises OptionError if a flag is wrong."""
+        return DataConfig(self.samples, self.length, self_distill=not self.no_self_distill)
 
-    def directory(self, what: str, model: str, *inputs: Path | str | None) -> Path:
+    def schedule(self) -> dict[str, Any]:
+        """Return the settings of the training that were given. The defaults of others depend on
+        what is trained."""
+        names = ("layers", "batch", "epochs", "learning_rate")
+        values = {name: getattr(self, name) for name in names}
+        return {name: value for name, value in values.items() if value is not None}
+
+    def directory(self, what: str, *inputs: str | None) -> Path:
         """Return the directory to write to. Raises OutputError if the training reads it. what: The
         end of its default name."""
         if self.output is None:
-            name = os.path.basename(os.path.normpath(os.path.expanduser(model)))
+            name = os.path.basename(os.path.normpath(os.path.expanduser(self.model)))
             return Path("weights") / f"{name}-{what}"
-        check_not_read("--output", [self.output], [model, *inputs])
+        check_not_read("--output", [self.output], [self.model, self.data, *inputs])
         return self.output
 
 
-class Heads(Flags, panel="Heads"):
+class Heads(TrainingFlags, panel="Heads"):
     heads: int = flag(FITTING.heads, "The number of heads. Each head drafts one token.")
     own_output: bool = flag(
         FITTING.own_output, "Train an output layer for each head, which is better and larger."
     )
 
 
-class Draft(Flags, panel="Draft"):
+class Draft(TrainingFlags, panel="Draft"):
     kind: Literal["draft", "dspark"] = flag(
         "draft",
         "Train a draft model (draft), or a drafter on the target's hidden states (dspark).",
@@ -100,39 +99,39 @@ class Draft(Flags, panel="Draft"):
 
 
 @command("mlx-specdec train-medusa --model weights/py-llama --data texts.txt")
-def train_medusa(model: ModelFlags, heads: Heads, texts: TrainingTexts, schedule: Schedule) -> None:
+def train_medusa(flags: Heads) -> None:
     """Train Medusa heads for a model on this machine. An interrupted run is resumed."""
-    collecting = texts.collecting()
-    fitting = HeadsConfig(**schedule.given(), **vars(heads))
-    output = schedule.directory("medusa", model.model, texts.data)
-    pair = load_pair(model.model, dtype=model.dtype)
+    collecting = flags.collecting()
+    fitting = HeadsConfig(**flags.schedule(), heads=flags.heads, own_output=flags.own_output)
+    output = flags.directory("medusa")
+    pair = load_pair(flags.model, dtype=flags.dtype)
     from ..training.medusa import train
 
-    _run(_by_head, partial(train, pair, texts.data, output, collecting, fitting))
+    _run(_by_head, partial(train, pair, flags.data, output, collecting, fitting))
 
 
 @command("mlx-specdec train-draft --model weights/py-llama --layers 1 --data texts.txt")
-def train_draft(model: ModelFlags, draft: Draft, texts: TrainingTexts, schedule: Schedule) -> None:
+def train_draft(flags: Draft) -> None:
     """Train a draft model for a target on this machine. An interrupted run is resumed."""
-    collecting = texts.collecting()
-    if draft.kind == "dspark":
-        if draft.draft_model is not None:
+    collecting = flags.collecting()
+    if flags.kind == "dspark":
+        if flags.draft_model is not None:
             raise OptionError("dspark begins with new weights: leave --draft-model out")
-        config = DrafterConfig(**schedule.given(), num_draft=draft.num_draft)
-        output = schedule.directory(draft.kind, model.model, texts.data)
-        pair = load_pair(model.model, dtype=model.dtype)
+        config = DrafterConfig(**flags.schedule(), num_draft=flags.num_draft)
+        output = flags.directory("dspark")
+        pair = load_pair(flags.model, dtype=flags.dtype)
         from ..training.drafter import train as train_drafter
 
-        fit = partial(train_drafter, pair, texts.data, output, collecting, config)
-        return _run(_drafted, fit)
-    if (draft.draft_model is None) == (schedule.layers is None):
+        _run(_drafted, partial(train_drafter, pair, flags.data, output, collecting, config))
+        return
+    if (flags.draft_model is None) == (flags.layers is None):
         raise OptionError("give either --draft-model, a draft to begin with, or --layers")
-    distilling = TrainConfig(**schedule.given())
-    output = schedule.directory("distilled", model.model, texts.data, draft.draft_model)
-    pair = load_pair(model.model, draft.draft_model, dtype=model.dtype)
+    distilling = TrainConfig(**flags.schedule())
+    output = flags.directory("distilled", flags.draft_model)
+    pair = load_pair(flags.model, flags.draft_model, dtype=flags.dtype)
     from ..training.draft import train
 
-    _run(_closeness, partial(train, pair, texts.data, output, collecting, distilling))
+    _run(_closeness, partial(train, pair, flags.data, output, collecting, distilling))
 
 
 def _run(describe: Callable[[Any], str], train: Callable[[Watcher], Trained]) -> None:

@@ -21,7 +21,7 @@ WORDS = ["generate", "--model", "m", "t1"]
 def machines(**flags: object) -> Machines:
     """Return the default flags with some changes."""
     plain: dict[str, object] = {"hosts": None, "n": None, "backend": "ring", "env": None}
-    return Machines(**plain | flags)  # type: ignore[arg-type]
+    return Machines(**{**plain, "words": WORDS, **flags})  # type: ignore[arg-type]
 
 
 def answer(monkeypatch: pytest.MonkeyPatch, code: int, out: str) -> None:
@@ -38,7 +38,7 @@ def answer(monkeypatch: pytest.MonkeyPatch, code: int, out: str) -> None:
 def test_the_command_is_that_of_mlx_launch(tmp_path: Path, mode: str) -> None:
     status = tmp_path / "status"
     more = ["--distributed", "pipeline"] if mode == "pipeline" else []
-    words = mlx_launch(machines(hosts="a,b", env=["X=1"]), [*WORDS, *more], status)
+    words = mlx_launch(machines(hosts="a,b", env=["X=1"], words=[*WORDS, *more]), status)
     behind = words.index("--")
     assert Path(words[0]).name == "mlx.launch"
     assert words[1:behind] == [
@@ -56,7 +56,7 @@ def test_machines_of_a_hostfile_are_those_of_mlx_launch(tmp_path: Path) -> None:
     file.write_text('[{"ssh": "a", "ips": []}, {"ssh": "b", "ips": []}]')
     given = machines(hosts=str(file), backend="jaccl")
     assert launching.hosts_of(given) == ["a", "b"]
-    assert mlx_launch(given, WORDS, tmp_path)[1:3] == ["--hostfile", str(file)]
+    assert mlx_launch(given, tmp_path)[1:3] == ["--hostfile", str(file)]
     file.write_text("a,b")
     with pytest.raises(OptionError, match=r"hosts.json cannot be read"):
         launching.hosts_of(given)
