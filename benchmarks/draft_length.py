@@ -23,8 +23,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import mlx.core as mx
 
+from mlx_specdec.core.drafter import Drafter
 from mlx_specdec.core.statistics import Timed
-from mlx_specdec.core.worth import Candidate, Memory, Worth
+from mlx_specdec.core.worth import Memory, Worth
 from mlx_specdec.results import Step
 from mlx_specdec.types import Proposal
 
@@ -41,6 +42,7 @@ DRAFTS = (0.05, 0.15, 0.3)
 """Seconds per draft token, in plain steps."""
 LENGTHS = (1, 2, 3, 4, 5, 6, 8, 11, 16)
 MAX_TOKENS = 96
+DRAFT = Drafter("draft", lambda setup: NotImplemented, nbytes=1)
 STEP = 0.02
 """Seconds of a plain step."""
 NOISE, STALLS, STALLED, DRIFT, DRIFT_ROUNDS = 0.1, 0.01, 4.0, 0.15, 50
@@ -130,7 +132,7 @@ def fixed(machine: Machine, texts: Sequence[str], length: int) -> float:
     """Return the plain steps that a fixed draft length takes."""
     decoding = Decoding(machine, machine.slowness(random.Random(0)), Counter())
     for text in texts:
-        decoding.run(Worth(length), text)
+        decoding.run(Worth(length, [DRAFT]), text)
     return decoding.clock
 
 
@@ -141,7 +143,7 @@ def auto(machine: Machine, texts: Sequence[str], seed: int) -> tuple[float, floa
     for _ in range(2):
         decoding = Decoding(machine, slowness, first)
         for text in dice.sample(texts, len(texts)):
-            decoding.run(Worth(None, [Candidate("draft")], memory), text)
+            decoding.run(Worth(None, [DRAFT], memory), text)
         clocks.append(decoding.clock)
     return clocks[0], clocks[1]
 

@@ -25,11 +25,10 @@ import numpy as np
 from .. import system
 from ..results import Step
 from ..types import Proposal
+from .drafter import LONGEST_DRAFT, Drafter, Prices
 from .row import Row
 from .statistics import Timed
 
-LONGEST_DRAFT = 16
-"""The longest draft of a proposer with weights, in tokens, and the longest that is timed."""
 CHOICE_INTERVAL, TRIAL_ROUNDS = 8, 3
 """Rounds between two choices, and rounds in which another draft length is tried. Of three plain
 steps that are tried, only the second one is timed."""
@@ -79,57 +78,6 @@ def values(chances: Sequence[float], costs: Sequence[float]) -> Iterator[float]:
         costs: Entry n is the cost of a round with n draft tokens."""
     tokens = accumulate(chances, initial=1.0)
     return (count / cost for count, cost in zip(tokens, costs, strict=False))
-
-
-@dataclass(frozen=True)
-class Prices:
-    """The measured costs of rounds, in plain decoding steps.
-
-    Attributes:
-        rounds: Entry n is the cost of a round with draft length n.
-        rate: The tokens per plain step's time that the best alternative brings."""
-
-    rounds: Sequence[float]
-    rate: float
-
-    def most(self, chances: Sequence[float]) -> int:
-        """Return the draft length whose expected tokens exceed its cost by most; 0 if no draft
-        length is worth it.
-
-        Args:
-            chances: See `values`; of several rows, the mean over them."""
-        tokens = accumulate(chances, initial=1.0)
-        gains = [count - self.rate * cost for count, cost in zip(tokens, self.rounds, strict=False)]
-        best = max(range(len(gains)), key=gains.__getitem__)
-        return best if gains[best] > 0 else 0
-
-    def least(self, count: int) -> list[float]:
-        """Return for each of `count` draft tokens the least probability of acceptance at which its
-        verification pays. Costs need not be linear: several tokens may cost as much as one."""
-        costs = np.array(self.rounds[: count + 1])
-        steps = range(1, count + 1)
-        rises = [(costs[at:] - costs[at - 1]) / np.arange(1, count + 2 - at) for at in steps]
-        return [self.rate * float(rise.min()) for rise in rises]
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A proposer, as the choice of the draft length sees it.
-
-    Attributes:
-        name: Name of the proposer.
-        most: The proposer's longest draft, in tokens.
-        free: Whether the proposer has no weights.
-        stops: Whether a proposer with weights uses `prices` to shorten its drafts.
-        costs: Name under which its costs are saved.
-        text: Name under which its acceptance is saved."""
-
-    name: str = ""
-    most: int = LONGEST_DRAFT
-    free: bool = False
-    stops: bool = False
-    costs: str = "draft"
-    text: str = "draft"
 
 
 class Memory:
@@ -203,7 +151,7 @@ class Costs:
     seconds of a round, and the weight of the timed rounds.
 
     Attributes:
-        timed: By `Candidate.costs`, an entry for each draft length; by "", one for plain steps.
+        timed: By `Drafter.costs`, an entry for each draft length; by "", one for plain steps.
         trials: Rounds until the next trial, and how often a trial was due.
         ratios: Costs of draft lengths 0 .. LONGEST_DRAFT in plain steps; see `fit`."""
 
@@ -214,7 +162,7 @@ class Costs:
         Args:
             doublings: 0 for contexts of less than 1,024 tokens, 1 from there, and one more whenever
                 the context doubles.
-            names: `Candidate.costs` of all proposers."""
+            names: `Drafter.costs` of all proposers."""
         place = f"trials of {rows} rows, {doublings} doublings"
         self.trials = memory.entries.setdefault(place, [FIRST_TRIAL, 0])
         self.timed: dict[str, list[list[float]]] = {}
@@ -280,7 +228,7 @@ class _Size:
 
     Attributes:
         limits: The draft lengths of the proposers that may draft.
-        rate: Tokens per plain step's time of the best candidate, which a trial does not change; for
+        rate: Tokens per plain step's time of the best choice, which a trial does not change; for
             plain decoding in a batch, what drafts must reach.
         due: Rounds until the next choice.
         in_flight: Whether the newest round has submitted the pass of the next one.
@@ -302,20 +250,20 @@ class Worth:
 
     Args:
         fixed: The draft length, or None to choose it.
-        candidates: The proposers in the order in which they propose.
+        drafters: The drafters in the order in which they propose.
         memory: The saved costs and acceptance of the pair, which are changed in place."""
 
     def __init__(
         self,
         fixed: int | None = None,
-        candidates: Sequence[Candidate] = (Candidate(),),
+        drafters: Sequence[Drafter] = (),
         memory: Memory | None = None,
     ) -> None:
         self._fixed = fixed
         self._memory = memory or Memory()
-        self._candidates = {each.name: each for each in candidates}
-        self._paid = [each for each in candidates if not each.free]
-        self._acceptance = {c.name: Acceptance(self._memory, c.text) for c in self._paid}
+        self._drafters = {drafter.name: drafter for drafter in drafters}
+        self._paid = [drafter for drafter in drafters if not drafter.free]
+        self._acceptance = {one.name: Acceptance(self._memory, one.text) for one in self._paid}
         self._unread = dict.fromkeys(self._acceptance, 0.0)
         self._sizes: dict[int, _Size] = {}
         self._newest: _Size | None = None
@@ -368,14 +316,14 @@ class Worth:
     ) -> None:
         """Learn from a finished round of these rows, and choose again if that is due. steps: The
         step of each row."""
-        if not self._candidates:
+        if not self._drafters:
             return
-        candidate, count = self._named(proposal.source), len(rows)
+        first, count = self._named(proposal.source), len(rows)
         size = self._newest = self.size(count)
         for acceptance in self._acceptance.values():
             acceptance.fade()
         for step in steps:
-            drafter = self._candidates.get(step.proposer, candidate)
+            drafter = self._drafters.get(step.proposer, first)
             if step.drafted and not drafter.free:
                 # If the proposer stopped early, the token that it left out counts as rejected. If
                 # a draft token ends the row, it also does, because no token follows it.
@@ -387,38 +335,38 @@ class Worth:
             return
         size.due -= 1
         size.costs.trials[0] -= 1
-        size.idle = 0 if proposal.size and candidate.free else size.idle
-        self._time(size, candidate, proposal.size, timed)
+        size.idle = 0 if proposal.size and first.free else size.idle
+        self._time(size, first, proposal.size, timed)
         added = 1 + sum(step.accepted for step in steps) / count
         for name in self._unread:
-            proposed = proposal.size and name == candidate.name
+            proposed = proposal.size and name == first.name
             self._unread[name] = 0.0 if proposed else self._unread[name] + added
         if size.due <= 0:
             size.costs.fit()
             context = sum(len(row.committed) for row in rows) // count
             self._choose(size, context, sum(row.remaining for row in rows) / count)
 
-    def _time(self, size: _Size, candidate: Candidate, drafted: int, timed: Timed) -> None:
+    def _time(self, size: _Size, drafter: Drafter, drafted: int, timed: Timed) -> None:
         """Learn from the seconds of a round. Rounds in which the proposer prefilled do not count,
         nor the first one of a kind in a process, which may have compiled kernels."""
-        kind = (candidate.costs if drafted else "", drafted, size.rows)
+        kind = (drafter.costs if drafted else "", drafted, size.rows)
         self._memory.rounds[kind] += 1
         # The first plain step after a draft takes the time of two passes, and the last one none.
         steady = timed.pipelined and size.in_flight
         if drafted:
-            steady = self._unread.get(candidate.name, 0.0) <= SMALL_BACKLOG
+            steady = self._unread.get(drafter.name, 0.0) <= SMALL_BACKLOG
         size.in_flight = timed.pipelined
         known = self._memory.rounds[kind] > 1 and drafted <= LONGEST_DRAFT
         if timed.interval is not None and steady and known:
-            if drafted and candidate.stops:
-                drafted = max(drafted, size.limits.get(candidate.name, 0))
-            size.costs.add(candidate.costs, drafted, max(timed.interval, 1e-9))
+            if drafted and drafter.stops:
+                drafted = max(drafted, size.limits.get(drafter.name, 0))
+            size.costs.add(drafter.costs, drafted, max(timed.interval, 1e-9))
             if timed.interval > size.costs.plain[0] * (1 + TOO_EXPENSIVE * max(1, drafted)):
                 size.due = 0
 
-    def _named(self, name: str) -> Candidate:
+    def _named(self, name: str) -> Drafter:
         """Return the proposer with this name, or the first one if no proposer has the name."""
-        return self._candidates.get(name) or next(iter(self._candidates.values()))
+        return self._drafters.get(name) or next(iter(self._drafters.values()))
 
     def size(self, rows: int) -> _Size:
         """Return the decisions for groups of this size."""
@@ -429,7 +377,7 @@ class Worth:
         return self._sizes[rounded]
 
     def _costs(self, rows: int, doublings: int) -> Costs:
-        place = rows, doublings, tuple({each.costs: 0 for each in self._candidates.values()})
+        place = rows, doublings, tuple({drafter.costs: 0 for drafter in self._drafters.values()})
         if place not in self._memory.tables:
             self._memory.tables[place] = Costs(self._memory, *place)
         return self._memory.tables[place]
@@ -439,7 +387,7 @@ class Worth:
     ) -> None:
         """Choose the draft lengths of the next rounds. A trial may be due."""
         if self._fixed is not None:
-            size.limits = dict.fromkeys(self._candidates, self._fixed)
+            size.limits = dict.fromkeys(self._drafters, self._fixed)
             return
         costs = size.costs = self._costs(size.rows, max(0, context.bit_length() - 10))
         size.limits, size.due = {}, CHOICE_INTERVAL
@@ -447,8 +395,8 @@ class Worth:
             size.due = 1
             return
         rates = {PLAIN: BETTER ** math.log2(size.rows)}
-        for candidate in self._paid:
-            rates |= self._rates(costs, candidate, remaining)
+        for drafter in self._paid:
+            rates |= self._rates(costs, drafter, remaining)
         best = max(rates, key=rates.__getitem__)
         size.rate = rates[best]
         if tries and costs.trials[0] <= 0:
@@ -461,21 +409,21 @@ class Worth:
         size.idle += 1
         # The search for every row of a batch takes time even if it finds nothing.
         if size.rows == 1 or size.idle % (TRIAL_INTERVAL // CHOICE_INTERVAL) <= 1:
-            size.limits |= {each.name: each.most for each in self._candidates.values() if each.free}
+            size.limits |= {one.name: one.most for one in self._drafters.values() if one.free}
 
     def _rates(
-        self, costs: Costs, candidate: Candidate, remaining: float
+        self, costs: Costs, drafter: Drafter, remaining: float
     ) -> dict[tuple[str, int], float]:
         """Return the expected tokens per plain step's time by draft length of a proposer. If the
         proposer has yet to prefill tokens, only lengths that gain this time are included."""
-        unread, ratios = self._unread[candidate.name], costs.ratios[candidate.costs]
+        unread, ratios = self._unread[drafter.name], costs.ratios[drafter.costs]
         prefill = PREFILLED * (ratios[1] - 1) * unread if unread > SMALL_BACKLOG else 0.0
         # The first drafts have one token, because the proposer may be hopelessly slow.
-        longest = candidate.most if costs.known(candidate.costs) else 1
+        longest = drafter.most if costs.known(drafter.costs) else 1
         longest *= ratios[1] <= 1 + TOO_EXPENSIVE
-        rates = enumerate(values(self._acceptance[candidate.name].chances(), ratios))
+        rates = enumerate(values(self._acceptance[drafter.name].chances(), ratios))
         return {
-            (candidate.name, length): rate
+            (drafter.name, length): rate
             for length, rate in islice(rates, 1, longest + 1)
             if prefill <= max(0.0, remaining * (1 - 1 / rate))
         }
@@ -483,14 +431,14 @@ class Worth:
     def _trial(
         self, costs: Costs, rates: dict[tuple[str, int], float], best: tuple[str, int]
     ) -> tuple[str, int]:
-        """Return the candidate to try. While drafts are best, every second trial is plain decoding,
-        which all costs are relative to. Otherwise, it is the most promising draft length whose
-        costs are uncertain, or `best` if none may be better."""
+        """Return the proposer and the draft length to try. While drafts are best, every second
+        trial is plain decoding, which all costs are relative to. Otherwise, it is the most
+        promising draft length whose costs are uncertain, or `best` if none may be better."""
         if best != PLAIN and costs.trials[1] % 2:
             return PLAIN
         hopes = dict(rates)
         for name, length in rates.keys() - {best, PLAIN}:
-            weight = costs.timed[self._candidates[name].costs][length][1]
+            weight = costs.timed[self._drafters[name].costs][length][1]
             hopes[name, length] *= math.exp(TIMING_NOISE / math.sqrt(1 + weight))
         return max(hopes, key=hopes.__getitem__)
 
@@ -504,10 +452,10 @@ class Worth:
             return "the draft length is 0 until plain steps were timed"
         plain = 1 / size.costs.plain[0]
         said = f"plain decoding: {1000 / plain:.1f} ms per round, {plain:.0f} tokens/s"
-        for each in self._paid:
-            chances = self._acceptance[each.name].chances()
-            limit = size.limits.get(each.name, 0)
-            rate = plain * list(values(chances, size.costs.ratios[each.costs]))[limit]
-            said += f"; {each.name or 'draft'}: {limit} draft tokens, {rate:.0f} tokens/s; "
+        for drafter in self._paid:
+            chances = self._acceptance[drafter.name].chances()
+            limit = size.limits.get(drafter.name, 0)
+            rate = plain * list(values(chances, size.costs.ratios[drafter.costs]))[limit]
+            said += f"; {drafter.name or 'draft'}: {limit} draft tokens, {rate:.0f} tokens/s; "
             said += f"the first is accepted with probability {chances[0]:.2f}"
         return said

@@ -6,10 +6,10 @@ from dataclasses import astuple, dataclass
 from functools import partial
 
 from .. import system
+from ..core.drafter import Drafter
 from ..core.loop import chunk_size
 from ..errors import PromptError
 from ..proposers.draft_model import BACKLOG_CHUNK
-from ..proposers.drafter import Drafter
 from ..system import show_size
 from .pair import Pair
 

@@ -1,138 +1,31 @@
-"""Opening requests: their drafters, proposer and draft length, and their decoding."""
+"""Opening requests, which become rows and then groups with a proposer and a rule."""
 
-import functools
 import sys
 import warnings
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from importlib.metadata import version
 
-from .. import system
-from ..core import worth as costs
+from ..core.drafter import Drafter
 from ..core.loop import PREFILL_CHUNK, Group, chunk_size
 from ..core.options import Options
-from ..core.proposer import Proposer
 from ..core.row import Request, Row
 from ..core.statistics import Stopwatch
-from ..core.worth import LONGEST_DRAFT, Candidate, Worth
+from ..core.worth import Memory
 from ..errors import OptionError
 from ..models.exact import ExactContext
-from ..proposers import DRAFTERS, find, missing
-from ..proposers.combined import FirstOf
-from ..proposers.drafter import Drafter, Setup
 from ..proposers.lookup import forcing, predicting
 from ..proposers.own import Checked
 from ..types import TARGET, Cached, Context
+from .drafters import drafters, drafting, make_proposer, worth_of
 from .pair import Pair
 from .prompt_cache import PromptCache
 from .request import Overrides, for_model, make_rule, open_row
-
-TEMPERATURE_RANGES = (0.0, 0.4, 0.8, 1.2)
-"""Upper bounds of ranges of temperature. All temperatures of a range share the saved acceptance
-rates."""
-_version = functools.cache(version)
-"""Looking it up takes as long as a step of a small model."""
-
-
-def pair_key(pair: Pair) -> dict[str, str | int]:
-    """Return the properties of a pair and a machine on which the costs of rounds depend."""
-    return {
-        "device": system.device_name(),
-        "mlx": _version("mlx"),
-        "blas": system.blas_name(),
-        "target": pair.name,
-        "target_bytes": pair.target.nbytes,
-        "dtype": pair.dtype,
-    }
-
-
-def drafting(options: Options) -> tuple[object, ...]:
-    """Return the options that decide on drafters, draft length and kind of passes. Requests share
-    passes only if these are equal."""
-    length, free = (options.num_draft, options.cost_cache), options.constraint is None
-    return options.proposer, length, options.regular, options.exact, free
-
-
-def candidate(pair: Pair, drafter: Drafter, options: Options) -> Candidate:
-    """Return what the choice of the draft length needs to know about a drafter."""
-    name = f"{drafter.identity or drafter.name}, {drafter.nbytes} bytes"
-    sampled = ", sampled" if options.temperature > 0 else ""
-    warmth = bisect_left(TEMPERATURE_RANGES, options.temperature)
-    return Candidate(
-        drafter.name,
-        min(drafter.most, pair.target.exact.most_drafted) if options.exact else drafter.most,
-        free=not drafter.nbytes,
-        stops=drafter.stops,
-        costs=(name if drafter.nbytes else "free") + sampled + (", exact" if options.exact else ""),
-        text=f"{name}, {options.rule_name} {options.delta:g}, temperature {warmth}",
-    )
-
-
-def worth_of(pair: Pair, chosen: Sequence[Drafter], options: Options) -> Worth:
-    """Return the choice of the draft length that the options ask for, with the saved costs of the
-    pair."""
-    candidates = [candidate(pair, drafter, options) for drafter in chosen]
-    if options.num_draft != "auto":
-        return Worth(options.num_draft, candidates, pair.learned)
-    if not chosen:
-        return Worth(0)
-    memory = costs.memory(pair_key(pair)) if options.cost_cache else pair.learned
-    return Worth(None, candidates, memory)
-
 
 CHECKPOINT = 16
 """Distance of a cached snapshot from the end of its prompt, in tokens. The next turn may not repeat
 the last tokens of a chat template's prompt, such as the beginning of a thought."""
 SCORED = 1 << 23
 """Largest number of logits of a chunk whose log-probabilities are computed: 32 MiB in float32."""
-FREE = "ngram"
-"""Name of the drafter that costs nothing. `auto` calls it before the one with weights."""
-
-
-def drafters(pair: Pair, options: Options) -> tuple[Drafter, ...]:
-    """Return the drafters of a sequence in the order in which they are called.
-
-    There are none if the target's rows disagree. Raises OptionError if the pair does not have the
-    drafter that the options name."""
-    if options.regular or options.num_draft == 0 or options.proposer == "none":
-        return ()
-    if options.proposer in DRAFTERS:
-        named = find(options.proposer, pair)
-        if named is None:
-            raise OptionError(pair.unusable.get(options.proposer) or missing(options.proposer))
-        chosen: tuple[Drafter, ...] = (named,)
-    else:
-        found = (find(name, pair) for name in DRAFTERS)
-        chosen = tuple(drafter for drafter in found if drafter and drafter.nbytes)
-        measured = options.num_draft == "auto"
-        if not measured:
-            # The best one is only known if draft lengths are measured.
-            chosen = chosen[:1]
-        # The free one is called first if it chooses its own length, or if nothing else drafts.
-        free = find(FREE, pair)
-        if free is not None and (options.proposer == "auto" or measured or not chosen):
-            chosen = (free, *chosen)
-    if options.constraint is not None:
-        chosen = (forcing(pair.constraint), *chosen)
-    return chosen if pair.target.rows_agree else ()
-
-
-def make_proposer(chosen: Sequence[Drafter], worth: Worth, *, batch: bool = False) -> Proposer:
-    """Return the proposer of rows. batch: Whether there may be several."""
-    made: dict[str, Proposer] = {}
-    for place, drafter in enumerate(chosen):
-        setup = Setup(
-            followed=place < len(chosen) - 1,
-            # Batches often do best without drafts.
-            eager=lambda name=drafter.name: not batch and worth.limit(name, 1) > 0,  # type: ignore[misc]
-        )
-        if drafter.stops or not drafter.nbytes:
-            setup = replace(setup, prices=functools.partial(worth.prices, drafter.name))
-        made[drafter.name] = drafter.make(setup)
-    return FirstOf(made, worth.limit) if len(made) != 1 else made.popitem()[1]
-
-
 LEAST_VERIFIED, LEAST_ACCEPTED = 16, 0.1
 """Verified draft tokens after which a drafter is judged, and the least share of them that is
 accepted if it fits its target at all. Useful ones reach several times that."""
@@ -186,15 +79,16 @@ class Opener:
             self.drafters = (forcing(bound.constraint), predicting(), *self.named)
         self.why_not = self._reason_against_batches()
         self.batched = self.why_not is None
-        if own is not None:
-            count, exact = options.num_draft, options.exact
-            most = self.pair.target.exact.most_drafted if exact else LONGEST_DRAFT
-            self.worth = Worth(None if count == "auto" else count, [Candidate(most=most)])
-            widths = self.pair.target.vocabulary, self.pair.vocabulary
-            self.proposer: Proposer = Checked(own, *widths)
-        else:
+        if own is None:
             self.worth = worth_of(self.pair, self.drafters, options)
-            self.proposer = make_proposer(self.drafters, self.worth, batch=self.batched)
+        else:
+            widths, pair = (self.pair.target.vocabulary, self.pair.vocabulary), self.pair
+            drafter = Drafter("", lambda setup: Checked(own, *widths), nbytes=1)
+            self.drafters = (drafter,)
+            # The costs of a caller's own proposer are not saved.
+            pair, options = replace(pair, learned=Memory()), replace(options, cost_cache=False)
+            self.worth = worth_of(pair, self.drafters, options)
+        self.proposer = make_proposer(self.drafters, self.worth, batch=self.batched)
 
     def row(self, number: int, request: Request) -> tuple[Row, Pair]:
         """Return the row of a new request, and its models. Raises PromptError and OptionError."""

@@ -11,13 +11,13 @@ from typing import cast
 from ..core import rules
 from ..core.constraint import Constraint
 from ..core.distribution import Distribution
+from ..core.drafter import Drafter
 from ..core.noise import CoupledNoise, IndependentNoise, SilentNoise
 from ..core.options import Options
 from ..core.row import Prompt, Request, Row
 from ..core.thought_budget import ThoughtBudget
 from ..errors import DAMAGED, OptionError
 from ..models.base import check_prompt
-from ..proposers.drafter import Drafter
 from ..results import NO_TEXT, FinishReason, Labels, Result, Step
 from ..text.chat import check_settings
 from ..text.prompts import is_chat, prompt_ids

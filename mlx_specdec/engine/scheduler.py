@@ -15,8 +15,9 @@ from ..core.row import Request, Row
 from ..core.statistics import Stopwatch
 from ..errors import DAMAGED, SpecdecError, message
 from ..results import Step
+from .drafters import drafting
 from .memory import BatchSize, Extent, MemoryBudget, even
-from .opening import Opener, drafting
+from .opening import Opener
 from .pair import Pair
 from .prompt_cache import PromptCache
 from .request import Overrides, extent, reported

@@ -9,8 +9,8 @@ from itertools import chain, count
 from typing import Literal, TypeVar
 
 from ..core.options import Options
+from ..engine.drafters import FREE, drafters
 from ..engine.generate import stream_generate
-from ..engine.opening import FREE, drafters
 from ..engine.pair import Pair
 from ..engine.request import proposer_kind
 from ..errors import OptionError, PromptError

@@ -10,8 +10,8 @@ from statistics import median
 import mlx.core as mx
 
 from ..core.options import Options
+from ..engine.drafters import drafters
 from ..engine.generate import stream_many
-from ..engine.opening import drafters
 from ..engine.pair import Pair
 from ..engine.request import encode, proposer_kind
 from ..errors import DecodingError, PromptError

@@ -3,16 +3,15 @@
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 import mlx.core as mx
 
 from ..core.distribution import choose, log_probabilities
+from ..core.drafter import Setup
 from ..core.proposer import Aligned, Proposer, align
 from ..core.row import Row
 from ..text.vocabulary import Translation
 from ..types import Cached, Context, Model, Noise, Proposal, Reusable, Scores, feed, no_proposal
-from .drafter import Drafter, LoadedPair, Setup
 
 NAME = "draft"
 CACHED = "cached draft"
@@ -24,14 +23,6 @@ MANY = 64
 """The limit of CATCH_UP for a single sequence, in tokens."""
 BACKLOG_CHUNK = 512
 """Tokens per sequence in one pass over a long backlog."""
-MISSING = "there is no draft model to propose: name one with draft-model"
-
-
-def drafter(pair: LoadedPair) -> Drafter | None:
-    if pair.draft is None:
-        return None
-    make = partial(DraftModel, pair.draft, pair.translation)
-    return Drafter(NAME, make, nbytes=pair.draft.nbytes, identity=pair.draft_name or "")
 
 
 def draw(

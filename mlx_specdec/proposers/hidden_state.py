@@ -3,36 +3,30 @@ verifying. Only chances that are known before a token is drawn decide that, whic
 exact."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import mul
 from typing import Any, cast
 
 import mlx.core as mx
 
+from ..core.drafter import Prices, Setup
 from ..core.noise import noise_of
 from ..core.proposer import Aligned, Proposer, align, side_by_side
 from ..core.row import Row
 from ..core.statistics import Rate
-from ..core.worth import Prices
 from ..models.drafters.network import (
     MOST_WAITING,
     MOST_WAITING_IN_PROMPT,
     DrafterContext,
     DrafterNetwork,
 )
-from ..types import FINAL, Cached, Context, Noise, Proposal, Reusable, Scores, no_proposal
+from ..types import Cached, Context, Noise, Proposal, Reusable, Scores, no_proposal
 from .draft_model import draw
-from .drafter import LONGEST_CONSIDERED, Drafter, LoadedPair, Setup
 
 EXPECTED_TOKENS = "expected"
 """Name of how many tokens of a row's newest draft the drafter expects to be accepted, if its
 chances were read."""
-LAYERS_COUNTED = (
-    ", or its config.json counts layers otherwise, which benchmarks/probe.py in the repository "
-    "tells"
-)
 LEAST_CHANCE = 0.1
 """Least chance of a token for which the draft is cut. Tokens with a smaller chance are rare. To
 look for them, the host waits for the draft, which costs more than to verify them."""
@@ -41,22 +35,6 @@ ESTIMATE_WEIGHT = 8.0
 acceptance."""
 RATE_MEMORY = 200.0
 """Number of tokens after which the weight of earlier tokens falls to 1 / e."""
-
-
-def drafter(pair: LoadedPair) -> Drafter | None:
-    if pair.drafter_network is None:
-        return None
-    network = pair.drafter_network
-
-    made = Drafter(
-        network.kind,
-        partial(HiddenStateDrafter, network),
-        most=min(network.most, LONGEST_CONSIDERED),
-        stops=network.stops,
-        nbytes=network.nbytes,
-        identity=pair.draft_name or "",
-    )
-    return made if FINAL in network.hidden else replace(made, causes=made.causes + LAYERS_COUNTED)
 
 
 @dataclass(eq=False)

@@ -6,16 +6,15 @@ import sys
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import zip_longest
 
 from ..core.constraint import Constraint
+from ..core.drafter import Drafter, Setup
 from ..core.grammar import Grammar
 from ..core.proposer import Proposer
 from ..core.row import Row
 from ..core.statistics import Rate
 from ..types import Noise, Proposal
-from .drafter import Drafter, LoadedPair, Setup
 from .text_index import BETWEEN, DEPTH, GRAMS, History, Match, TextIndex
 
 GROWTH = 2
@@ -24,11 +23,6 @@ ALONE, BEFORE_OTHERS = 2, 4
 """Least length of a match in tokens. A shorter match is worse than another proposer's draft."""
 MATCH_MEMORY = 50.0
 """Number of tokens after matches of one length in which the weight of a token falls to 1 / e."""
-
-
-def drafter(pair: LoadedPair) -> Drafter:
-    found = pair.documents, pair.history, MatchAcceptance()
-    return Drafter("ngram", partial(PromptLookup, *found))
 
 
 class Continuation(Proposer):

@@ -11,24 +11,8 @@ from ..core.row import Row
 from ..models.drafters.medusa import MedusaHeads
 from ..types import FINAL, Noise, Proposal, Scores, no_proposal
 from .draft_model import draw
-from .drafter import LONGEST_CONSIDERED, Drafter, LoadedPair
 
 NAME = "medusa"
-MISSING = (
-    "there are no Medusa heads to propose: give a model whose config.json has medusa_num_heads"
-)
-
-
-def drafter(pair: LoadedPair) -> Drafter | None:
-    if pair.heads is None:
-        return None
-    heads = pair.heads
-    return Drafter(
-        NAME,
-        lambda setup: Medusa(heads),
-        most=min(heads.count, LONGEST_CONSIDERED),
-        nbytes=heads.nbytes,
-    )
 
 
 @dataclass(eq=False)

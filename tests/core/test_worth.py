@@ -6,29 +6,34 @@ from dataclasses import replace
 from itertools import accumulate
 from operator import mul
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mlx_specdec import system
 from mlx_specdec.core import worth as module
+from mlx_specdec.core.drafter import Drafter, Prices, Setup
 from mlx_specdec.core.statistics import Rate
 from mlx_specdec.core.worth import (
     CHOICE_INTERVAL,
     LONG_PROMPT,
     TRIAL_INTERVAL,
-    Candidate,
     Memory,
-    Prices,
     Worth,
     values,
 )
 
 from ..support.lengths import STEP, learn, run, teach
 
-DRAFT = Candidate("draft")
-OTHER = Candidate("other", costs="other", text="other")
-LOOKUP = Candidate("ngram", free=True, costs="free", text="ngram")
-STOPS = Candidate("draft", most=7, stops=True)
+
+def never_made(setup: Setup) -> Any:
+    """Make no proposer."""
+
+
+DRAFT = Drafter("draft", never_made, nbytes=1)
+OTHER = Drafter("other", never_made, nbytes=1, costs="other", text="other")
+LOOKUP = Drafter("ngram", never_made, costs="free", text="ngram")
+STOPS = Drafter("draft", never_made, most=7, nbytes=1, stops=True)
 KEY = {"device": "cpu", "mlx": "1", "target": "t5", "target_bytes": 5}
 
 
@@ -37,7 +42,7 @@ def line(slope: float) -> Callable[[int], float]:
     return lambda drafted: 1 + slope * drafted
 
 
-def known(*taught: tuple[Candidate, float, float], rows: int = 1) -> Memory:
+def known(*taught: tuple[Drafter, float, float], rows: int = 1) -> Memory:
     """Return a memory of candidates: plain steps per draft token, and acceptance rate."""
     memory = Memory()
     for candidate, cost, accepted in taught:
@@ -46,7 +51,7 @@ def known(*taught: tuple[Candidate, float, float], rows: int = 1) -> Memory:
 
 
 def begun(
-    memory: Memory | None, *candidates: Candidate, prompt: int = 5, remaining: int = 1_000
+    memory: Memory | None, *candidates: Drafter, prompt: int = 5, remaining: int = 1_000
 ) -> Worth:
     """Return the choice for a row that has just begun, by default with a draft model."""
     worth = Worth(None, candidates or [DRAFT], memory)
@@ -321,7 +326,7 @@ def test_prices_are_in_the_time_of_what_drafts_otherwise() -> None:
     ("candidate", "verified"), [(STOPS, 1.0), (replace(STOPS, stops=False), 0.0)]
 )
 def test_a_token_at_which_a_proposer_stopped_counts_as_rejected(
-    candidate: Candidate, verified: float
+    candidate: Drafter, verified: float
 ) -> None:
     memory = known((candidate, 0.1, 0.8))
     worth = begun(memory, candidate)

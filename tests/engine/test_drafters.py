@@ -12,8 +12,8 @@ from mlx_specdec.core.noise import SilentNoise
 from mlx_specdec.core.options import Options
 from mlx_specdec.core.worth import Memory
 from mlx_specdec.engine import loading
+from mlx_specdec.engine.drafters import drafters, make_proposer, measured, pair_key, worth_of
 from mlx_specdec.engine.generate import generate, stream_generate
-from mlx_specdec.engine.opening import candidate, drafters, make_proposer, pair_key, worth_of
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.models.base import Base
 from mlx_specdec.types import Proposal, Proposer
@@ -82,7 +82,7 @@ def test_a_draft_that_has_been_too_expensive_is_never_run_unless_its_length_is_f
     memory = costs.memory(pair_key(pair))
     for drafter in drafters(pair, options):
         # So many plain steps that no stall of a busy machine makes the draft look cheap.
-        teach(memory, candidate(pair, drafter, options), lambda drafted: 1 + 300.0 * drafted, 0.5)
+        teach(memory, measured(pair, drafter, options), lambda drafted: 1 + 300.0 * drafted, 0.5)
     for _ in range(3):
         assert (generate(pair, "hello", options).stats.drafted == 0) is parked
     assert ((counted.opened, counted.passes) == (0, 0)) is parked

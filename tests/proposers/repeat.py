@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 from mlx_specdec.core.proposer import Proposer
 from mlx_specdec.core.row import Row
-from mlx_specdec.proposers.drafter import Drafter, LoadedPair
 from mlx_specdec.types import Noise, Proposal
 
 
@@ -20,8 +19,3 @@ class Repeat(Proposer):
             if tokens[place - 1] == tokens[-1]:
                 return tokens[place : place + limit]
         return []
-
-
-def drafter(pair: LoadedPair) -> Drafter:
-    """Every pair has it, since it needs no weights."""
-    return Drafter("repeat", lambda setup: Repeat())

@@ -4,15 +4,9 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+from mlx_specdec.core.drafter import LONGEST_DRAFT, Drafter
 from mlx_specdec.core.statistics import Timed
-from mlx_specdec.core.worth import (
-    LONGEST_DRAFT,
-    TRIAL_INTERVAL,
-    Candidate,
-    Costs,
-    Memory,
-    Worth,
-)
+from mlx_specdec.core.worth import TRIAL_INTERVAL, Costs, Memory, Worth
 from mlx_specdec.results import Step
 
 STEP = 0.01
@@ -21,21 +15,21 @@ STEP = 0.01
 
 def teach(
     memory: Memory,
-    candidate: Candidate,
+    drafter: Drafter,
     cost: Callable[[int], float],
     accepted: float = 0.7,
     rows: int = 1,
     doublings: int = 0,
 ) -> None:
     """Save the cost ratio of each draft length, and the acceptance rate of each position."""
-    table = Costs(memory, rows, doublings, [candidate.costs])
+    table = Costs(memory, rows, doublings, [drafter.costs])
     table.trials[:] = TRIAL_INTERVAL, 8
     table.plain[:] = STEP, 8
     for drafted in range(1, LONGEST_DRAFT + 1):
-        table.timed[candidate.costs][drafted][:] = STEP * cost(drafted), 8
-    acceptance = memory.entries[f"acceptance {candidate.text}"] = []
+        table.timed[drafter.costs][drafted][:] = STEP * cost(drafted), 8
+    acceptance = memory.entries[f"acceptance {drafter.text}"] = []
     acceptance += [1000.0] * LONGEST_DRAFT, [1000.0 * accepted] * LONGEST_DRAFT
-    for name in ("", candidate.costs):
+    for name in ("", drafter.costs):
         for drafted in range(LONGEST_DRAFT + 1):
             memory.rounds[name, drafted, rows] = 1
 

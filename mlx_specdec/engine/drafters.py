@@ -1,0 +1,168 @@
+"""The drafters of a pair: which it has, which of them the options choose, and how long they
+draft."""
+
+import functools
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from importlib.metadata import version
+
+from .. import system
+from ..core import worth as costs
+from ..core.drafter import LONGEST_DRAFT, Drafter, Setup
+from ..core.options import Options
+from ..core.proposer import Proposer
+from ..core.worth import Worth
+from ..errors import OptionError
+from ..models.drafters.kinds import kind_named
+from ..proposers.combined import FirstOf
+from ..proposers.draft_model import DraftModel
+from ..proposers.hidden_state import HiddenStateDrafter
+from ..proposers.lookup import MatchAcceptance, PromptLookup, forcing
+from ..proposers.medusa import Medusa
+from ..types import FINAL
+from .pair import Pair
+
+TEMPERATURE_RANGES = (0.0, 0.4, 0.8, 1.2)
+"""Upper bounds of ranges of temperature. All temperatures of a range share the saved acceptance
+rates."""
+FREE = "ngram"
+"""Name of the drafter that costs nothing. `auto` calls it before the one with weights."""
+MISSING = {
+    "draft": "there is no draft model to propose: name one with draft-model",
+    "medusa": (
+        "there are no Medusa heads to propose: give a model whose config.json has medusa_num_heads"
+    ),
+}
+"""Name of a proposer -> the error message for pairs that do not have it. The other messages are in
+`models.drafters`."""
+LAYERS_COUNTED = (
+    ", or its config.json counts layers otherwise, which benchmarks/probe.py in the repository "
+    "tells"
+)
+_version = functools.cache(version)
+"""Looking it up takes as long as a step of a small model."""
+
+
+def _draft_model(pair: Pair) -> Drafter | None:
+    if pair.draft is None:
+        return None
+    make = partial(DraftModel, pair.draft, pair.translation)
+    return Drafter("draft", make, nbytes=pair.draft.nbytes, identity=pair.draft_name or "")
+
+
+def _lookup(pair: Pair) -> Drafter:
+    return Drafter(FREE, partial(PromptLookup, pair.documents, pair.history, MatchAcceptance()))
+
+
+def _hidden_states(pair: Pair) -> Drafter | None:
+    if (network := pair.drafter_network) is None:
+        return None
+    made = Drafter(
+        network.kind,
+        partial(HiddenStateDrafter, network),
+        most=min(network.most, LONGEST_DRAFT),
+        nbytes=network.nbytes,
+        identity=pair.draft_name or "",
+        stops=network.stops,
+    )
+    return made if FINAL in network.hidden else replace(made, causes=made.causes + LAYERS_COUNTED)
+
+
+def _medusa(pair: Pair) -> Drafter | None:
+    if (heads := pair.heads) is None:
+        return None
+    most = min(heads.count, LONGEST_DRAFT)
+    return Drafter("medusa", lambda setup: Medusa(heads), most=most, nbytes=heads.nbytes)
+
+
+DRAFTERS: list[Callable[[Pair], Drafter | None]] = [_lookup, _draft_model, _hidden_states, _medusa]
+"""Functions that return a drafter of a pair, or None if the pair does not have it. `auto` prefers
+drafters with weights in this order."""
+
+
+def pair_key(pair: Pair) -> dict[str, str | int]:
+    """Return the properties of a pair and a machine on which the costs of rounds depend."""
+    return {
+        "device": system.device_name(),
+        "mlx": _version("mlx"),
+        "blas": system.blas_name(),
+        "target": pair.name,
+        "target_bytes": pair.target.nbytes,
+        "dtype": pair.dtype,
+    }
+
+
+def drafting(options: Options) -> tuple[object, ...]:
+    """Return the options that decide on drafters, draft length and kind of passes. Requests share
+    passes only if these are equal."""
+    length, free = (options.num_draft, options.cost_cache), options.constraint is None
+    return options.proposer, length, options.regular, options.exact, free
+
+
+def measured(pair: Pair, drafter: Drafter, options: Options) -> Drafter:
+    """Return a drafter with the names under which its costs and acceptance are saved."""
+    name = f"{drafter.identity or drafter.name}, {drafter.nbytes} bytes"
+    sampled = ", sampled" if options.temperature > 0 else ""
+    warmth = bisect_left(TEMPERATURE_RANGES, options.temperature)
+    return replace(
+        drafter,
+        most=min(drafter.most, pair.target.exact.most_drafted) if options.exact else drafter.most,
+        costs=(name if drafter.nbytes else "free") + sampled + (", exact" if options.exact else ""),
+        text=f"{name}, {options.rule_name} {options.delta:g}, temperature {warmth}",
+    )
+
+
+def drafters(pair: Pair, options: Options) -> tuple[Drafter, ...]:
+    """Return the drafters of a sequence in the order in which they are called.
+
+    There are none if the target's rows disagree. Raises OptionError if the pair does not have the
+    drafter that the options name."""
+    if options.regular or options.num_draft == 0 or options.proposer == "none":
+        return ()
+    made = [drafter for make in DRAFTERS if (drafter := make(pair)) is not None]
+    if (name := options.proposer) not in (None, "auto"):
+        chosen = [drafter for drafter in made if drafter.name == name]
+        if not chosen:
+            missing = MISSING.get(name) or kind_named(name).missing
+            raise OptionError(pair.unusable.get(name) or missing)
+    else:
+        chosen = [drafter for drafter in made if not drafter.free]
+        automatic = options.num_draft == "auto"
+        if not automatic:
+            # The best one is only known if draft lengths are measured.
+            chosen = chosen[:1]
+        # The free one is called first if it chooses its own length, or if nothing else drafts.
+        if name == "auto" or automatic or not chosen:
+            chosen = [*(drafter for drafter in made if drafter.name == FREE), *chosen]
+    if options.constraint is not None:
+        chosen = [forcing(pair.constraint), *chosen]
+    return tuple(chosen) if pair.target.rows_agree else ()
+
+
+def worth_of(pair: Pair, chosen: Sequence[Drafter], options: Options) -> Worth:
+    """Return the choice of the draft length that the options ask for, with the saved costs of the
+    pair."""
+    chosen = [measured(pair, drafter, options) for drafter in chosen]
+    if options.num_draft != "auto":
+        return Worth(options.num_draft, chosen, pair.learned)
+    if not chosen:
+        return Worth(0)
+    memory = costs.memory(pair_key(pair)) if options.cost_cache else pair.learned
+    return Worth(None, chosen, memory)
+
+
+def make_proposer(chosen: Sequence[Drafter], worth: Worth, *, batch: bool = False) -> Proposer:
+    """Return the proposer of rows. batch: Whether there may be several."""
+    made: dict[str, Proposer] = {}
+    for place, drafter in enumerate(chosen):
+        setup = Setup(
+            followed=place < len(chosen) - 1,
+            # Batches often do best without drafts.
+            eager=lambda name=drafter.name: not batch and worth.limit(name, 1) > 0,  # type: ignore[misc]
+        )
+        if drafter.stops or not drafter.nbytes:
+            setup = replace(setup, prices=partial(worth.prices, drafter.name))
+        made[drafter.name] = drafter.make(setup)
+    return FirstOf(made, worth.limit) if len(made) != 1 else made.popitem()[1]
