@@ -26,37 +26,24 @@ _BROKEN = "is truncated or damaged: download it again"
 
 
 @dataclass(frozen=True)
-class TorchType:
-    """An element type of torch. numpy: The numpy type that reads the bytes, an integer if numpy
-    lacks the type. stored: The name in safetensors files."""
-
-    numpy: str
-    stored: str
-
-    @property
-    def size(self) -> int:
-        return int(self.numpy[1:])
-
-
-@dataclass(frozen=True)
 class Storage:
-    """A contiguous block of `count` elements in the file."""
+    """A contiguous block of `count` elements in the file. kind: torch's name of their type."""
 
     key: str
-    kind: TorchType
+    kind: str
     count: int
 
     @property
     def nbytes(self) -> int:
-        return self.count * self.kind.size
+        return self.count * TORCH_TYPES[self.kind].itemsize
 
 
 @dataclass(frozen=True)
 class TorchTensor:
-    """A view of a storage. offset and strides count elements of `kind`."""
+    """A view of a storage. offset and strides count elements of `kind`, torch's name of a type."""
 
     storage: Storage
-    kind: TorchType
+    kind: str
     offset: int
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -65,36 +52,27 @@ class TorchTensor:
 def _tensor(storage: Any, offset: Any, shape: Any, strides: Any, *rest: Any) -> TorchTensor:
     """Make a tensor, as torch._utils._rebuild_tensor does. rest: Whether the tensor has a gradient,
     the hooks, and in some versions the element type and flags."""
-    kind = next((value for value in rest if isinstance(value, TorchType)), storage.kind)
+    kind = next((value for value in rest if isinstance(value, str)), storage.kind)
     last = sum((extent - 1) * stride for extent, stride in zip(shape, strides, strict=True))
-    reaches = bool(math.prod(shape)) and (offset + last + 1) * kind.size > storage.nbytes
+    nbytes = (offset + last + 1) * TORCH_TYPES[kind].itemsize
+    reaches = bool(math.prod(shape)) and nbytes > storage.nbytes
     if reaches or min((offset, *shape, *strides)) < 0:
         raise Malformed("is damaged: a tensor reaches beyond its storage")
     return TorchTensor(storage, kind, offset, shape, strides)
 
 
-_TYPES = (
-    ("float64", "DoubleStorage", "F32"),
-    ("float32", "FloatStorage", "F32"),
-    ("float16", "HalfStorage", "F16"),
-    ("bfloat16", "BFloat16Storage", "BF16"),
-    ("float8_e4m3fn", "", "F8_E4M3"),
-    ("int64", "LongStorage", "I64"),
-    ("int32", "IntStorage", "I32"),
-    ("int16", "ShortStorage", "I16"),
-    ("int8", "CharStorage", "I8"),
-    ("uint64", "", "U64"),
-    ("uint32", "", "U32"),
-    ("uint16", "", "U16"),
-    ("uint8", "ByteStorage", "U8"),
-    ("bool", "BoolStorage", "BOOL"),
-)
-"""torch's name of an element type, the name of its storage class, and the name in safetensors
-files."""
-TORCH_TYPES = {
-    name: TorchType("f8" if name == "float64" else tensors.ELEMENTS[stored][1], stored)
-    for name, _, stored in _TYPES
-}
+_FLOATS = {"Double": "float64", "Float": "float32", "Half": "float16", "BFloat16": "bfloat16"}
+_INTEGERS = {"Long": "int64", "Int": "int32", "Short": "int16", "Char": "int8", "Byte": "uint8"}
+_CLASSES = {**_FLOATS, **_INTEGERS, "Bool": "bool", "Untyped": "uint8"}
+STORAGES = {f"{name}Storage": kind for name, kind in _CLASSES.items()}
+"""Name of torch's class of storages -> torch's name of the element type."""
+STORED = {tensors.dtype_name(dtype): name for name, dtype in tensors.DTYPES.items()}
+STORED |= {"uint8": "U8", "bool": "BOOL", "float64": "F32", "float8_e4m3fn": "F8_E4M3"}
+"""torch's name of an element type -> the name in safetensors files."""
+TORCH_TYPES = {name: np.dtype(f"<{tensors.ELEMENTS[to][1]}") for name, to in STORED.items()}
+TORCH_TYPES["float64"] = np.dtype("<f8")
+"""torch's name of an element type -> the numpy type that reads the bytes, an integer if numpy lacks
+the type."""
 ADMITTED: Mapping[tuple[str, str], Any] = {
     ("torch._utils", "_rebuild_tensor"): _tensor,
     ("torch._utils", "_rebuild_tensor_v2"): _tensor,
@@ -107,10 +85,9 @@ ADMITTED: Mapping[tuple[str, str], Any] = {
     ("collections", "OrderedDict"): dict,
     ("torch", "Size"): lambda extents: extents,
     ("torch", "device"): lambda kind, index=None: None,
-    **{("torch", name): TORCH_TYPES[kind] for kind, name, _ in _TYPES if name},
-    ("torch", "UntypedStorage"): TORCH_TYPES["uint8"],
-    ("torch.storage", "UntypedStorage"): TORCH_TYPES["uint8"],
-    **{("torch", name): kind for name, kind in TORCH_TYPES.items()},
+    **{("torch", name): kind for name, kind in STORAGES.items()},
+    ("torch.storage", "UntypedStorage"): "uint8",
+    **{("torch", name): name for name in STORED},
     ("torch", "Tensor"): None,
     ("torch.nn.parameter", "Parameter"): None,
 }
@@ -160,12 +137,7 @@ class Unpickler(_Base):
 
     def persistent_load(self, identity: Any) -> Storage:
         _, kind, key, _, count, *view = identity
-        if (
-            not isinstance(kind, TorchType)
-            or type(key) is not str
-            or count < 0
-            or view not in ([], [None])
-        ):
+        if kind not in STORED or type(key) is not str or count < 0 or view not in ([], [None]):
             raise Malformed("is damaged or no state dict: its pickle refers to what is no storage")
         self.storages[key] = storage = Storage(key, kind, count)
         return storage
@@ -218,16 +190,16 @@ class TorchFile(TensorReader):
 
     def rows(self, name: str, begin: int, end: int) -> mx.array:
         tensor = self._tensors[name]
-        kind, span = tensor.kind, self._spans[tensor.storage.key]
+        kind, span = TORCH_TYPES[tensor.kind], self._spans[tensor.storage.key]
         shape, offset = tensor.shape, tensor.offset
         if shape:
             shape, offset = (end - begin, *shape[1:]), offset + begin * tensor.strides[0]
         if not math.prod(shape):
-            return tensors.to_mlx(np.empty(shape, f"<{kind.numpy}"), kind.stored)
-        strides = tuple(stride * kind.size for stride in tensor.strides)
-        place = span.start + offset * kind.size
-        values = np.ndarray(shape, f"<{kind.numpy}", self._data, place, strides)
-        return tensors.to_mlx(values, kind.stored)
+            return tensors.to_mlx(np.empty(shape, kind), STORED[tensor.kind])
+        strides = tuple(stride * kind.itemsize for stride in tensor.strides)
+        place = span.start + offset * kind.itemsize
+        values = np.ndarray(shape, kind, self._data, place, strides)
+        return tensors.to_mlx(values, STORED[tensor.kind])
 
     def _info(self, name: str, tensor: TorchTensor) -> TensorInfo:
         span = self._spans.get(tensor.storage.key)
@@ -235,7 +207,7 @@ class TorchFile(TensorReader):
             raise Malformed(f"is damaged: the bytes of {name} are not in it")
         if tensor.storage.nbytes > span.stop - span.start:
             raise Malformed(f"is truncated or damaged in {name}: download it again")
-        return TensorInfo.of(tensor.kind.stored, tensor.shape)
+        return TensorInfo.of(STORED[tensor.kind], tensor.shape)
 
 
 def _read_zip(file: Path, data: mmap.mmap) -> tuple[Any, dict[str, slice]]:
