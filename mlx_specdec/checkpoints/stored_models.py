@@ -1,8 +1,9 @@
 """The models on this machine's disk: those in the Hub's cache, those of LM Studio and ollama, those
 in weights/, and those that scripts/real_models.sh has downloaded."""
 
+import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ from .disk import read_json
 from .source import ROOT, SHIPPED
 
 if TYPE_CHECKING:
-    from huggingface_hub import CachedRepoInfo, HFCacheInfo
+    from huggingface_hub import CachedRepoInfo
 
 _PREFIX = "models--"
 """The beginning of a model's directory in the Hub's cache; "--" stands for "/" in the rest."""
@@ -81,50 +82,36 @@ def remove(name: str) -> int:
     """Remove a model from the Hub's cache with all its revisions, or a file, and return the bytes
     that this frees. Raises SourceError if it is not there, and OutputError if it cannot be
     removed."""
-    if (file := Path(name)) in _files():
-        nbytes = file.stat().st_size
-        try:
-            file.unlink()
-        except OSError as problem:
-            raise OutputError(f"{file} cannot be removed: {problem.strerror}") from None
-        return nbytes
-    cache = _scan()
-    repository = next((one for one in _models(cache) if one.repo_id == name), None)
-    if cache is None or repository is None:
+    if (place := Path(name)) in _files():
+        nbytes = place.stat().st_size
+    elif (repository := next((one for one in _in_cache() if one.repo_id == name), None)) is None:
         raise SourceError(f"the Hub's cache has no {name}: mlx-specdec models lists its models")
-    # Two repositories may have a commit of the same name. Delete only from this one.
-    alone = replace(cache, repos=frozenset((repository,)))
-    strategy = alone.delete_revisions(*(one.commit_hash for one in repository.revisions))
-    strategy.execute()
-    place = Path(repository.repo_path)
-    if place.exists():  # huggingface_hub logs a failure and raises nothing
-        raise OutputError(f"{place} cannot be removed: check whether you may write there")
-    return int(strategy.expected_freed_size)
+    else:
+        place, nbytes = repository.repo_path, repository.size_on_disk
+    try:
+        place.unlink() if place.is_file() else shutil.rmtree(place)
+    except OSError:
+        raise OutputError(f"{place} cannot be removed: check whether you may write there") from None
+    return nbytes
 
 
-def _scan() -> "HFCacheInfo | None":
-    """Scan the Hub's cache. Return None if there is no cache. Raises SourceError."""
+def _in_cache() -> "list[CachedRepoInfo]":
+    """Scan the Hub's cache, and return its models by name. Raises SourceError."""
     from huggingface_hub import CacheNotFound, scan_cache_dir
 
     try:
-        return scan_cache_dir(hub_cache())
+        found = scan_cache_dir(hub_cache()).repos
     except CacheNotFound:
-        return None
+        return []
     except (OSError, ValueError) as problem:
         raise SourceError(
             f"the Hub's cache {hub_cache()} cannot be read ({problem!s:.200}): check its rights"
         ) from problem
-
-
-def _models(cache: "HFCacheInfo | None") -> "list[CachedRepoInfo]":
-    """Return the models in a cache, sorted by name."""
-    repositories = () if cache is None else cache.repos
-    found = (one for one in repositories if one.repo_type == "model")
-    return sorted(found, key=lambda one: one.repo_id)
+    return sorted((one for one in found if one.repo_type == "model"), key=lambda one: one.repo_id)
 
 
 def _in_hub() -> Iterator[StoredModel]:
-    for one in _models(_scan()):
+    for one in _in_cache():
         places = [Path(revision.snapshot_path) for revision in one.revisions]
         complete = [place for place in places if shards.format_of(place)]
         type, used = next(filter(None, map(_type, places)), ""), one.last_accessed or 0

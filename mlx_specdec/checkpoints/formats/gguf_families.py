@@ -1,9 +1,8 @@
 """Architectures that can be read from GGUF files, and how llama.cpp's converter changes each."""
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import product
 from typing import Any
 
 import mlx.core as mx
@@ -71,23 +70,16 @@ class Finder:
             raise Malformed(f"holds {min(extra)}, which a {model_type} model does not have here")
 
 
-def tensor_names(architecture: str, layers: int) -> Callable[[str], str]:
-    """Return a function that maps Hugging Face's names of tensors to GGUF's. Raises Malformed."""
+def _name_map(architecture: str, layers: int) -> Any:
+    """Return the gguf package's map from names of Hugging Face to names in files. Raises
+    Malformed."""
     from gguf.constants import MODEL_ARCH_NAMES
     from gguf.tensor_mapping import get_tensor_name_map
 
     numbers = {name: number for number, name in MODEL_ARCH_NAMES.items()}
     if architecture not in numbers:
         raise Malformed(f"holds {architecture} weights, which the gguf package is too old for")
-    names = get_tensor_name_map(numbers[architecture], layers)
-
-    def gguf_name(hf_name: str) -> str:
-        name = names.get_name(hf_name, (".weight", ".bias"))
-        if name is None:
-            raise Malformed(f"cannot hold {hf_name}, which the model needs")
-        return name
-
-    return gguf_name
+    return get_tensor_name_map(numbers[architecture], layers)
 
 
 @dataclass(frozen=True)
@@ -241,7 +233,7 @@ def _take_tensors(
 ) -> None:
     from mlx.utils import tree_flatten
 
-    names = tensor_names(metadata.architecture, config["num_hidden_layers"])
+    names = _name_map(metadata.architecture, config["num_hidden_layers"])
     turned = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
     able = {f"{p}.weight" for p, m in model.named_modules() if hasattr(m, "to_quantized")}
     # mlx-lm makes the head of some tied models and drops it when weights are loaded.
@@ -249,7 +241,9 @@ def _take_tensors(
     for hf_name, array in tree_flatten(model.parameters()):
         if hf_name == "lm_head.weight" and ties:
             continue
-        gguf_name = names(_name_in_map(hf_name))
+        gguf_name = names.get_name(_name_in_map(hf_name), (".weight", ".bias"))
+        if gguf_name is None:
+            raise Malformed(f"cannot hold {hf_name}, which the model needs")
         heads = turned.get(hf_name.split(".")[-2], 0) if family.permuted else 0
         excess = 1 if family.shifted and gguf_name.endswith("norm.weight") else 0
         finder.take(
@@ -339,35 +333,21 @@ def _describe_t5(metadata: Metadata, finder: Finder) -> dict[str, Any]:
         "tie_word_embeddings": not own_head,
         "scale_decoder_outputs": not own_head,
     }
-    gguf_name = tensor_names(metadata.architecture, max(layers, decoder_layers))
-    wide = ("wi_0", "wi_1") if gated else ("wi",)
-    head = ("lm_head.weight",) if own_head else ()
-    for hf_name in (*head, *_t5_names(layers, decoder_layers, wide, every_layer=every_layer)):
-        shape = finder.shape(gguf_name(hf_name))
-        is_matrix = len(shape) > 1 and "relative_attention_bias" not in hf_name
-        finder.take(hf_name, TensorPlace(gguf_name(hf_name), shape, is_matrix=is_matrix))
-    # These are not needed: a copy of the embedding, and a bias in old checkpoints.
+    # The map has both names of the first matrix in a feed-forward layer. Old checkpoints have a
+    # bias between encoder and decoder, which is not needed.
+    left_out = (".wi" if gated else ".wi_1", "EncDecAttention.relative_attention_bias")
+    stems = ("shared", "encoder.", "decoder.", *(("lm_head",) if own_head else ()))
+    names = _name_map(metadata.architecture, max(layers, decoder_layers)).mapping
+    for hf_name, (_, gguf_name) in names.items():
+        name = f"{gguf_name}.weight"
+        wanted = hf_name.startswith(stems) and not hf_name.endswith((*left_out, ".linear"))
+        if wanted and name in finder.tensors:
+            shape = finder.shape(name)
+            is_matrix = len(shape) > 1 and "relative_attention_bias" not in hf_name
+            finder.take(f"{hf_name}.weight", TensorPlace(name, shape, is_matrix=is_matrix))
     unused = [f"dec.blk.{number}.cross_attn_rel_b.weight" for number in range(decoder_layers)]
     finder.check_left(model_type, GGUF_HEAD, *unused)
     return config
-
-
-def _t5_names(
-    layers: int, decoder_layers: int, wide: tuple[str, ...], *, every_layer: bool
-) -> Iterator[str]:
-    """Yield Hugging Face's names of all tensors except the head. wide: Names of the first matrices
-    of a feed-forward layer."""
-    attention, dense = ("SelfAttention", tuple("qkvo")), ("DenseReluDense", (*wide, "wo"))
-    cross = ("EncDecAttention", attention[1])
-    encoder, decoder = (attention, dense), (attention, cross, dense)
-    yield "shared.weight"
-    for stack, depth, parts in (("encoder", layers, encoder), ("decoder", decoder_layers, decoder)):
-        yield f"{stack}.final_layer_norm.weight"
-        for block, (place, (part, matrices)) in product(range(depth), enumerate(parts)):
-            layer = f"{stack}.block.{block}.layer.{place}"
-            bias = ("relative_attention_bias",) if place == 0 and (every_layer or not block) else ()
-            yield f"{layer}.layer_norm.weight"
-            yield from (f"{layer}.{part}.{name}.weight" for name in (*matrices, *bias))
 
 
 def _has_own_head(finder: Finder) -> bool:
