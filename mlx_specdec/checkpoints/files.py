@@ -54,27 +54,24 @@ class Weights(TensorReader):
 
     def __init__(self, directory: Path) -> None:
         """Raise CheckpointError for damaged or missing files, or a name that two files have."""
-        parts = shards.find(directory)
-        infos: dict[str, TensorInfo] = {}
+        super().__init__()
+        parts, infos = shards.find(directory), self.infos
         self._places: dict[str, Path] = {}
         self._loaded: dict[Path, dict[str, mx.array]] = {}
         self._readers = {file: READERS[parts.format](file) for file in parts.files}
         self.format = parts.format
         self.lazy = parts.format == "safetensors"
-        tied: dict[str, str] = {}
-        dropped: dict[str, str] = {}
-        shared: dict[str, str] = {}
-        self.tied, self.dropped, self.shared = tied, dropped, shared
         for file, reader in self._readers.items():
-            tied |= reader.tied
-            dropped |= reader.dropped
-            shared |= reader.shared
+            self.paths += reader.paths
+            self.stored |= reader.stored
+            self.origins |= reader.origins
+            self.tied |= reader.tied
+            self.dropped |= reader.dropped
+            self.shared |= reader.shared
             for name, info in reader.infos.items():
                 if name in infos:
                     raise CheckpointError(f"{file} repeats {name} of {self._places[name].name}")
                 infos[name], self._places[name] = info, file
-        self.infos = infos
-        self.paths = tuple(path for reader in self._readers.values() for path in reader.paths)
         for name, shard in parts.places.items():
             if name not in infos or self._places[name].name != shard:
                 lacks = f"{directory / shard} lacks {ascii(name)[1:-1]:.200}"
@@ -83,19 +80,8 @@ class Weights(TensorReader):
         self._factors = _factors_of(infos)
         for name, factors in self._factors.items():
             infos[name] = TensorInfo.of("BF16", infos[name].shape)
-            del infos[factors]
-            dropped[factors] = "the matrix is multiplied by it"
-
-    @property
-    def stored(self) -> Mapping[str, TensorInfo]:
-        readers = self._readers.values()
-        return {name: info for reader in readers for name, info in reader.stored.items()}
-
-    @property
-    def origins(self) -> Mapping[str, str]:
-        readers = self._readers.values()
-        named = ((name, place) for reader in readers for name, place in reader.origins.items())
-        return {name: place for name, place in named if name in self.infos}
+            del infos[factors], self.origins[factors]
+            self.dropped[factors] = "the matrix is multiplied by it"
 
     @property
     def types(self) -> list[str]:

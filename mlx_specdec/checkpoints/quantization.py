@@ -83,10 +83,12 @@ def is_known(how: Quantization) -> bool:
 
 
 def quantization_entry(
-    default: Quantization, matrices: Mapping[str, Quantization]
+    matrices: Mapping[str, Quantization], default: Quantization | None = None
 ) -> dict[str, Any]:
     """Return the "quantization" entry of config.json as mlx-lm writes it, with the matrices that
-    differ from the default. matrices: Path -> quantization."""
+    differ from the default. matrices: Path -> quantization. default: None means the most common
+    one."""
+    default = default or Counter(matrices.values()).most_common(1)[0][0]
     entry = default.as_dict()
     for path, how in matrices.items():
         if how != default:
@@ -95,11 +97,6 @@ def quantization_entry(
                 del exception["mode"]
             entry[path] = exception
     return entry
-
-
-def most_common(matrices: Mapping[str, Quantization]) -> Quantization:
-    """Return the most common quantization. matrices: Path -> quantization, not empty."""
-    return Counter(matrices.values()).most_common(1)[0][0]
 
 
 def stored_quantization(config: Mapping[str, Any]) -> Mapping[str, Any] | None:

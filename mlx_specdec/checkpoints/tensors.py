@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Self
 
 import mlx.core as mx
@@ -179,19 +178,14 @@ class TensorReader(ABC):
         shared: Name of a tensor -> an earlier tensor with the same bytes in the file.
     """
 
-    paths: tuple[Path, ...]
-    infos: Mapping[str, TensorInfo]
-    tied: Mapping[str, str] = MappingProxyType({})
-    dropped: Mapping[str, str] = MappingProxyType({})
-    shared: Mapping[str, str] = MappingProxyType({})
-
-    @property
-    def stored(self) -> Mapping[str, TensorInfo]:
-        return self.infos
-
-    @property
-    def origins(self) -> Mapping[str, str]:
-        return {name: name for name in self.infos}
+    def __init__(self) -> None:
+        self.paths: tuple[Path, ...] = ()
+        self.infos: dict[str, TensorInfo] = {}
+        self.stored: dict[str, TensorInfo] = {}
+        self.origins: dict[str, str] = {}
+        self.tied: dict[str, str] = {}
+        self.dropped: dict[str, str] = {}
+        self.shared: dict[str, str] = {}
 
     @abstractmethod
     def rows(self, name: str, begin: int, end: int) -> mx.array:

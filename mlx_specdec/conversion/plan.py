@@ -72,7 +72,7 @@ class Plan:
         if default is None:
             return None
         made = {name.removesuffix(".weight"): how for name, how in self.quantized.items()}
-        return quantization_entry(default, made)
+        return quantization_entry(made, default)
 
 
 def gguf_notes(weights: Weights, weight_format: WeightFormat) -> Iterator[str]:

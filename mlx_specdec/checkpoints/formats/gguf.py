@@ -4,7 +4,6 @@ metadata become the other files of a model's directory."""
 import json
 import shutil
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,10 @@ import numpy as np
 
 from .. import shards
 from ..disk import open_map
-from ..quantization import ALL_PARTS, Quantization, most_common, quantization_entry
+from ..quantization import ALL_PARTS, Quantization, quantization_entry
 from ..tensors import DTYPES, TensorInfo, TensorReader, by_layers, naming
 from .gguf_blocks import TYPES
-from .gguf_families import GGUF_EMBEDDING, GGUF_HEAD, Finder, TensorPlace, describe
+from .gguf_families import GGUF_EMBEDDING, GGUF_HEAD, Finder, describe
 from .gguf_header import Metadata, Stored, read_header
 from .vocabularies import ends_by_name, tokenizer_files
 
@@ -35,36 +34,38 @@ class GgufFile(TensorReader):
     """
 
     def __init__(self, file: Path) -> None:
+        super().__init__()
         self.paths = tuple(shards.parts_of(file))
-        self._stored: dict[str, Stored] = {}
+        listed: dict[str, Stored] = {}
         for number, path in enumerate(self.paths):
             with naming(path):
                 metadata, tensors = read_header(open_map(path))
-                self._stored.update(tensors)
+                listed |= tensors
                 if number == 0:
                     self.metadata = Metadata(metadata)
         with naming(file):
-            finder = Finder(self._stored)
+            finder = Finder(listed)
             self.config = describe(self.metadata, finder)
-            self._places = finder.places
-            self.tied = {name: GGUF_EMBEDDING for name in finder.left if name == GGUF_HEAD}
-            unread = sorted(finder.left - {GGUF_HEAD})
-            self.dropped = dict.fromkeys(unread, "config.json says what it says")
-            self._quantized = {
-                name.removesuffix(".weight"): TYPES[kind].quantization
-                for name, place in self._places.items()
-                if place.is_matrix and (kind := self._stored[place.name].kind) in TYPES
-            }
-            self.infos = self._infos()
+        self.stored = {name: stored.info for name, stored in listed.items()}
+        self._found = finder.found
+        self.origins = {name: stored.name for name, stored in self._found.items()}
+        self.tied = {name: GGUF_EMBEDDING for name in finder.left if name == GGUF_HEAD}
+        unread = sorted(finder.left - {GGUF_HEAD})
+        self.dropped = dict.fromkeys(unread, "config.json says what it says")
+        self._quantized = {
+            name.removesuffix(".weight"): TYPES[stored.kind].quantization
+            for name, stored in self._found.items()
+            if stored.is_matrix and stored.kind in TYPES
+        }
         if self._quantized:
-            default = most_common(self._quantized)
-            self.config["quantization"] = quantization_entry(default, self._quantized)
+            self.config["quantization"] = quantization_entry(self._quantized)
+        self.infos = self._infos()
         self._changes: dict[str, float] = {}
         self._decoded: tuple[str, Mapping[str, np.ndarray[Any, Any]]] = ("", {})
 
     @property
     def types(self) -> list[str]:
-        kinds = {self._stored[place.name].kind for place in self._places.values()}
+        kinds = {stored.kind for stored in self._found.values()}
         return [name for name in TYPES if name in kinds]
 
     def note(self) -> str:
@@ -78,30 +79,21 @@ class GgufFile(TensorReader):
             f"scale: {', '.join(changes)}"
         )
 
-    @property
-    def stored(self) -> Mapping[str, TensorInfo]:
-        return {name: stored.info for name, stored in self._stored.items()}
-
-    @property
-    def origins(self) -> Mapping[str, str]:
-        return {name: place.name for name, place in self._places.items()}
-
     def rows(self, name: str, begin: int, end: int) -> mx.array:
         path, _, part = name.rpartition(".")
         is_part = path in self._quantized and part in ALL_PARTS
-        place = self._places[f"{path}.weight" if is_part else name]
+        stored = self._found[f"{path}.weight" if is_part else name]
         chosen: slice | np.ndarray[Any, Any] = slice(begin, end)
-        if place.heads:
-            chosen = rotary_rows(begin, end, place.shape[0] // place.heads)
+        if stored.heads:
+            chosen = rotary_rows(begin, end, stored.shape[0] // stored.heads)
         if is_part:
-            return mx.array(self._parts(path, place)[part][chosen])
-        return self._read(place, chosen).astype(DTYPES[self.infos[name].dtype])
+            return mx.array(self._parts(path, stored)[part][chosen])
+        return stored.rows(chosen).astype(DTYPES[self.infos[name].dtype])
 
-    def _parts(self, path: str, place: TensorPlace) -> Mapping[str, np.ndarray[Any, Any]]:
+    def _parts(self, path: str, stored: Stored) -> Mapping[str, np.ndarray[Any, Any]]:
         """Return the parts of a quantized matrix, which are kept until another one is read."""
         if self._decoded[0] != path:
             self._decoded = ("", {})  # frees the memory before more is taken
-            stored = self._stored_as(place)
             parts, change = TYPES[stored.kind].decode(stored.raw)
             self._decoded = (path, parts)
             if change:
@@ -110,34 +102,24 @@ class GgufFile(TensorReader):
 
     def _infos(self) -> dict[str, TensorInfo]:
         infos: dict[str, TensorInfo] = {}
-        types = {name: self._stored[place.name].read_as for name, place in self._places.items()}
-        stored = {types[n] for n, place in self._places.items() if len(place.shape) > 1}
-        half = stored.pop() if len(stored) == 1 and stored <= _HALF.keys() else ""
-        for name, place in self._places.items():
-            dtype = types[name]
+        matrices = {one.read_as for one in self._found.values() if len(one.shape) > 1}
+        half = matrices.pop() if len(matrices) == 1 and matrices <= _HALF.keys() else ""
+        for name, stored in self._found.items():
             if how := self._quantized.get(path := name.removesuffix(".weight")):
-                infos |= _infos_of_parts(path, how, place.shape)
-                continue
-            if half and dtype == "F32" and self._fits(place, _HALF[half]):
-                dtype = half
-            infos[name] = TensorInfo.of(dtype, place.shape)
+                infos |= _infos_of_parts(path, how, stored.shape)
+            else:
+                widened = half and stored.read_as == "F32" and _fits(stored, _HALF[half])
+                infos[name] = TensorInfo.of(half if widened else stored.read_as, stored.shape)
         return infos
 
-    def _fits(self, place: TensorPlace, half: mx.Dtype) -> bool:
-        """Return whether the matrices' dtype holds a vector exactly. llama.cpp stores all vectors
-        in float32."""
-        if len(place.shape) > 1 or place.shape[0] > _SAMPLED_LENGTH:
-            return False
-        values = self._read(place, slice(None))
-        return bool(mx.array_equal(values.astype(half).astype(mx.float32), values).item())
 
-    def _read(self, place: TensorPlace, chosen: slice | np.ndarray[Any, Any]) -> mx.array:
-        values = self._stored_as(place).rows(chosen)
-        return values - place.excess if place.excess else values
-
-    def _stored_as(self, place: TensorPlace) -> Stored:
-        """Return a tensor with all axes. The file may leave out a first axis of size 1."""
-        return replace(self._stored[place.name], shape=place.shape)
+def _fits(stored: Stored, half: mx.Dtype) -> bool:
+    """Return whether the matrices' dtype holds a vector exactly. llama.cpp stores all vectors in
+    float32."""
+    if len(stored.shape) > 1 or stored.shape[0] > _SAMPLED_LENGTH:
+        return False
+    values = stored.rows(slice(None))
+    return bool(mx.array_equal(values.astype(half).astype(mx.float32), values).item())
 
 
 def _infos_of_parts(path: str, how: Quantization, shape: tuple[int, ...]) -> dict[str, TensorInfo]:

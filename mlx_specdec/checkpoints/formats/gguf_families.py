@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import mlx.core as mx
@@ -17,32 +17,13 @@ from .gguf_header import Metadata, Stored
 GGUF_EMBEDDING, GGUF_HEAD = "token_embd.weight", "output.weight"
 
 
-@dataclass(frozen=True)
-class TensorPlace:
-    """The tensor in a GGUF file from which a tensor of the model is read.
-
-    Attributes:
-        name: The name in the file.
-        shape: The shape in the model. The file may leave out a first axis of 1.
-        heads: The number of rotary heads whose rows are in llama.cpp's order; 0 for other tensors.
-        excess: The constant that llama.cpp's converter added to every value.
-        is_matrix: Whether the model supports the tensor in quantized form.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    heads: int = 0
-    excess: float = 0
-    is_matrix: bool = False
-
-
 @dataclass
 class Finder:
-    """Collector of the places of a model's tensors. Methods raise Malformed for missing tensors and
-    wrong shapes. tensors: Name in the file -> tensor. places: Hugging Face's name -> place."""
+    """Collector of a model's tensors. Methods raise Malformed for missing tensors and wrong shapes.
+    tensors: Name in the file -> tensor. found: Hugging Face's name -> tensor."""
 
     tensors: Mapping[str, Stored]
-    places: dict[str, TensorPlace] = field(default_factory=dict)
+    found: dict[str, Stored] = field(default_factory=dict)
 
     def shape(self, name: str) -> tuple[int, ...]:
         if name not in self.tensors:
@@ -53,17 +34,18 @@ class Finder:
         """Return at most `count` first rows of a tensor, float32."""
         return np.array(self.tensors[name].rows(slice(0, count)).astype(mx.float32))
 
-    def take(self, hf_name: str, place: TensorPlace) -> None:
-        shape, wanted = self.shape(place.name), place.shape
+    def take(self, hf_name: str, name: str, wanted: tuple[int, ...], **how: Any) -> None:
+        """Collect a tensor. how: Its last attributes; see `Stored`."""
+        shape = self.shape(name)
         if shape != wanted and (1, *shape) != wanted:
             raise Malformed(
-                f"is damaged: {place.name} has shape {shape} where its metadata asks for {wanted}"
+                f"is damaged: {name} has shape {shape} where its metadata asks for {wanted}"
             )
-        self.places[hf_name] = place
+        self.found[hf_name] = replace(self.tensors[name], shape=wanted, **how)
 
     @property
     def left(self) -> set[str]:
-        return self.tensors.keys() - {place.name for place in self.places.values()}
+        return self.tensors.keys() - {stored.name for stored in self.found.values()}
 
     def check_left(self, model_type: str, *expected: str) -> None:
         if extra := self.left - {*expected}:
@@ -246,9 +228,8 @@ def _take_tensors(
             raise Malformed(f"cannot hold {hf_name}, which the model needs")
         heads = turned.get(hf_name.split(".")[-2], 0) if family.permuted else 0
         excess = 1 if family.shifted and gguf_name.endswith("norm.weight") else 0
-        finder.take(
-            hf_name, TensorPlace(gguf_name, array.shape, heads, excess, is_matrix=hf_name in able)
-        )
+        how = {"heads": heads, "excess": excess, "is_matrix": hf_name in able}
+        finder.take(hf_name, gguf_name, array.shape, **how)
 
 
 def _name_in_map(hf_name: str) -> str:
@@ -344,7 +325,7 @@ def _describe_t5(metadata: Metadata, finder: Finder) -> dict[str, Any]:
         if wanted and name in finder.tensors:
             shape = finder.shape(name)
             is_matrix = len(shape) > 1 and "relative_attention_bias" not in hf_name
-            finder.take(f"{hf_name}.weight", TensorPlace(name, shape, is_matrix=is_matrix))
+            finder.take(f"{hf_name}.weight", name, shape, is_matrix=is_matrix)
     unused = [f"dec.blk.{number}.cross_attn_rel_b.weight" for number in range(decoder_layers)]
     finder.check_left(model_type, GGUF_HEAD, *unused)
     return config

@@ -27,20 +27,29 @@ _UNQUANTIZED = ("F32", "F16", "BF16", "I64", "I32", "I16", "I8")
 
 @dataclass(frozen=True)
 class Stored:
-    """A tensor in a file.
+    """A tensor in a file, and how the model reads it.
 
     Attributes:
+        name: The name in the file.
         kind: GGUF's name of the element type.
-        shape: The slowest axis is first.
+        shape: The shape in the model, the slowest axis first. The file may leave out a first axis
+            of 1.
         begin: The position of the first byte.
         row_nbytes: Bytes of a row along the last axis.
+        heads: The number of rotary heads whose rows are in llama.cpp's order; 0 for other tensors.
+        excess: The constant that llama.cpp's converter added to every value.
+        is_matrix: Whether the model supports the tensor in quantized form.
     """
 
+    name: str
     data: mmap.mmap
     kind: str
     shape: tuple[int, ...]
     begin: int
     row_nbytes: int
+    heads: int = 0
+    excess: float = 0
+    is_matrix: bool = False
 
     @property
     def info(self) -> TensorInfo:
@@ -60,10 +69,11 @@ class Stored:
     def rows(self, chosen: slice | np.ndarray[Any, Any]) -> mx.array:
         """Return entries along the first axis, dequantized."""
         if len(self.shape) > 1:
-            return self._values(self.raw[chosen])
-        # A quantized vector is one row of blocks, and only whole rows can be dequantized.
-        values = self._values(self.raw)[0]
-        return values[chosen if isinstance(chosen, slice) else mx.array(chosen)]
+            values = self._values(self.raw[chosen])
+        else:  # a quantized vector is one row of blocks, and only whole rows can be dequantized
+            values = self._values(self.raw)[0]
+            values = values[chosen if isinstance(chosen, slice) else mx.array(chosen)]
+        return values - self.excess if self.excess else values
 
     def _values(self, raw: np.ndarray[Any, Any]) -> mx.array:
         """Return the values of rows: (..., bytes of a row) -> (..., elements)."""
@@ -89,7 +99,7 @@ def read_header(data: mmap.mmap) -> tuple[Mapping[str, Any], dict[str, Stored]]:
         kind, block, nbytes = _element_type(number)
         if shape[-1] % block:
             raise Malformed(f"is damaged: the rows of {name} are no whole {kind} blocks")
-        stored = Stored(data, kind, shape, begin + offset, shape[-1] // block * nbytes)
+        stored = Stored(name, data, kind, shape, begin + offset, shape[-1] // block * nbytes)
         if stored.begin + stored.info.nbytes > len(data):
             raise Malformed(f"is truncated in {name}: download it again")
         tensors[name] = stored

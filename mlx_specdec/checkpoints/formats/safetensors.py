@@ -21,8 +21,10 @@ class SafetensorsFile(TensorReader):
     """The tensors of a file, which are read in pieces through a memory map."""
 
     def __init__(self, file: Path) -> None:
+        super().__init__()
         self.paths = (file,)
         self.infos, self._map = read_header(file), open_map(file)
+        self.stored, self.origins = self.infos, {name: name for name in self.infos}
         position = file.stat().st_size - sum(info.nbytes for info in self.infos.values())
         self._places: dict[str, int] = {}
         for name, info in self.infos.items():

@@ -173,6 +173,7 @@ class TorchFile(TensorReader):
     """The tensors of a file. A tied tensor has an entry under each name."""
 
     def __init__(self, file: Path) -> None:
+        super().__init__()
         self.paths = (file,)
         self._data = open_map(file)
         with tensors.naming(file):
@@ -184,6 +185,7 @@ class TorchFile(TensorReader):
                 raise Malformed("is no file that torch.save wrote, or its beginning is damaged")
             self._tensors = named_tensors(value)
             self.infos = {name: self._info(name, view) for name, view in self._tensors.items()}
+        self.stored, self.origins = self.infos, {name: name for name in self.infos}
         first: dict[TorchTensor, str] = {}
         views = self._tensors.items()
         self.shared = {n: first[view] for n, view in views if first.setdefault(view, n) != n}
