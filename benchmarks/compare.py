@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import Any, TypeVar
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -36,32 +36,26 @@ from mlx_specdec.checkpoints import files
 from mlx_specdec.checkpoints.source import as_directory, resolve
 from mlx_specdec.core.options import Options
 from mlx_specdec.engine.pair import Pair
-from mlx_specdec.engine.request import encode
 from mlx_specdec.errors import first_line
 from mlx_specdec.measure.figures import tokens_per_second
 from mlx_specdec.measure.methods import (
     Length,
     Method,
+    Prompts,
     Runner,
     Sample,
-    measure,
-    own_methods,
-    room,
-)
-from mlx_specdec.measure.throughput import (
-    FileMethod,
-    Prompts,
     Texts,
     encoded,
     file_methods,
-    measure_files,
+    measure,
+    one_by_one,
+    own_methods,
+    room,
 )
 from mlx_specdec.models.families import is_encoder_decoder
 from mlx_specdec.models.number_format import expanded, twin_of
 from mlx_specdec.models.patches import LIGHT_LAYERS
 from mlx_specdec.text.prompts import read_prompts
-
-T = TypeVar("T", Method, FileMethod)
 
 PREFILL_BATCH_SIZE = 8
 """Number of prompts that mlx-lm prefills together by default."""
@@ -157,15 +151,15 @@ def any_token(pair: Pair) -> int:
 
 
 def find_baselines(
-    mlx_lm: Callable[[Pair, Options, Sequence[Any]], list[T]],
-    transformers: Callable[[Pair, Options, Sequence[Any], HuggingFace], list[T]],
+    mlx_lm: Callable[[Pair, Options, Sequence[Any]], list[Method]],
+    transformers: Callable[[Pair, Options, Sequence[Any], HuggingFace], list[Method]],
     pair: Pair,
     options: Options,
     over: Sequence[Length],
-) -> tuple[list[T], list[str]]:
+) -> tuple[list[Method], list[str]]:
     """Return the methods of other programs, which the first two functions return, and notes on
     their versions or why they cannot run. `over` are draft lengths, or batch sizes."""
-    methods: list[T] = []
+    methods: list[Method] = []
     notes: list[str] = []
     try:
         methods += mlx_lm(pair, options, over)
@@ -196,12 +190,12 @@ def mlx_lm_methods(pair: Pair, options: Options, lengths: Sequence[Length]) -> l
 def _methods(name: str, same_text: bool, runs: Mapping[int, Runner]) -> list[Method]:
     """Return the methods of a program. The keys of `runs` are draft lengths."""
     return [
-        Method(f"{name} {length or 'plain'}", name, length, same_text, run)
+        Method(f"{name} {length or 'plain'}", name, length, same_text, one_by_one(run))
         for length, run in runs.items()
     ]
 
 
-def mlx_lm_file_methods(pair: Pair, options: Options, sizes: Sequence[int]) -> list[FileMethod]:
+def mlx_lm_file_methods(pair: Pair, options: Options, sizes: Sequence[int]) -> list[Method]:
     """Return mlx-lm's batch generation. Raises NoBaselineError if it cannot run the model."""
     run = partial(_batches, _network(pair), pair, options)
     return _file_methods("mlx-lm", options.temperature == 0, run, pair, sizes)
@@ -213,11 +207,12 @@ def _file_methods(
     run: Callable[[int, Prompts], Texts],
     pair: Pair,
     sizes: Sequence[int],
-) -> list[FileMethod]:
+) -> list[Method]:
     token = any_token(pair)
     try_out(lambda: list(run(2, [[token], [token, token]])))
     return [
-        FileMethod(f"{name} plain", name, size, same_text, partial(run, size)) for size in sizes
+        Method(f"{name} plain, batch {size}", name, 0, same_text, partial(run, size), size)
+        for size in sizes
     ]
 
 
@@ -425,7 +420,7 @@ def transformers_methods(
 
 def transformers_file_methods(
     pair: Pair, options: Options, sizes: Sequence[int], hugging: HuggingFace
-) -> list[FileMethod]:
+) -> list[Method]:
     """Return plain decoding with each batch size. Raises NoBaselineError if it cannot run."""
     generation = _generation(pair, options, hugging)
     name, same_text = "transformers", generation.same_text
@@ -511,18 +506,14 @@ def main() -> None:
         if sizes is None:
             programs = mlx_lm_methods, transformers_methods
             others, notes = find_baselines(*programs, pair, options, lengths)
-            methods = [*own_methods([pair], options, [], lengths), *others]
-            found = measure(prompts, methods, lambda t: encode(pair, t, options), repeats=repeats)
-            speeds = {name: tokens_per_second(made) for name, made in found.samples.items()}
+            own = own_methods([pair], options, [], lengths)
         else:
             files_of = mlx_lm_file_methods, transformers_file_methods
             others, notes = find_baselines(*files_of, pair, options, sizes)
             own, remarks = file_methods(pair, options, None, lengths[0], sizes)
-            ids, skipped = encoded(pair, prompts, options)
-            runs = measure_files(ids, [*own, *others], skipped=skipped, repeats=repeats)
-            made = () if runs is None else runs.methods
-            speeds = {one.name: one.tokens_per_second for one in made}
             notes += remarks
+        found = measure(prompts, [*own, *others], partial(encoded, pair, options), repeats=repeats)
+        speeds = {name: tokens_per_second(made) for name, made in found.samples.items()}
     except SpecdecError as problem:
         sys.exit(f"error: {problem}")
     print(json.dumps({"tokens_per_second": speeds, "notes": notes}, indent=1))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, TextIO
 
@@ -16,16 +16,9 @@ from .flags import Decoding, Flags, Json, command, flag
 from .loading import Models, load_pair, named, sample
 
 if TYPE_CHECKING:
-    from ..engine.pair import Pair
-    from ..measure.figures import Analysis, Figures
+    from ..measure.figures import Analysis
     from ..measure.methods import Length
     from ..measure.setting import Setting
-    from ..measure.throughput import Throughput
-    from ..text.prompts import Prompt
-    from ..types import Progress
-
-    Measured = tuple[Analysis | Throughput, list[str], Sequence[Figures]]
-    """The figures, notes on them, and the figures for a plot."""
 
 LENGTHS = "1,2,3,5,8,auto"
 ROUNDING = (
@@ -163,11 +156,20 @@ def bench(measuring: Measuring, models: Compared, text: Decoding, output: Json) 
         with render.progress("downloading", in_bytes=True) as report:
             of_draft |= {"progress": report, "announce": render.tell}
             pairs.append(with_draft_model(pairs[0], str(draft), **of_draft))
+    from ..measure.figures import analyse
+    from ..measure.methods import encoded, file_methods, measure, own_methods
     from ..measure.setting import setting
 
-    measure = _throughput if sizes else _speculation
+    if sizes:
+        proposer = next(iter(measuring.names), None)
+        methods, notes = file_methods(pairs[0], options, proposer, lengths[0], sizes)
+    else:
+        methods, notes = own_methods(pairs, options, measuring.names, lengths), []
     with render.progress("measuring") as bar:
-        found, notes, drawn = measure(pairs, options, prompts, measuring, bar)
+        encode, repeats = partial(encoded, pairs[0], options), measuring.repeats
+        found = analyse(measure(prompts, methods, encode, repeats=repeats, progress=bar))
+    if found is None:
+        raise KeyboardInterrupt  # it came before there were any figures
     if found.interrupted:
         interrupts.go_on()
     taken_with = setting(pairs, options, file, notes)
@@ -184,56 +186,10 @@ def bench(measuring: Measuring, models: Compared, text: Decoding, output: Json) 
     if measuring.plot is not None:
         from ..measure.plot import draw
 
-        draw(drawn, _title(taken_with), measuring.plot)
+        draw(found.methods, _title(taken_with), measuring.plot)
         render.tell(f"plot: {measuring.plot}")
     if found.interrupted:
         raise KeyboardInterrupt
-
-
-def _speculation(
-    pairs: Sequence[Pair],
-    options: Options,
-    prompts: Sequence[Prompt],
-    measuring: Measuring,
-    progress: Progress,
-) -> Measured:
-    """Measure single completions by one target with each of its drafts. Raises KeyboardInterrupt
-    if it came before there were any figures."""
-    from ..engine.request import encode
-    from ..measure.figures import analyse
-    from ..measure.methods import measure, own_methods
-
-    methods = own_methods(pairs, options, measuring.names, measuring.lengths())
-    measured = measure(
-        prompts,
-        methods,
-        lambda text: encode(pairs[0], text, options),
-        repeats=measuring.repeats,
-        progress=progress,
-    )
-    if (found := analyse(measured)) is None:
-        raise KeyboardInterrupt
-    return found, [], found.methods
-
-
-def _throughput(
-    pairs: Sequence[Pair],
-    options: Options,
-    prompts: Sequence[Prompt],
-    measuring: Measuring,
-    progress: Progress,
-) -> Measured:
-    """Measure the complete file at several batch sizes. Raises as `_speculation` does."""
-    from ..measure.throughput import encoded, file_methods, measure_files
-
-    [pair], sizes, [length] = pairs, measuring.sizes(), measuring.lengths()
-    ids, skipped = encoded(pair, prompts, options)
-    methods, notes = file_methods(pair, options, next(iter(measuring.names), None), length, sizes)
-    repeats = measuring.repeats
-    found = measure_files(ids, methods, skipped=skipped, repeats=repeats, progress=progress)
-    if found is None:
-        raise KeyboardInterrupt
-    return found, notes, ()
 
 
 def _title(setting: Setting) -> str:
@@ -244,7 +200,7 @@ def _title(setting: Setting) -> str:
     )
 
 
-def show(found: Analysis | Throughput, setting: Setting, stream: TextIO) -> None:
+def show(found: Analysis, setting: Setting, stream: TextIO) -> None:
     """Write the table to a stream. Raises as render.write does."""
     from ..measure.figures import fastest
 

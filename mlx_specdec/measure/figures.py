@@ -5,27 +5,14 @@ from dataclasses import dataclass
 from itertools import groupby, zip_longest
 from operator import itemgetter
 from statistics import median
-from typing import Protocol, TypeVar
 
 from ..core.statistics import ratio
-from .methods import Key, Length, Measurements, Method, Sample
+from .methods import Case, Key, Length, Measurements, Method, Sample
 
-
-class MethodFigures(Protocol):
-    """The figures of a method. `speed_up` is its speedup over plain decoding, if it is known."""
-
-    @property
-    def speed_up(self) -> float | None: ...
-    def cells(self) -> dict[str, str]: ...
-
-
-T = TypeVar("T", bound=MethodFigures)
-
-
-def fastest(methods: Iterable[T]) -> T | None:
-    """Return the method with the highest speedup, if any has one."""
-    known = (method for method in methods if method.speed_up)
-    return max(known, key=lambda method: method.speed_up or 0.0, default=None)
+OF_FILES = ("texts/s", "over plain", "peak memory")
+"""Columns of methods for complete files."""
+OF_PROMPTS = ("spread", "acceptance rate")
+"""Columns of methods for single prompts."""
 
 
 def figure(value: float | None, form: str) -> str:
@@ -42,30 +29,20 @@ class Difference:
     position: int
 
 
-def find_difference(
-    prompt: int, turn: int, plain: Sequence[int], tokens: Sequence[int]
-) -> Difference:
-    """Return where two different outputs part."""
-    shorter = min(len(plain), len(tokens))
-    position = next((at for at in range(shorter) if plain[at] != tokens[at]), shorter)
-    return Difference(prompt, turn, position)
-
-
-def same_text(compared: int, differences: Sequence[Difference]) -> str:
-    return f"{compared - len(differences)} of {compared}" if compared else "not promised"
-
-
 @dataclass(frozen=True)
 class Figures:
     """The figures of one method.
 
     Attributes:
+        batch_size: The batch size of a method for complete files, and otherwise None.
         texts: The number of sequences.
         speed_up: The ratio of tokens per second to plain decoding, with median times of the
-            repeats.
+            repeats. Files are decoded plainly with batch size 1.
+        over_plain: The speedup of a file over plain decoding with the same batch size.
         spread: The smallest and the largest speedup of a repeat.
         by_category: The speedups for the prompts of each category.
         acceptance: Entry i - 1 is the share of rounds that accepted the first i draft tokens.
+        peak_memory_bytes: The peak memory, including the weights.
         compared: The number of outputs that should equal the outputs of plain decoding.
         differences: The outputs that do not.
     """
@@ -73,30 +50,41 @@ class Figures:
     name: str
     family: str
     num_draft: Length
+    batch_size: int | None
     texts: int
     tokens_per_second: float | None
+    texts_per_second: float | None
     speed_up: float | None
+    over_plain: float | None
     spread: tuple[float, float] | None
     by_category: Mapping[str, float]
     tokens_per_round: float | None
     acceptance_rate: float | None
     acceptance: tuple[float, ...]
+    peak_memory_bytes: int | None
     compared: int
     differences: tuple[Difference, ...]
 
     def cells(self) -> dict[str, str]:
         """Return the row of the table, by column."""
-        is_plain = self.family == "plain"
-        shown = "" if is_plain or self.spread is None else "{:.2f} to {:.2f}".format(*self.spread)
-        return {
+        base = self.family == "plain" and self.batch_size is None
+        spread = "" if base or self.spread is None else "{:.2f} to {:.2f}".format(*self.spread)
+        memory = self.peak_memory_bytes
+        same = f"{self.compared - len(self.differences)} of {self.compared}"
+        columns = {
             "method": self.name,
             "tokens/s": figure(self.tokens_per_second, ".1f"),
-            "speedup": "1" if is_plain else figure(self.speed_up, ".2f"),
-            "spread": shown,
+            "texts/s": figure(self.texts_per_second, ".2f"),
+            "speedup": "1" if base else figure(self.speed_up, ".2f"),
+            "over plain": figure(self.over_plain, ".2f"),
+            "spread": spread,
             "acceptance length": figure(self.tokens_per_round, ".2f"),
             "acceptance rate": figure(self.acceptance_rate, ".0%"),
-            "same text": "" if is_plain else same_text(self.compared, self.differences),
+            "peak memory": "" if memory is None else f"{memory / 1e6:.0f} MB",
+            "same text": "" if base else same if self.compared else "not promised",
         }
+        left_out = OF_FILES if self.batch_size is None else OF_PROMPTS
+        return {name: text for name, text in columns.items() if name not in left_out}
 
 
 @dataclass(frozen=True)
@@ -117,10 +105,17 @@ class Analysis:
     @property
     def verdict(self) -> str:
         """A sentence on the fastest method, or "" if only plain decoding ran."""
-        best = fastest(self.methods[1:])
-        if best is None:
+        plain, *others = self.methods
+        best = fastest(others if plain.batch_size is None else self.methods)
+        if best is None or not others:
             return ""
         gain = best.speed_up or 0.0
+        if plain.batch_size is not None:
+            text = f"{best.name} is fastest: {gain:.2f} times plain decoding of one text at a time"
+            gains = [one for one in others if one.tokens_per_round and one.over_plain]
+            shown = ", ".join(f"{one.over_plain:.2f} with {one.batch_size}" for one in gains)
+            more = f"; speculation over plain decoding by batch size: {shown}" if shown else ""
+            return f"{text}{more}."
         if gain <= 1:
             return (
                 f"Nothing is faster than plain decoding; {best.name} comes closest with {gain:.2f} "
@@ -131,6 +126,12 @@ class Analysis:
         if auto is not None and auto is not best:
             text += f"; {auto.name} reaches {(auto.speed_up or 0.0) / gain:.2f} of it"
         return text + "."
+
+
+def fastest(methods: Iterable[Figures]) -> Figures | None:
+    """Return the method with the highest speedup, if any has one."""
+    known = (method for method in methods if method.speed_up)
+    return max(known, key=lambda method: method.speed_up or 0.0, default=None)
 
 
 def analyse(measured: Measurements) -> Analysis | None:
@@ -152,7 +153,7 @@ def figures_of(measured: Measurements, method: Method) -> Figures:
     stats = [sample.stats for sample in samples.values() if sample.stats is not None]
     cases = {key: measured.cases[key[0]] for key in samples}
     differences = [
-        find_difference(cases[key].prompt, cases[key].turn, plain.tokens, sample.tokens)
+        _difference(cases[key], plain.tokens, sample.tokens)
         for key, sample in sorted(samples.items())
         if method.same_text
         and (plain := measured.plain.get(key)) is not None
@@ -164,21 +165,37 @@ def figures_of(measured: Measurements, method: Method) -> Figures:
             groups.setdefault(group, {})[key] = sample
     gains = {group: _speed_up(measured.plain, chosen) for group, chosen in groups.items()}
     spread = [gain for group, gain in gains.items() if isinstance(group, int) and gain]
+    texts, size = {case for case, _ in samples}, method.batch_size
+    # Among methods for files, plain decoding precedes others with the same batch size.
+    base = next((one for one in measured.methods if one.batch_size == size), method)
+    same_size = measured.samples[base.name]
     return Figures(
         name=method.name,
         family=method.family,
         num_draft=method.num_draft,
-        texts=len({case for case, _ in samples}),
+        batch_size=size,
+        texts=len(texts),
         tokens_per_second=tokens_per_second(samples),
+        texts_per_second=ratio(len(texts), seconds(samples)),
         speed_up=_speed_up(measured.plain, samples),
+        over_plain=None if base is method else _speed_up(same_size, samples),
         spread=(min(spread), max(spread)) if spread else None,
         by_category={name: gain for name, gain in gains.items() if isinstance(name, str) and gain},
         tokens_per_round=tokens_per_round(samples.values()),
         acceptance_rate=ratio(sum(s.accepted for s in stats), sum(s.drafted for s in stats)),
         acceptance=acceptance_by_position(samples.values()),
+        peak_memory_bytes=measured.peak_memory.get(method.name),
         compared=len(samples) if method.same_text else 0,
         differences=tuple(differences),
     )
+
+
+def _difference(case: Case, plain: Sequence[int], tokens: Sequence[int]) -> Difference:
+    """Return where two different outputs part."""
+    pairs = enumerate(zip(plain, tokens, strict=False))
+    shorter = min(len(plain), len(tokens))
+    position = next((at for at, (mine, yours) in pairs if mine != yours), shorter)
+    return Difference(case.prompt, case.turn, position)
 
 
 def _speed_up(plain: Mapping[Key, Sample], samples: Mapping[Key, Sample]) -> float | None:
@@ -203,10 +220,13 @@ def tokens_per_round(samples: Iterable[Sample]) -> float | None:
     return ratio(sum(tokens for tokens, _ in counts), sum(rounds for _, rounds in counts))
 
 
+def seconds(samples: Mapping[Key, Sample]) -> float:
+    """Return the seconds of all sequences together, the median of the repeats for each."""
+    by_case = groupby(sorted(samples), key=itemgetter(0))
+    return sum(median(samples[key].seconds for key in keys) for _, keys in by_case)
+
+
 def tokens_per_second(samples: Mapping[Key, Sample]) -> float | None:
     """Return the tokens per second of all sequences, with the median time of the repeats."""
-    texts = [
-        [samples[key] for key in keys] for _, keys in groupby(sorted(samples), key=itemgetter(0))
-    ]
-    seconds = sum(median(sample.seconds for sample in repeats) for repeats in texts)
-    return ratio(sum(repeats[0].counted for repeats in texts), seconds)
+    first = {key[0]: samples[key] for key in sorted(samples, reverse=True)}
+    return ratio(sum(sample.counted for sample in first.values()), seconds(samples))

@@ -1,26 +1,29 @@
-"""Runs the methods of a benchmark alternately, so that drifts affect all of them alike."""
+"""Runs the methods of a benchmark alternately, so that drifts affect all of them alike. A method
+decodes one prompt at a time, or all prompts of a file in batches."""
 
 import functools
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, count
+from itertools import chain, islice
 from typing import Literal, TypeVar
+
+import mlx.core as mx
 
 from ..core.options import Options
 from ..engine.drafters import FREE, drafters
-from ..engine.generate import stream_generate
+from ..engine.generate import stream_generate, stream_many
 from ..engine.pair import Pair
-from ..engine.request import proposer_kind
-from ..errors import OptionError, PromptError
+from ..engine.request import encode, proposer_kind
+from ..errors import DecodingError, OptionError, PromptError
 from ..models.base import check_prompt
 from ..results import Statistics
 from ..text.prompts import Prompt
 from ..types import Progress, ignore_progress
 
 Length = int | Literal["auto"]
-Runner = Callable[[Sequence[int]], "Sample"]
+Prompts = Sequence[Sequence[int]]
 T = TypeVar("T")
 Key = tuple[int, int]
 """The number of a case, and the number of its repeat."""
@@ -40,6 +43,11 @@ class Sample:
     stats: Statistics | None = None
 
 
+Runner = Callable[[Sequence[int]], Sample]
+Texts = Iterator[tuple[int, Sample]]
+"""Yields the index and the sample of each prompt when it is complete."""
+
+
 @dataclass(frozen=True)
 class Method:
     """One way to decode.
@@ -47,13 +55,17 @@ class Method:
     Attributes:
         family: The proposer ("plain", "draft", "ngram"), or another program ("mlx-lm").
         same_text: Whether the tokens must equal the tokens of plain decoding.
+        run: Decodes prompts.
+        batch_size: The batch size if the method gets all prompts of a file at once. It is then
+            timed with the prefill, and the seconds of its samples are ignored.
     """
 
     name: str
     family: str
     num_draft: Length
     same_text: bool
-    run: Runner
+    run: Callable[[Prompts], Texts]
+    batch_size: int | None = None
 
 
 @dataclass(frozen=True)
@@ -71,12 +83,14 @@ class Measurements:
 
     Attributes:
         skipped: Why a model cannot take a prompt, by the number of the case.
+        peak_memory: The peak memory in bytes, including the weights, by the method's name.
     """
 
     methods: Sequence[Method]
     cases: Sequence[Case]
     samples: dict[str, dict[Key, Sample]] = field(default_factory=dict)
     skipped: dict[int, str] = field(default_factory=dict)
+    peak_memory: dict[str, int] = field(default_factory=dict)
     interrupted: bool = False
 
     @property
@@ -166,13 +180,61 @@ def room(pair: Pair, options: Options, prompt: Sequence[int]) -> int:
     return min(options.max_tokens, sys.maxsize if longest is None else longest - prefix)
 
 
-def _runner(pair: Pair, options: Options) -> Runner:
+def encoded(pair: Pair, options: Options, text: str) -> list[int]:
+    """Return the token ids of a prompt. Raises PromptError if there is no room for a completion."""
+    ids = encode(pair, text, options)
+    room(pair, options, ids)
+    return ids
+
+
+def one_by_one(run: Runner) -> Callable[[Prompts], Texts]:
+    """Return a method's function that decodes each prompt alone by `run`."""
+    return lambda prompts: ((at, run(prompt)) for at, prompt in enumerate(prompts))
+
+
+def _runner(pair: Pair, options: Options) -> Callable[[Prompts], Texts]:
     def run(prompt: Sequence[int]) -> Sample:
         made = stream_generate(pair, prompt, options).result()
         tokens, stats = made.tokens, made.stats
         return Sample(tokens, len(tokens), stats.seconds.decoding, stats.rounds, made.text, stats)
 
-    return run
+    return one_by_one(run)
+
+
+def file_methods(
+    pair: Pair, options: Options, proposer: str | None, length: Length, sizes: Sequence[int]
+) -> tuple[list[Method], list[str]]:
+    """Return plain and speculative decoding of a file at all batch sizes, and plain decoding at
+    batch size 1.
+
+    Also return notes on models that cannot decode several sequences at once. Raises OptionError if
+    the pair does not have the proposer.
+    """
+    options = replace(options, system_prompt=None, chat_template_config={})
+    plain = replace(options, regular=True)
+    drafting = replace(options, regular=False, proposer=proposer, num_draft=length)
+    kind = proposer_kind(drafters(pair, drafting))
+    name = "auto" if kind == length else f"{kind} {length}"
+    methods, reasons = [], []
+    for size in sorted({1, *sizes}):
+        compared: list[tuple[str, str, Length, Options]] = [("plain", "plain", 0, plain)]
+        compared += [(name, kind, length, drafting)] if size in sizes else []
+        for label, family, n, how in compared:
+            run = functools.partial(_batches, pair, how, size)
+            label = f"{label}, batch {size}"
+            methods.append(Method(label, family, n, keeps_text(how), run, size))
+            if size > 1 and (why := stream_many(pair, [], how, batch_size=size).why_not):
+                reasons.append(why)
+    return methods, [f"texts were made in turns: {why}" for why in dict.fromkeys(reasons)]
+
+
+def _batches(pair: Pair, options: Options, size: int, prompts: Prompts) -> Texts:
+    for part in stream_many(pair, prompts, options, batch_size=size):
+        if part.error is not None:
+            raise DecodingError(part.error)
+        if (made := part.result) is not None:
+            tokens, stats = made.tokens, made.stats
+            yield part.number, Sample(tokens, len(tokens), 0.0, stats.rounds, stats=stats)
 
 
 def measure(
@@ -182,25 +244,28 @@ def measure(
     *,
     repeats: int = 3,
     progress: Progress = ignore_progress,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> Measurements:
-    """Run every method on every prompt, and return the samples. The first output of each method
-    does not count. Ctrl-C ends it early. Raises PromptError if no prompt can be used.
+    """Run every method on every prompt, and return the samples. The first output of each method, or
+    its first batch, does not count. Ctrl-C ends it early; the run that it interrupts does not
+    count. Raises PromptError if no prompt can be used.
 
     Args:
+        prompts: The prompts. Methods for complete files get their first turns.
         methods: The methods. The first one is plain decoding, which answers earlier turns.
-        encode: Returns the token ids of a prompt.
+        encode: Returns the token ids of a prompt, or raises PromptError.
         repeats: The number of samples of each case by each method.
         progress: Receives the number of completed outputs.
     """
+    whole = methods[0].batch_size is not None
     cases = [
         Case(number, turn, prompt.category)
         for number, prompt in enumerate(prompts)
-        for turn in range(len(prompt.turns))
+        for turn in range(1 if whole else len(prompt.turns))
     ]
     measured = Measurements(methods, cases, {method.name: {} for method in methods})
     answers: dict[tuple[int, int], str] = {}
-    total = len(methods) * (1 + repeats * len(cases))
-    counter = count()
+    done = 0
 
     @functools.cache
     def ids(index: int) -> Sequence[int]:
@@ -210,32 +275,55 @@ def measure(
         talk = ((text, answers.get((case.prompt, turn), "")) for turn, text in enumerate(earlier))
         return encode("\n\n".join([*chain.from_iterable(talk), last]))
 
-    def run(index: int, repeat: int, method: Method) -> None:
-        try:
-            sample = method.run(ids(index))
-        except PromptError as problem:
-            measured.skipped[index] = str(problem)
-            for name, samples in measured.samples.items():
-                left = {key: sample for key, sample in samples.items() if key[0] != index}
-                measured.samples[name] = left
-            return
-        measured.samples[method.name][index, repeat] = sample
-        if method is methods[0]:
-            answers.setdefault((cases[index].prompt, cases[index].turn), sample.text)
+    def usable(index: int) -> bool:
+        if index not in measured.skipped:
+            try:
+                ids(index)
+            except PromptError as problem:
+                measured.skipped[index] = str(problem)
+        return index not in measured.skipped
 
-    progress(next(counter), total)
+    def run(method: Method, indices: Sequence[int]) -> dict[int, Sample]:
+        """Return the samples of some cases by their numbers."""
+        nonlocal done
+        samples: dict[int, Sample] = {}
+        mx.reset_peak_memory()
+        started = clock()
+        for at, sample in method.run([ids(index) for index in indices]):
+            samples[indices[at]] = sample
+            done += 1
+            report()
+        seconds = clock() - started
+        peak = max(mx.get_peak_memory(), measured.peak_memory.get(method.name, 0))
+        measured.peak_memory[method.name] = peak
+        if method.batch_size is None:
+            return samples
+        return {at: replace(one, seconds=seconds / len(samples)) for at, one in samples.items()}
+
+    def report() -> None:
+        left = len(cases) - len(measured.skipped)
+        progress(done, warmed + repeats * len(methods) * left)
+
+    first_turns = (index for index, case in enumerate(cases) if case.turn == 0)
+    most = max(method.batch_size or 1 for method in methods)
+    warm = list(islice(filter(usable, first_turns), most))
+    warmed = sum(len(warm[: method.batch_size or 1]) for method in methods)
     try:
+        report()
         for method in methods:
-            # An unusable prompt is reported and skipped later.
-            with suppress(PromptError):
-                method.run(ids(0))
-            progress(next(counter), total)
+            run(method, warm[: method.batch_size or 1])
+        every = range(len(cases))
+        groups = [[*every]] if whole else [[index] for index in every]
         for repeat in range(repeats):
-            for index in range(len(cases)):
-                for method in turned(methods, index + repeat):
-                    if index not in measured.skipped:
-                        run(index, repeat, method)
-                    progress(next(counter), total)
+            for number, group in enumerate(groups):
+                left = list(filter(usable, group))
+                for method in turned(methods, number + repeat) if left else ():
+                    for index, sample in run(method, left).items():
+                        measured.samples[method.name][index, repeat] = sample
+                        if method is methods[0]:
+                            answers.setdefault(
+                                (cases[index].prompt, cases[index].turn), sample.text
+                            )
     except KeyboardInterrupt:
         measured.interrupted = True
     if len(measured.skipped) == len(cases):

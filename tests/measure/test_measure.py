@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from mlx_specdec.measure.methods import Method, Sample, measure
+from mlx_specdec.measure.methods import Method, Sample, measure, one_by_one
 from mlx_specdec.text.prompts import Prompt
 
 
@@ -15,7 +15,7 @@ def test_methods_take_turns_and_each_comes_first_equally_often() -> None:
             runs.append((name, bytes(prompt).decode()))
             return Sample((1, 2), 2, 0.5, 2, text=f"<{name}>")
 
-        return Method(name, name, 0, True, run)
+        return Method(name, name, 0, True, one_by_one(run))
 
     prompts = [Prompt((text,)) for text in ("a", "b", "c")]
     methods = [method(name) for name in ("plain", "x", "y")]

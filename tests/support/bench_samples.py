@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from mlx_specdec.core.statistics import Recorder, Timed
-from mlx_specdec.measure.methods import Case, Length, Measurements, Method, Sample
+from mlx_specdec.measure.methods import Case, Length, Measurements, Method, Prompts, Sample, Texts
 from mlx_specdec.results import Step
 
 
@@ -27,7 +27,7 @@ def sample(
 def method(name: str, family: str, num_draft: Length, same_text: bool = True) -> Method:
     """A method that is never run."""
 
-    def run(prompt: Sequence[int]) -> Sample:
+    def run(prompts: Prompts) -> Texts:
         raise NotImplementedError
 
     return Method(name, family, num_draft, same_text, run)
