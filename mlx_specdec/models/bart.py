@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple, Self
+from typing import Any, ClassVar, Literal, Self
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -68,12 +68,8 @@ SWITCHES_OF_TYPE = {
 """The switches of each model_type. The model_type of NLLB is m2m_100."""
 
 
-class StackShape(NamedTuple):
-    """The number of layers of a stack, the heads per layer, and the inner feed-forward width."""
-
-    layers: int
-    heads: int
-    inner: int
+StackShape = tuple[int, int, int]
+"""The number of layers of a stack, the heads per layer, and the inner feed-forward width."""
 
 
 @dataclass(frozen=True)
@@ -112,10 +108,8 @@ class BartConfig:
     def from_dict(cls, config: Mapping[str, Any]) -> Self:
         """Read a configuration. Raises CheckpointError if it is not supported."""
         kind = config["model_type"]
-        switches, stated = (
-            SWITCHES_OF_TYPE[kind],
-            {n: v for n, v in config.items() if v is not None},
-        )
+        switches = SWITCHES_OF_TYPE[kind]
+        stated = {name: value for name, value in config.items() if value is not None}
         source_size = whole_number(config, "vocab_size")
         activation = stated.get("activation_function", switches.activation)
         end = stated.get("eos_token_id", switches.end)
@@ -155,7 +149,7 @@ class BartConfig:
 
 def _stack(config: Mapping[str, Any], stack: str) -> StackShape:
     heads, inner = (whole_number(config, f"{stack}_{n}") for n in ("attention_heads", "ffn_dim"))
-    return StackShape(whole_number(config, f"{stack}_layers", most=MOST_LAYERS), heads, inner)
+    return whole_number(config, f"{stack}_layers", most=MOST_LAYERS), heads, inner
 
 
 class BartLayer(nn.Module):
@@ -163,7 +157,7 @@ class BartLayer(nn.Module):
 
     def __init__(self, config: BartConfig, shape: StackShape, *, is_decoder: bool) -> None:
         super().__init__()
-        width, heads = config.d_model, shape.heads
+        width, (_, heads, inner) = config.d_model, shape
         head_dim = width // heads
         how: dict[str, Any] = {"scale": head_dim**-0.5, "bias": True, "names": PROJECTIONS}
         self._norm_first = config.switches.norm_first
@@ -171,8 +165,8 @@ class BartLayer(nn.Module):
         for name in ("self_attn", "encoder_attn") if is_decoder else ("self_attn",):
             self[name] = layers.Attention(width, heads, heads, head_dim, **how)
             self[f"{name}_layer_norm"] = nn.LayerNorm(width)
-        self.fc1 = nn.Linear(width, shape.inner)
-        self.fc2 = nn.Linear(shape.inner, width)
+        self.fc1 = nn.Linear(width, inner)
+        self.fc2 = nn.Linear(inner, width)
         self.final_layer_norm = nn.LayerNorm(width)
 
     def __call__(
@@ -232,7 +226,7 @@ class BartStack(nn.Module):
         if switches.embedding_norm:
             self.layernorm_embedding = nn.LayerNorm(width)
         shape = config.decoder if is_decoder else config.encoder
-        self.layers = [BartLayer(config, shape, is_decoder=is_decoder) for _ in range(shape.layers)]
+        self.layers = [BartLayer(config, shape, is_decoder=is_decoder) for _ in range(shape[0])]
         if switches.stack_norm:
             self.layer_norm = nn.LayerNorm(width)
 
@@ -251,8 +245,8 @@ class Bart(Network):
         self.config = config
         self.vocabulary, self.width, self.start = config.vocab_size, config.d_model, config.start
         self.max_length = self.trained_length = config.max_length
-        self.heads, self.inner = config.encoder.heads, config.encoder.inner
-        self.row = 2 * config.decoder.layers * config.d_model
+        _, self.heads, self.inner = config.encoder
+        self.row = 2 * config.decoder[0] * config.d_model
         if not config.shared:
             self.source_vocabulary = config.source_size
         self.model = nn.Module()

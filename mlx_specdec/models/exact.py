@@ -9,9 +9,9 @@ An exact pass pads products of fewer than `least` rows with zeros. It computes a
 and also recurrences that have another kernel for a single row. A trial of the whole model at load
 finds `least` and the most rows that a pass may have."""
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -52,29 +52,23 @@ rows. On M1 and M2, one row of quantized weights has this order too. MKL has one
 rows, and another for more rows."""
 
 
-class _PassMode(threading.local):
-    """The pass that a thread is building. `least` is 0 if the pass is not exact; see
-    ExactPasses."""
-
-    least = 0
-
-
-_mode = _PassMode()
+_least: ContextVar[int] = ContextVar("least", default=0)
+"""`ExactPasses.least` of the pass that a thread is building, or 0 if the pass is not exact."""
 
 
 def rows_stand_alone() -> bool:
     """Return whether this thread is building an exact pass. Attention and recurrences are computed
     row by row in it."""
-    return _mode.least > 0
+    return _least.get() > 0
 
 
 @contextmanager
 def _exact(least: int) -> Iterator[None]:
-    before, _mode.least = _mode.least, least
+    before = _least.set(least)
     try:
         yield
     finally:
-        _mode.least = before
+        _least.reset(before)
 
 
 def _pad(place: int, plain: Callable[..., mx.array], *args: Any, **kwargs: Any) -> mx.array:
@@ -86,11 +80,11 @@ def _pad(place: int, plain: Callable[..., mx.array], *args: Any, **kwargs: Any) 
         place: The number of the argument with the rows, (..., rows, inputs). The next argument has
             the weights.
         plain: The product."""
-    left, right = args[place : place + 2]
-    rows = left.shape[-2] if left.ndim > 1 else _mode.least
-    if rows >= _mode.least or right.ndim == 1 or right.shape[-1] == 1:
+    (left, right), least = args[place : place + 2], _least.get()
+    rows = left.shape[-2] if left.ndim > 1 else least
+    if rows >= least or right.ndim == 1 or right.shape[-1] == 1:
         return plain(*args, **kwargs)
-    more = [(0, 0)] * (left.ndim - 2) + [(0, _mode.least - rows), (0, 0)]
+    more = [(0, 0)] * (left.ndim - 2) + [(0, least - rows), (0, 0)]
     padded = (*args[:place], mx.pad(left, more), *args[place + 1 :])
     return plain(*padded, **kwargs)[..., :rows, :]
 

@@ -108,15 +108,14 @@ def _ropes(config: Config) -> dict[str, tuple[float, float]]:
     return ropes
 
 
-class T5Gemma2Attention(RotaryAttention):
-    """Grouped-query attention with normed and rotated queries and keys."""
-
-    def __init__(self, shape: StackConfig, rope: tuple[float, float]) -> None:
-        heads, (base, scale) = (shape.heads, shape.kv_heads, shape.head_dim), rope
-        rotate = nn.RoPE(shape.head_dim, base=base, scale=scale)
-        super().__init__(shape.hidden_size, *heads, scale=shape.scale, rope=rotate)
-        self.q_norm = RMSNorm(shape.head_dim, shape.epsilon)
-        self.k_norm = RMSNorm(shape.head_dim, shape.epsilon)
+def _attention(shape: StackConfig, rope: tuple[float, float]) -> RotaryAttention:
+    """Return grouped-query attention with normed and rotated queries and keys."""
+    heads, (base, scale) = (shape.heads, shape.kv_heads, shape.head_dim), rope
+    rotate = nn.RoPE(shape.head_dim, base=base, scale=scale)
+    attention = RotaryAttention(shape.hidden_size, *heads, scale=shape.scale, rope=rotate)
+    attention.q_norm = RMSNorm(shape.head_dim, shape.epsilon)
+    attention.k_norm = RMSNorm(shape.head_dim, shape.epsilon)
+    return attention
 
 
 class T5Gemma2Layer(nn.Module):
@@ -125,7 +124,7 @@ class T5Gemma2Layer(nn.Module):
     def __init__(self, shape: StackConfig, number: int) -> None:
         super().__init__()
         self.window = shape.windows[number]
-        self.self_attn = T5Gemma2Attention(shape, shape.ropes[number])
+        self.self_attn = _attention(shape, shape.ropes[number])
         self.mlp = MLP(shape.hidden_size, shape.intermediate_size)
         for name in ("self_attn", "feedforward"):
             for place in ("pre", "post"):
@@ -138,13 +137,12 @@ class T5Gemma2Layer(nn.Module):
         return states + self.post_feedforward_layernorm(inner)
 
 
-class T5Gemma2Stack(nn.Module):
-    """The layers of the encoder or of the decoder, and the norm after them."""
-
-    def __init__(self, shape: StackConfig) -> None:
-        super().__init__()
-        self.layers = [T5Gemma2Layer(shape, number) for number in range(len(shape.windows))]
-        self.norm = RMSNorm(shape.hidden_size, shape.epsilon)
+def _stack(shape: StackConfig) -> nn.Module:
+    """Return the layers of the encoder or of the decoder, and the norm after them."""
+    stack = nn.Module()
+    stack.layers = [T5Gemma2Layer(shape, number) for number in range(len(shape.windows))]
+    stack.norm = RMSNorm(shape.hidden_size, shape.epsilon)
+    return stack
 
 
 class T5Gemma2(Network):
@@ -164,7 +162,7 @@ class T5Gemma2(Network):
         self.row = 2 * len(decoder.windows) * decoder.kv_heads * decoder.head_dim
         self._shape, self._end_of_image, self._image = decoder, end_of_image, image
         self.model = nn.Module()
-        self.model.encoder, self.model.decoder = T5Gemma2Stack(encoder), T5Gemma2Stack(decoder)
+        self.model.encoder, self.model.decoder = _stack(encoder), _stack(decoder)
         self.model.encoder.embed_tokens = nn.Embedding(self.vocabulary, self.width)
         self.model.encoder.eoi_embedding = mx.zeros((self.width,))
 

@@ -3,15 +3,14 @@
 import gc
 import importlib
 import threading
-from collections.abc import Sequence
 
 import mlx.core as mx
 import pytest
 
 from mlx_specdec.errors import DecodingError, OptionError
-from mlx_specdec.models.distributed.leader import SIZE, Follower, Leader, Op, Order, led
+from mlx_specdec.models.distributed.leader import SIZE, Leader, LedModel, Op, Order, follow
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
-from mlx_specdec.types import FINAL
+from mlx_specdec.types import FINAL, Context
 
 from ..support import tiny
 from ..support.shipped import ROOT
@@ -26,33 +25,23 @@ def test_orders_arrive_with_their_numbers(count: int) -> None:
     assert second.receive().orders == sent
 
 
-def pair_of_ranks() -> tuple[Leader, threading.Thread, Follower, list[int]]:
-    """Rank 0, and rank 1 in a thread, each with a whole model of its own."""
+def pair_of_ranks() -> tuple[Leader, threading.Thread, dict[int, Context], list[int]]:
+    """Rank 0, and rank 1 in a thread with its contexts, each with a whole model of its own."""
     _, first, second = ends()
-    follower, codes = Follower(DecoderOnlyModel(tiny.build("llama"))), []
+    plain, contexts, codes = DecoderOnlyModel(tiny.build("llama")), {}, []
 
     def work() -> None:
-        while True:
-            message = second.receive()
-            for order in message.orders:
-                if order.op is Op.END:
-                    codes.append(order.numbers[0])
-                    mx.clear_streams()
-                    return
-                follower.do(order, message)
+        codes.append(follow(plain, second, contexts))
+        mx.clear_streams()
 
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
-    return Leader(first), thread, follower, codes
-
-
-def lengths(follower: Follower) -> Sequence[tuple[int, ...]]:
-    return [context.lengths for _, context in sorted(follower._contexts.items())]
+    return Leader(first), thread, contexts, codes
 
 
 def test_a_follower_has_the_contexts_of_rank_0() -> None:
-    leader, thread, follower, codes = pair_of_ranks()
-    model = led(DecoderOnlyModel(tiny.build("llama")), leader)
+    leader, thread, contexts, codes = pair_of_ranks()
+    model = LedModel(DecoderOnlyModel(tiny.build("llama")), leader)
     one = model.open_batch([[5, 6, 7]])
     second = model.open_batch([[8, 9], [10, 11]])
     one.advance(mx.array([[5, 6, 7]]), proposed=2)
@@ -66,12 +55,12 @@ def test_a_follower_has_the_contexts_of_rank_0() -> None:
     leader.end(7)
     thread.join(20)
     assert codes == [7]
-    assert lengths(follower) == [(2, 1)]
+    assert [context.lengths for context in contexts.values()] == [(2, 1)]
 
 
 def test_a_led_model_is_the_model_but_for_its_weights() -> None:
     plain = DecoderOnlyModel(tiny.build("llama"))
-    model = led(plain, Leader(ends()[1]))
+    model = LedModel(plain, Leader(ends()[1]))
     assert (model.kind, model.vocabulary) == ("decoder-only", plain.vocabulary)
     with pytest.raises(OptionError, match="one place"):
         model.network  # noqa: B018
@@ -81,7 +70,7 @@ def test_nothing_is_led_any_more_after_half_a_pass() -> None:
     """After an error inside a pass, rank 0 is out of step and must not go on."""
     line, first, _ = ends()
     leader = Leader(first)
-    model = led(DecoderOnlyModel(tiny.build("llama")), leader)
+    model = LedModel(DecoderOnlyModel(tiny.build("llama")), leader)
     with leader.whole():
         assert model.open([1]).lengths == (0,)
     assert not model.lost

@@ -156,7 +156,8 @@ def test_an_encoder_with_one_other_number_or_other_heads_is_not_shared() -> None
     weight = changed.network.model.encoder.layers[1].fc2
     weight.bias = weight.bias.at[3].add(1e-6)
     config = target.network.config
-    heads = Bart(replace(config, encoder=config.encoder._replace(heads=4)), has_bias=True)
+    layers, _, inner = config.encoder
+    heads = Bart(replace(config, encoder=(layers, 4, inner)), has_bias=True)
     heads.update(target.network.parameters())
     for draft in (changed, EncoderDecoderModel(heads), translator("bart-scaled")):
         assert not share_equal_encoder(draft, target)

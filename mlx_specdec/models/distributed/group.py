@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Literal, NoReturn, TypeVar
+from typing import Literal, NoReturn, TypeVar, cast
 
 import mlx.core as mx
 
@@ -24,7 +24,7 @@ from ...errors import OptionError, OutputError, SpecdecError, first_line
 from ...version import __version__
 from ..base import Base
 from . import STATUS
-from .leader import Channel, Leader, follow, led
+from .leader import Channel, Leader, LedModel, follow
 
 T = TypeVar("T")
 Mode = Literal["tensor", "pipeline"]
@@ -150,11 +150,11 @@ class Ranks:
         # These properties run passes. All ranks compute them now, because no order would do it.
         model.rows_agree, model.why_not_batched  # noqa: B018
         if self.rank:
-            code = follow(model, channel)
+            code = follow(model, channel, {})
             self._stop()
             raise SystemExit(code)
         self._leader = Leader(channel)
-        return led(model, self._leader)
+        return cast(Base, LedModel(model, self._leader))
 
     def end(self, code: int) -> None:
         """End with an exit code. On rank 0, all other ranks end with it as well. Later calls do

@@ -116,43 +116,39 @@ def _orders(numbers: Sequence[int]) -> Iterator[Order]:
         yield Order(Op(op), context, tuple(numbers[place - count : place]))
 
 
-class Follower:
-    """The contexts of a rank other than 0. `model` is this rank's part of the target."""
-
-    def __init__(self, model: Base) -> None:
-        self._model = model
-        self._contexts: dict[int, Context] = {}
-
-    def do(self, order: Order, message: OrderMessage) -> None:
-        if order.op is Op.OPEN:
-            count, *rest = order.numbers
-            ends = list(itertools.accumulate(rest[:count], initial=count))
-            prompts = [rest[begin:end] for begin, end in itertools.pairwise(ends)]
-            self._contexts[order.context] = self._model.open_batch(prompts)
-        elif order.op is Op.CLOSE:  # a context that has joined another is already gone
-            self._contexts.pop(order.context, None)
-        elif order.op is Op.ADVANCE:
-            batch, rows, proposed = order.numbers[:3]
-            run_pass(self._contexts[order.context], message, batch, rows, proposed, ())
-        elif order.op is Op.EVALUATE:
-            self._contexts[order.context].evaluate()
-        elif order.op is Op.JOIN:
-            self._contexts[order.context].merge(self._contexts.pop(order.numbers[0]))
-        elif order.op is Op.REWIND:
-            self._contexts[order.context].rewind(order.numbers)
-        else:
-            self._contexts[order.context].keep(order.numbers)
-
-
-def follow(model: Base, channel: Channel) -> int:
-    """Execute rank 0's orders until the end. Return the exit code of all ranks."""
-    follower = Follower(model)
+def follow(model: Base, channel: Channel, contexts: dict[int, Context]) -> int:
+    """Execute rank 0's orders on this rank's part of the target, until the end. Return the exit
+    code of all ranks. `contexts` holds the contexts of this rank by their numbers."""
     while True:
         message = channel.receive()
         for order in message.orders:
             if order.op is Op.END:
                 return order.numbers[0]
-            follower.do(order, message)
+            _execute(model, contexts, order, message)
+
+
+def _execute(
+    model: Base, contexts: dict[int, Context], order: Order, message: OrderMessage
+) -> None:
+    number, numbers = order.context, order.numbers
+    if order.op is Op.OPEN:
+        count, *rest = numbers
+        ends = list(itertools.accumulate(rest[:count], initial=count))
+        prompts = [rest[begin:end] for begin, end in itertools.pairwise(ends)]
+        contexts[number] = model.open_batch(prompts)
+    elif order.op is Op.CLOSE:  # a context that has joined another is already gone
+        contexts.pop(number, None)
+    elif order.op is Op.ADVANCE:
+        batch, rows, proposed = numbers[:3]
+        run_pass(contexts[number], message, batch, rows, proposed, ())
+    elif order.op is Op.EVALUATE:
+        contexts[number].evaluate()
+    elif order.op is Op.JOIN:
+        contexts[number].merge(contexts.pop(numbers[0]))
+    elif order.op is Op.REWIND:
+        contexts[number].rewind(numbers)
+    else:
+        contexts[number].keep(numbers)
 
 
 def run_pass(
@@ -222,11 +218,6 @@ class Leader:
         if not self._inside:
             raise KeyboardInterrupt
         self._interrupted = True
-
-
-def led(model: Base, leader: Leader) -> Base:
-    """Return the model for rank 0, whose calls reach all ranks."""
-    return cast(Base, LedModel(model, leader))
 
 
 class LedModel:

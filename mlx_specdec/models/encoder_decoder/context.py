@@ -77,10 +77,6 @@ class Network(nn.Module, ABC):
         parts = tree_flatten(self.layers[0].parameters())
         return next(array.dtype for name, array in parts if "norm" in name)
 
-    def shard(self, group: mx.distributed.Group) -> None:
-        """Keep this rank's part of every layer; see `EncoderDecoderFamily.check_shares`."""
-        raise NotImplementedError
-
     def check_source(self, prompt: Sequence[int]) -> None:
         """Raise PromptError for a source that the model cannot read."""
 
