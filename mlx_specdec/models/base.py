@@ -114,22 +114,9 @@ def check_prompt(prompt: Sequence[int], vocabulary: int, longest: int | None) ->
         )
 
 
-def check_pass(tokens: mx.array, proposed: int, batch: int) -> int:
-    """Return how many rows a pass over `batch` sequences has. Raises ValueError if tokens are not
-    of shape (batch, m), or `proposed` is not at most m."""
-    if tokens.ndim != 2 or tokens.shape[0] != batch:
-        raise ValueError(f"the context takes tokens of shape ({batch}, m), not {tokens.shape}")
-    rows = tokens.shape[1]
-    if rows < 1 or not 0 <= proposed <= rows:
-        raise ValueError(f"{proposed} proposed of {rows} tokens: need 0 <= proposed <= m, m >= 1")
-    return rows
-
-
 def check_rewind(lengths: tuple[int, ...], final: Sequence[int], current: Sequence[int]) -> None:
     """Raise RewindError unless every new length is between the sequence's final length, whose
     tokens cannot be dropped, and its current length."""
-    if len(lengths) != len(current):
-        raise RewindError(f"the context takes {len(current)} lengths, not {len(lengths)}")
     for length, least, most in zip(lengths, final, current, strict=True):
         if not least <= length <= most:
             raise RewindError(

@@ -49,11 +49,6 @@ class Family(Protocol):
     def trainable(self, network: Any) -> Trainable:
         """Return the training interface of a network whose weights are float32."""
 
-    def model(self, network: Any, max_length: int | None) -> Base: ...
-
-    def layers(self, network: Any) -> Sequence[nn.Module]:
-        """Return the decoder's layers."""
-
     def with_layers(self, config: Config, chosen: Sequence[int]) -> dict[str, Any]:
         """Return the configuration of a model that has only the `chosen` decoder layers. Raises
         CheckpointError if config.json does not say how many layers there are."""

@@ -239,7 +239,7 @@ def shaped(model: Base, config: Mapping[str, Any], layers: int) -> tuple[Base, d
     last, and return the copy with its config.json. Raises OptionError if the family cannot have
     this number of layers. config: The target's config.json."""
     family, network = families.of_model(model), model.network
-    depth = len(family.layers(network))
+    depth = len(network.layers)
     if layers > depth:
         raise OptionError(f"layers must be 1 to the target's {depth}, not {layers}")
     chosen = [round(at * (depth - 1) / max(1, layers - 1)) for at in range(layers)]
@@ -247,8 +247,7 @@ def shaped(model: Base, config: Mapping[str, Any], layers: int) -> tuple[Base, d
     shape = family.with_layers(plain, chosen)
     model = family.empty(shape, network)
     small = model.network
-    target_layers = family.layers(network)
-    weights = _copied(network, target_layers, small, chosen)
+    weights = _copied(network, network.layers, small, chosen)
     small.update(tree_unflatten(list(weights)))
     mx.eval(small.parameters())
     return model, shape

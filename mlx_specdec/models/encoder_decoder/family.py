@@ -193,12 +193,6 @@ class EncoderDecoderFamily(ABC):
 
         return Trainable(network, inputs, logits)
 
-    def model(self, network: Network, max_length: int | None) -> Base:
-        return EncoderDecoderModel(network)
-
-    def layers(self, network: Network) -> Sequence[nn.Module]:
-        return network.layers
-
     def empty(self, config: Config, like: Network) -> Base:
         """See `families.Family`. The network has the same tensors as `like`."""
         tensors = [name for name, _ in tree_flatten(like.parameters())]

@@ -1,22 +1,20 @@
 """The family of all decoder-only models that mlx-lm implements; see `families.Family`."""
 
 from collections.abc import Mapping, Sequence
-from fnmatch import fnmatch
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 
 from ...checkpoints.files import LAYER_COUNT_KEYS
-from ...errors import CheckpointError, OptionError, first_line
+from ...errors import CheckpointError, OptionError
 from ...text.tokenizer import Kind, Tokenizer
 from ...types import FINAL
 from ..base import Base
-from ..number_format import stored_dtype
 from ..trainable import Ids, Trainable, padded, places
 from .loader import arguments_of, cannot_build, classes
-from .loading import cast, max_length
 from .loading import load as load
+from .loading import max_length
 from .mends import mend
 from .model import DecoderOnlyModel
 
@@ -43,14 +41,6 @@ def trainable(network: nn.Module) -> Trainable:
 
 
 kind: Kind = "decoder-only"
-model = DecoderOnlyModel
-_SETTINGS = ("group_size", "bits", "mode")
-"""The keys of a "quantization" entry that name no layer."""
-
-
-def layers(network: nn.Module) -> Sequence[nn.Module]:
-    """Return the layers, or an empty list if the model has no attribute `layers`."""
-    return list(getattr(network, "layers", ()))
 
 
 def languages(network: nn.Module, tokenizer: Tokenizer) -> None:
@@ -91,7 +81,7 @@ def with_layers(config: Mapping[str, Any], chosen: Sequence[int]) -> dict[str, A
 
 
 def network_of(config: Mapping[str, Any], name: str) -> nn.Module:
-    """Build mlx-lm's model with the stored dtype and quantization. Weights are lazy and random.
+    """Build mlx-lm's model, whose weights are lazy and random.
 
     Raises:
         CheckpointError: If mlx-lm cannot build the model."""
@@ -104,45 +94,4 @@ def network_of(config: Mapping[str, Any], name: str) -> nn.Module:
     except Exception as error:  # mlx-lm does not validate settings, so any error can occur
         raise CheckpointError(f"{name}: {cannot_build(error)}") from error
     network.eval()
-    cast(network, stored_dtype(config))
-    stored = _stored_quantization(config)
-    if stored is not None:
-        _quantize(network, stored, name)
     return network
-
-
-def _stored_quantization(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the quantization of the stored weights as mlx-lm writes it, or None if loading
-    dequantizes them."""
-    entry = config.get("quantization")
-    if isinstance(entry, Mapping):
-        return entry
-    foreign = config.get("quantization_config")
-    foreign = foreign if isinstance(foreign, Mapping) else {}
-    method = foreign.get("quant_method")
-    if method in ("awq", "gptq"):
-        return {"bits": foreign.get("bits"), "group_size": foreign.get("group_size")}
-    if method in ("mxfp4", "mxfp8"):
-        excluded = dict.fromkeys(foreign.get("modules_to_not_convert") or (), False)
-        return {"bits": int(method[-1]), "group_size": 32, "mode": method, **excluded}
-    return None
-
-
-def _quantize(network: nn.Module, stored: Mapping[str, Any], name: str) -> None:
-    group, bits, mode = stored.get("group_size"), stored.get("bits"), stored.get("mode", "affine")
-    if not isinstance(group, int) or not isinstance(bits, int):
-        raise CheckpointError(f"{name}: config.json does not say how its weights are quantized")
-
-    def how(path: str, module: nn.Module) -> Any:
-        patterns = (key for key in stored if key not in _SETTINGS and fnmatch(path, f"{key}*"))
-        entry = stored.get(path if path in stored else next(patterns, ""))
-        if not hasattr(module, "to_quantized") or entry is False:
-            return False
-        return entry if isinstance(entry, Mapping) else module.weight.shape[-1] % group == 0
-
-    try:
-        nn.quantize(network, group, bits, mode=mode, class_predicate=how)
-    except (TypeError, ValueError) as error:
-        raise CheckpointError(
-            f"{name}: its quantization is none of MLX's: {first_line(error)}"
-        ) from error
