@@ -64,14 +64,6 @@ def copied(name: str, path: Path, drop: tuple[str, ...] = (), **changes: Any) ->
 # Beginnings and ends.
 
 
-def test_a_forced_first_token_is_part_of_the_beginning(tmp_path: Path) -> None:
-    """transformers 5 writes it to generation_config.json, others have it in config.json."""
-    assert translator("bart").prefix([5]) == [2, 0]
-    old = copied("bart", tmp_path / "old", forced_bos_token_id=7)
-    (old / "generation_config.json").unlink()
-    assert load_model(old).model.prefix([5]) == [2, 7]
-
-
 # Files.
 
 
@@ -98,21 +90,6 @@ def test_a_checkpoint_without_a_head_and_one_that_repeats_its_table_are_read(
     save(path / "model.safetensors", {**again, "lm_head.weight": 2 * table})
     with pytest.raises(CheckpointError, match="a head that is not its embedding"):
         load_model(path)
-
-
-@pytest.mark.parametrize(
-    ("name", "changes", "message"),
-    [
-        ("bart", {"activation_function": "tanh"}, "activation_function 'tanh'"),
-        ("bart", {"encoder_layers": 9999}, "encoder_layers 9999: need a number from 1 to 1000"),
-        ("bart", {"max_position_embeddings": 32}, "embed_positions"),
-    ],
-)
-def test_a_configuration_of_no_model_is_refused(
-    name: str, changes: dict[str, Any], message: str, tmp_path: Path
-) -> None:
-    with pytest.raises(CheckpointError, match=message):
-        load_model(copied(name, tmp_path / "model", **changes))
 
 
 # Encoders that are shared.

@@ -9,7 +9,6 @@ import pytest
 
 from mlx_specdec.core.options import Options
 from mlx_specdec.engine.generate import stream_many
-from mlx_specdec.errors import OptionError
 from mlx_specdec.models.mlx_lm.caches import BatchedCache
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.models.mlx_lm.trials import TRIAL_LENGTHS
@@ -49,29 +48,6 @@ def test_a_draft_model_that_fails_is_named_with_the_first_line_of_its_error() ->
     assert run.why_not == (
         "draft cannot take several sequences in one pass: a trial pass failed (no kernel for this)"
     )
-
-
-@pytest.mark.parametrize(
-    ("family", "reason"),
-    [
-        ("gpt_bigcode", r"a trial pass failed \(.*[Oo]nly length-1 arrays can be converted.*\)"),
-        ("llama4", "its caches of type ChunkedKVCache hold one sequence"),
-        ("recurrent_gemma", "the recurrent state of an empty sequence is not zero"),
-    ],
-)
-def test_families_that_take_one_sequence_say_why(family: str, reason: str) -> None:
-    model = model_of(family)
-    assert model.why_not_batched
-    with pytest.raises(OptionError, match=rf"one sequence at a time: {reason}$"):
-        model.open_batch([PROMPT, PROMPT])
-
-
-def test_logits_that_are_no_numbers_prove_nothing_unless_only_the_batch_has_them() -> None:
-    everywhere = model_of("llama")
-    everywhere.network.lm_head.weight = everywhere.network.lm_head.weight * mx.nan
-    assert not everywhere.why_not_batched
-    never = damaged(lambda logits, attempt: logits * mx.nan)
-    assert "off by inf of their norm" in never.why_not_batched
 
 
 POSITIONS = {"longest": max, "shortest": min, "first": lambda starts: starts[0]}

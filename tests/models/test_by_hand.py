@@ -9,23 +9,16 @@ import numpy as np
 import pytest
 
 from ..support.lender import LIMIT, Lender, Run, network_of
-from ..support.speculators import VOCABULARY, WIDTH, dflash, eagle, eagle3
-from . import dflash_by_hand, eagle3_by_hand, eagle_by_hand
+from ..support.speculators import VOCABULARY, WIDTH, dflash, eagle
+from . import dflash_by_hand, eagle_by_hand
 
 PLAIN = {"layer_types": ["full_attention"] * 2, "rope_theta": 10000.0, "block_size": 4}
 MIXED = {**PLAIN, "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 5}
-THREE_IDS = {"eagle_aux_hidden_state_layer_ids": [1, 2, 3]}
 CASES: dict[str, tuple[Any, dict[str, Any]]] = {
-    "eagle": (eagle, {"rope_theta": 10000.0}),
     "eagle, fc.bias": (eagle, {"rope_theta": 10000.0, "extra": {"fc.bias": (WIDTH,)}}),
     "eagle, positions": (eagle, {"rope_theta": 500.0, "bias": True}),
-    "eagle3, encoder": (eagle3, {"encoder": WIDTH, **THREE_IDS}),
-    "dflash": (dflash, PLAIN),
     "dflash, encoder": (dflash, {**PLAIN, "encoder": WIDTH}),
     "dflash, window": (dflash, MIXED),
-    "dflash, causal": (dflash, {**MIXED, "is_causal": True}),
-    "dflash, not causal": (dflash, {**MIXED, "is_causal": False, "rope_theta": 700.0}),
-    "dflash, interleaved": (dflash, {**PLAIN, "rope_is_neox_style": False}),
 }
 COUNT, LENGTHS = 3, (2, 7, 8, 12, 13, 24)
 
@@ -58,10 +51,6 @@ def test_drafts_are_those_made_by_hand_round_after_round(name: str, tmp_path: Pa
         if make is eagle:
             target = table, doubled(head)
             expected, rows = eagle_by_hand.drafted(tensors, config, target, (before, states), COUNT)
-        elif make is eagle3:
-            arguments = tensors, config, table, before, states, of_source, COUNT
-            expected, rows = eagle3_by_hand.chain(*arguments)
-            logits = logits[:, 1::2]  # the drafter has every other token
         else:
             slots = table[[before[-1], *[config["dflash_config"]["mask_token_id"]] * COUNT]]
             made = dflash_by_hand.block(tensors, config, states, slots, of_source)[1:]

@@ -26,13 +26,6 @@ def test_models_with_caches_of_their_own_refuse_both(family: str, settings: Cach
         DecoderOnlyModel(tiny.build(family), caches=settings)
 
 
-def test_a_model_that_cannot_read_packed_keys_says_so_without_blaming_the_groups() -> None:
-    widths = dict.fromkeys(("kv_lora_rank", "qk_rope_head_dim", "v_head_dim"), 32)
-    network = tiny.build("deepseek_v3", qk_nope_head_dim=32, **widths)
-    with pytest.raises(OptionError, match="deepseek_v3 cannot use a quantized cache"):
-        DecoderOnlyModel(network, caches=CacheSettings(8, 32))
-
-
 # The cache returns exactly what was appended, and forgets exactly what it is told to.
 
 

@@ -4,7 +4,6 @@ import io
 from collections.abc import Iterator
 
 import mlx.core as mx
-import mlx.nn as nn
 import pytest
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
@@ -12,55 +11,17 @@ from mlx_lm.models.cache import make_prompt_cache
 from benchmarks.compare import as_mlx_has_it
 from mlx_specdec.errors import OptionError
 from mlx_specdec.models import cpu_layers
-from mlx_specdec.models.cpu_layers import SUBMIT, lighten, shared, submit_every
+from mlx_specdec.models.cpu_layers import SUBMIT, lighten, submit_every
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 
 from ..support import tiny
 from ..support.families import config_of
-
-ROPES = ({}, {"base": 1e6, "scale": 0.25}, {"traditional": True})
-PLACES = {"even": 7, "uneven": [7, 2, 5], "start": 0}
 
 
 def operations(*arrays: mx.array) -> int:
     written = io.StringIO()
     mx.export_to_dot(written, *arrays)
     return written.getvalue().count("rectangle")
-
-
-@pytest.mark.cpu_only
-@pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("settings", ROPES)
-def test_rotations_of_one_pass_share_what_they_are_made_of(
-    settings: dict[str, float], place: str, dtype: mx.Dtype
-) -> None:
-    plain, light = nn.RoPE(8, **settings), [nn.RoPE(8, **settings) for _ in range(2)]
-    lighten(holder := nn.Sequential(*light))
-    for step in range(2):  # The second pass has other positions.
-        starts = PLACES[place]
-        many = isinstance(starts, list)
-        offset = shared(mx.array(starts) + step) if many else starts + step
-        results, expected = [], []
-        for layer, heads in ((0, 4), (1, 2), (1, 4)):
-            rows = mx.random.normal((3, heads, 1 + step, 8)).astype(dtype)
-            expected.append(plain(rows, offset))
-            results.append(holder.layers[layer](rows, offset=offset))
-        if not settings.get("traditional"):
-            assert operations(*results) < operations(*expected)
-        assert all(map(mx.array_equal, results, expected))
-
-
-@pytest.mark.cpu_only
-@pytest.mark.parametrize("shape", [(1, 1, 64), (1, 70, 64), (3, 1, 64), (2, 3, 64), (5, 64)])
-def test_products_are_the_same_and_follow_other_weights(shape: tuple[int, ...]) -> None:
-    lighten(holder := nn.Sequential(linear := nn.Linear(64, 48, bias=False)))
-    states = mx.random.normal(shape)
-    mx.eval(holder(states))
-    assert operations(linear(states)) < operations(states @ linear.weight.T)
-    assert mx.array_equal(holder(states), states @ linear.weight.T)
-    holder.update({"layers": [{"weight": 2 * linear.weight}]})
-    assert mx.array_equal(linear(states), states @ linear.weight.T)
 
 
 @pytest.mark.cpu_only

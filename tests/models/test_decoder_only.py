@@ -1,7 +1,6 @@
 """Quantized directories of mlx-lm, their end tokens, and hidden states in several threads."""
 
 import json
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from mlx_specdec.errors import CheckpointError, OptionError
 from mlx_specdec.models import number_format
 from mlx_specdec.models.loading import load_model
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
-from mlx_specdec.types import FINAL
 
 from ..support import tiny
 from ..support.pairs import read
@@ -70,27 +68,3 @@ def test_end_tokens_come_from_generation_config_first(tmp_path: Path) -> None:
     generation.write_text("{")
     with pytest.raises(CheckpointError, match=r"generation_config\.json is not JSON"):
         load(directory)
-
-
-def test_threads_do_not_see_each_others_hidden_states() -> None:
-    model = DecoderOnlyModel(tiny.build("llama"))
-    texts = [[5 + number, 9, 4 + number] for number in range(8)]
-    expected = [
-        model.open([5]).advance(mx.array([t]), hidden=(FINAL,)).hidden[FINAL] for t in texts
-    ]
-    mx.eval(expected)
-    wrong: list[int] = []
-
-    def work(number: int) -> None:
-        with mx.stream(mx.cpu):
-            for _ in range(20):
-                scores = model.open([5]).advance(mx.array([texts[number]]), hidden=(FINAL,))
-                if not mx.allclose(scores.hidden[FINAL], expected[number]):
-                    wrong.append(number)
-
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(len(texts))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []

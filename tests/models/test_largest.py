@@ -2,9 +2,6 @@
 row for them."""
 
 from collections.abc import Callable
-from types import SimpleNamespace
-from typing import Any
-from unittest import mock
 
 import mlx.core as mx
 import numpy as np
@@ -20,18 +17,9 @@ from mlx_specdec.core.distribution import (
 from mlx_specdec.core.options import Options
 from mlx_specdec.core.row import token_logprobs
 from mlx_specdec.largest import LEAST_ENTRIES, indices_of_largest, largest
-from mlx_specdec.models.drafters.dflash import Selector
 
 WIDE = 20_011
 """Entries of a row that is searched in two stages. It is a prime, so that no width divides it."""
-
-
-def in_one_stage(function: Callable[..., mx.array], *arguments: Any) -> mx.array:
-    """Return the result of a function that leaves the search of wide rows to MLX."""
-    with mock.patch("mlx_specdec.largest.LEAST_ENTRIES", 1 << 60):
-        result = function(*arguments)
-        mx.eval(result)
-    return result
 
 
 def same(one: mx.array, another: mx.array) -> bool:
@@ -72,20 +60,6 @@ def test_the_largest_are_those_of_mlxs_top_k(logits: mx.array, k: int) -> None:
     assert mx.all(ordered[..., 1:] > ordered[..., :-1]).item(), "no entry comes twice"
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
-@given(rows(), counts, st.sampled_from([1e-6, 0.5, 0.95]))
-def test_filters_keep_what_a_search_of_whole_rows_keeps(logits: mx.array, k: int, p: float) -> None:
-    if k < logits.shape[-1]:
-        filtered, kept_of_both = keep_top_k(logits, k), keep_top_k_and_p(logits, k, p)
-        assert same(filtered, in_one_stage(keep_top_k, logits, k))
-        assert same(kept_of_both, in_one_stage(keep_top_k_and_p, logits, k, p))
-        for index in np.ndindex(logits.shape[:-1]):
-            row = logits[index]
-            assert same(keep_top_k(row, k), filtered[index]), "one row gets the bits of several"
-            assert same(keep_top_k_and_p(row, k, p), kept_of_both[index])
-    assert same(lead(logits), in_one_stage(lead, logits))
-
-
 @pytest.fixture
 def sorted_sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The number of entries of every row that MLX is to sort. On a GPU all of these sort."""
@@ -116,16 +90,3 @@ def test_nothing_that_needs_few_tokens_sorts_the_vocabulary(sorted_sizes: list[i
     for use in uses:
         use()
     assert sorted_sizes and max(sorted_sizes) < WIDE / 10
-
-
-def test_a_selector_weighs_the_likeliest_tokens_without_sorting_the_vocabulary(
-    sorted_sizes: list[int],
-) -> None:
-    sizes, ranks = SimpleNamespace(width=8), {"selector_top_k": 4, "selector_rank": 8}
-    files: Any = SimpleNamespace(settings=ranks, vocabulary=WIDE, sizes=sizes)
-    selector = Selector(files)
-    logits = mx.random.normal((1, 1, WIDE), key=mx.random.key(0))
-    weighed = selector.step(logits, mx.array([[3]]), mx.zeros((1, 1, 8)))
-    assert max(sorted_sizes) < WIDE / 10
-    # Zeros of the state weigh nothing: what stays are the logits of the likeliest.
-    assert mx.array_equal(weighed, keep_top_k(logits, 4))

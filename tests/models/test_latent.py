@@ -7,7 +7,6 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 import pytest
-from mlx_lm.models import base
 from mlx_lm.models.cache import make_prompt_cache
 
 from mlx_specdec import system
@@ -15,16 +14,14 @@ from mlx_specdec.core.options import Options
 from mlx_specdec.engine.generate import generate, generate_many
 from mlx_specdec.engine.request import Request
 from mlx_specdec.models.cache_settings import CacheSettings
-from mlx_specdec.models.mlx_lm import attention as attention_module
 from mlx_specdec.models.mlx_lm import latent, trials
-from mlx_specdec.models.mlx_lm.latent import absorbed_calls, expanding, most_rows
+from mlx_specdec.models.mlx_lm.latent import absorbed_calls, expanding
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 
 from ..support import tiny
-from ..support.families import _KDA, config_of
+from ..support.families import config_of
 from ..support.pairs import PROMPT, model_of, pair_of, perturbed
 
-_KDA["short_conv_kernel_size"] = 4
 EXACT = (
     *("deepseek_v3", "kimi_vl", "kimi_k25", "glm4_moe_lite", "longcat_flash", "kimi_linear"),
     *("longcat_flash_ngram", "kimi_k3", "bailing_moe_v3", "mistral4"),
@@ -113,43 +110,6 @@ def rows_absorbed(model: DecoderOnlyModel, rows: int, begun: int = 5) -> int:
     before = absorbed_calls()
     model.run(mx.ones((1, rows), dtype=mx.int32), caches)
     return absorbed_calls() - before
-
-
-def test_prompts_are_read_in_chunks_as_mlx_lm_reads_them() -> None:
-    model = model_of("deepseek_v3")
-    assert model._absorbs
-    most = most_rows(16, 8 + 8)
-    layers = len(expanding(model.network))
-    assert [rows_absorbed(model, rows) for rows in (1, 2, most, most + 1)] == [0, layers, layers, 0]
-    # DeepSeek-V3 and GLM-4.7-Flash; a latent narrower than half of a head's: whatever is read.
-    assert (most_rows(512, 256), most_rows(512, 448)) == (170, 398)
-    assert most_rows(16, 64) >= 1024
-
-
-def test_arrays_of_the_same_shape_are_not_taken_for_the_expanded_ones() -> None:
-    model = model_of("deepseek_v3")
-    assert model._absorbs
-    attention: Any = expanding(model.network)[0]
-    shown = mx.random.normal((1, 1, 12, 16), key=mx.random.key(1))
-    queries = mx.random.normal((1, 4, 3, 8), key=mx.random.key(2))
-    attend = type(attention).__call__.__globals__[attention_module.ATTENTION_FUNCTION]
-
-    def call(keys: mx.array, values: mx.array) -> int:
-        before = absorbed_calls()
-        result = attend(queries, keys, values, cache=None, scale=0.3, mask=None)
-        expected = base.scaled_dot_product_attention(queries, keys, values, None, 0.3, None)
-        assert mx.allclose(result, expected, atol=1e-5)
-        return absorbed_calls() - before
-
-    keys, values = attention.embed_q(shown, transpose=False), attention.unembed_out(shown)
-    assert call(mx.array(keys), values) == 0
-    assert call(keys, values) == 0, "the pair is forgotten after one call"
-    keys, values = attention.embed_q(shown, transpose=False), attention.unembed_out(shown)
-    assert call(keys, mx.array(values)) == 0
-    keys, values = attention.embed_q(shown, transpose=False), attention.unembed_out(mx.array(shown))
-    assert call(keys, values) == 0, "values of another latent"
-    keys, values = attention.embed_q(shown, transpose=False), attention.unembed_out(shown)
-    assert call(keys, values) == 1
 
 
 WORD = "do not take several rows in their latent"

@@ -63,23 +63,6 @@ def test_quantizing_on_load_leaves_positions_and_norms_alone(wide: Path) -> None
     assert 0 < np.abs(logits(loaded.model) - exact).max() < 0.1
 
 
-def test_weights_of_several_formats_are_computed_in_the_widest(
-    wide: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(number_format, "on_cpu", lambda: False)
-    assert load_model(wide).dtype == "float32"
-
-    def half(weights) -> None:
-        weights.update({name: array.astype(mx.float16) for name, array in weights.items()})
-
-    rewrite(wide, half)
-    assert load_model(wide).dtype == "bfloat16"
-    wo = "encoder.block.0.layer.1.DenseReluDense.wo.weight"
-    rewrite(wide, lambda weights: weights.update({wo: weights[wo].astype(mx.float32)}))
-    loaded = load_model(wide)
-    assert loaded.dtype == "float32" and np.isfinite(logits(loaded.model)).all()
-
-
 LARGE = "encoder.block.0.layer.1.DenseReluDense.wo.weight"
 
 
@@ -112,19 +95,6 @@ def test_hidden_states_beyond_float16_are_computed_in_bfloat16(
     assert not np.isfinite(logits(wished.model)).all()
 
 
-def test_other_families_are_computed_in_float16_if_they_are_stored_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shutil.copytree(FIXTURES.parent / "bart" / "bart", tmp_path, dirs_exist_ok=True)
-    rewrite(
-        tmp_path,
-        lambda weights: weights.update({n: a.astype(mx.float16) for n, a in weights.items()}),
-    )
-    monkeypatch.setattr(number_format, "on_cpu", lambda: False)
-    loaded = load_model(tmp_path)
-    assert (loaded.dtype, loaded.note) == ("float16", "")
-
-
 @pytest.mark.cpu_only
 @pytest.mark.skipif(mx.metal.is_available(), reason="these kernels are here")
 def test_a_family_that_runs_on_metal_only_is_reported(tmp_path: Path) -> None:
@@ -136,24 +106,6 @@ def test_a_family_that_runs_on_metal_only_is_reported(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="on Metal only") as caught:
         load_model(tmp_path)
     assert "\n" not in str(caught.value)
-
-
-def test_the_text_of_a_model_that_sees_images_is_loaded(tmp_path: Path) -> None:
-    """As Gemma 3 lies on the Hub from 4B on: what looks at images is left out."""
-    tiny.write("gemma3_wrapped", tmp_path)
-    file = tmp_path / "model.safetensors"
-    text = dict(mx.load(str(file)))
-    mx.eval(text)
-    seeing = {
-        "vision_tower.vision_model.embeddings.patch_embedding.weight": mx.zeros((4, 3, 2, 2)),
-        "multi_modal_projector.mm_input_projection_weight": mx.zeros((4, 4)),
-    }
-    alone = load_model(tmp_path).model
-    mx.save_safetensors(str(file), text | seeing)
-    seeing_model = load_model(tmp_path).model
-    assert seeing_model.nbytes == alone.nbytes
-    tokens = mx.array([[5, 6, 7]])
-    assert mx.array_equal(seeing_model.network(tokens), alone.network(tokens))
 
 
 def test_no_transformers_is_needed_for_texts_and_chats_and_mlx_lm_stays_whole(

@@ -3,11 +3,7 @@
 import ast
 from pathlib import Path
 
-import mlx.nn as nn
-
 import mlx_specdec
-from mlx_specdec.models import patches
-from mlx_specdec.models.number_format import twin_of
 
 PACKAGE = Path(mlx_specdec.__file__).parent
 HOOKS = {
@@ -65,16 +61,3 @@ def test_only_one_module_changes_what_belongs_to_others() -> None:
             if not any(name == module and change.startswith(hook) for module, hook in HOOKS)
         ]
     assert wrong == []
-
-
-def test_a_patch_is_undone_with_the_later_ones_of_its_owner_and_of_no_copy() -> None:
-    first, second = (patches.Patch(name) for name in ("first", "second"))
-    module = nn.Identity()
-    first.extend([module], __call__=lambda plain, module, value: 10 * plain(module, value))
-    twin = twin_of(module)
-    second.extend([module], __call__=lambda plain, module, value: plain(module, value) + 1)
-    assert (module(3), twin(3)) == (31, 30)
-    assert second.applied(module) and not second.applied(twin)
-    second.undo(twin)
-    first.undo(module)
-    assert (module(3), twin(3)) == (3, 30) and type(module) is nn.Identity

@@ -5,7 +5,6 @@ from dataclasses import replace
 import mlx.core as mx
 import pytest
 
-from mlx_specdec import load
 from mlx_specdec.core.options import Options
 from mlx_specdec.engine.generate import generate, generate_many
 from mlx_specdec.engine.request import Request
@@ -16,7 +15,6 @@ from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 
 from ..support import tiny
 from ..support.pairs import PROMPT, pair_of, perturbed
-from ..support.shipped import ROOT
 
 
 def quantized(family: str, bits: int) -> DecoderOnlyModel:
@@ -80,11 +78,3 @@ def test_texts_with_drafts_are_those_without(
     assert all(result.stats.drafted for result in together)
     assert [result.tokens for result in together] == plain
     assert any(result.stats.drafted > result.stats.accepted > 0 for result in alone)
-
-
-def test_a_quantized_cache_is_said_to_give_up_equal_outputs() -> None:
-    """Quantizing turns differences of the last bit into differences of a quantization step."""
-    model = ROOT / "weights" / "py-llama"
-    assert not any("KV cache" in note for note in load(model).notes)
-    [note] = load(model, caches=CacheSettings(8, 32)).notes
-    assert "KV cache is quantized to 8 bits" in note and "differ from plain decoding" in note

@@ -4,10 +4,9 @@ import random
 
 import mlx.core as mx
 import pytest
-from mlx_lm.models.cache import ArraysCache, CacheList
+from mlx_lm.models.cache import ArraysCache
 
-from mlx_specdec.errors import RewindError
-from mlx_specdec.models.mlx_lm.caches import BatchedCache, WindowCache
+from mlx_specdec.models.mlx_lm.caches import WindowCache
 from mlx_specdec.models.mlx_lm.states import States
 from mlx_specdec.models.rows import DROP, Rows
 
@@ -60,26 +59,6 @@ def test_any_rewinding_of_a_window_leaves_what_plain_decoding_has(size: int, cou
         window.cache.merge(other.cache)
         for rows in (1, 4):
             window.feed(rows)
-
-
-def test_a_final_pass_gives_up_the_way_back() -> None:
-    states = States([ArraysCache(size=1)], None)
-    for start, rows, proposed in ((0, 2, 2), (2, 1, 0)):
-        with states.in_pass((start,), rows, proposed):
-            states.caches[0][0] = mx.array([start + rows])
-    with pytest.raises(RewindError, match="no copy was kept"):
-        states.rewind((2,), (3,))
-
-
-def test_nested_states_are_restored_in_place() -> None:
-    pair = CacheList(ArraysCache(size=1), BatchedCache(Rows(1)))
-    entries = [pair]
-    states = States(entries, None)
-    for start in (0, 1):
-        with states.in_pass((start,), 1, 1):
-            pair[0][0] = mx.array([start + 1])
-    states.rewind((1,), (2,))
-    assert entries == [pair] and pair[0][0].item() == 1
 
 
 def test_sequences_go_back_to_different_passes() -> None:

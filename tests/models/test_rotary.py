@@ -8,18 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-import mlx_lm.models
-import mlx_lm.utils
 import pytest
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 
-from mlx_specdec.conversion.convert import convert
 from mlx_specdec.errors import CheckpointError
 from mlx_specdec.models.loading import load_model
 from mlx_specdec.models.mlx_lm import rotary
 from mlx_specdec.models.mlx_lm.loader import arguments_of, classes
-from mlx_specdec.models.mlx_lm.loading import max_length
 
 from ..support import tiny
 from ..support.families import config_of
@@ -195,27 +191,3 @@ def test_a_scaling_that_a_family_ignores_is_refused(name: str, tmp_path: Path) -
         directory = write(config, tmp_path / str(number), network)
         with pytest.raises(CheckpointError, match="scales positions by the type 'yarn'"):
             load_model(directory)
-
-
-def test_a_conversion_has_the_keys_that_mlx_lm_reads(tmp_path: Path) -> None:
-    network = tiny.from_config(old("llama", "llama3"))
-    source = write(new("llama", "llama3"), tmp_path / "source", network)
-    convert(str(source), tmp_path / "out")
-    theirs, config = mlx_lm.utils.load_model(tmp_path / "out")
-    assert config["rope_theta"] == BASE
-    assert config["rope_scaling"]["rope_type"] == "llama3"
-    assert "rotary_emb_base" not in config
-    assert mx.allclose(logits(theirs), logits(network), atol=1e-4)
-    ours = load_model(source, dtype="float32").model.open([1]).advance(TOKENS)
-    assert mx.allclose(ours.logits, logits(network), atol=1e-4)
-
-
-@pytest.mark.parametrize("kind", ["linear", "llama3", "yarn", "default"])
-def test_the_longest_text_follows_the_scaling_in_every_spelling(kind: str) -> None:
-    network = tiny.build("llama")
-    spellings = [old("llama", kind), *(new("llama", kind, by_type=way) for way in (False, True))]
-    original = {"linear": 128, "llama3": 64, "yarn": 64, "default": 128}[kind]
-    for config in spellings:
-        config["max_position_embeddings"] = 128
-        expected = max(128, int(original * SCALED.get(kind, {}).get("factor", 1)))
-        assert max_length(config, network) == expected

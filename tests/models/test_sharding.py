@@ -22,7 +22,7 @@ from mlx_specdec.models.t5 import T5
 from mlx_specdec.models.t5 import family as t5_family
 
 from ..support import tiny
-from ..support.models import SHAPE, SOURCE, TOKENS, built
+from ..support.models import SOURCE, TOKENS, built
 from ..support.pairs import BART, FIXTURES
 from ..support.thread_ranks import Rank, adding_up, on_every, ranks
 
@@ -68,27 +68,6 @@ def test_two_ranks_that_load_a_model_compute_what_one_does(
     layers = config["num_layers"], config.get("num_decoder_layers") or config["num_layers"]
     # The encoder runs once, over both sources, and the decoder twice.
     assert [rank.sums for rank in group] == [2 * layers[0] + 2 * 3 * layers[1]] * 2
-
-
-@pytest.mark.parametrize("bits", [None, 8])
-def test_four_ranks_keep_a_head_each(monkeypatch: pytest.MonkeyPatch, bits: int | None) -> None:
-    def make() -> T5:
-        network = built(d_kv=32)
-        return network if bits is None else quantized(network, bits)
-
-    def compute(rank: Rank) -> np.ndarray:
-        network = make()
-        network.shard(rank)
-        model = EncoderDecoderModel(network)
-        context = model.open(SOURCE)
-        context.advance(TOKENS).logits.tolist()
-        assert {array.shape[1] for cache in context._caches for array in cache.state} == {1}
-        assert network.heads == 1 and network.inner == SHAPE["d_ff"] // 4
-        return logits(model)
-
-    with adding_up(monkeypatch):
-        shared = on_every(ranks(4), compute)
-    assert all(close(part, logits(EncoderDecoderModel(make()))) for part in shared)
 
 
 @pytest.mark.parametrize(
@@ -173,11 +152,3 @@ def test_a_head_that_is_requested_on_rank_0_alone_is_kept_there_alone(
     if heads[0] is not None:
         assert mx.array_equal(networks[0].lm_head.weight, heads[0])
         assert (second.open([5]).advance(HEAD_TOKENS).logits == 1).all().item()
-
-
-def test_keys_and_values_that_all_heads_share_need_not_divide() -> None:
-    latent = {"num_attention_heads": 4, "num_key_value_heads": 1, "kv_lora_rank": 16}
-    decoder_loading.check_shares({"model_type": "deepseek_v3", **latent}, 2)
-    with pytest.raises(OptionError, match="2 ranks cannot have equal parts of 3 attention heads"):
-        uneven = latent | {"num_attention_heads": 3}
-        decoder_loading.check_shares({"model_type": "deepseek_v3", **uneven}, 2)

@@ -5,21 +5,17 @@ from the beginning there. The latter's reference is transformers where `speculat
 """
 
 import json
-import math
 import shutil
 from pathlib import Path
-from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import pytest
 
 from mlx_specdec.errors import CheckpointError
-from mlx_specdec.models.drafters.kinds import read
-from mlx_specdec.models.drafters.layers import rope_of
 
 from ..support.lender import FIXTURES, LIMIT, Lender, Run, differ, drafts_of, network_of
-from ..support.speculators import HEAD_DIM, WIDTH, eagle3
+from ..support.speculators import WIDTH, eagle3
 
 CASES = sorted(path.name for path in FIXTURES.iterdir())
 
@@ -86,57 +82,3 @@ def test_a_layer_whose_configuration_cannot_be_is_refused(
 
 
 # Scaled positions of drafters, as transformers turns them.
-
-
-PAIRS, THETA, FACTOR, LEARNED = HEAD_DIM // 2, 500.0, 8.0, 64
-REPORT = {"rope_type": "yarn", "factor": FACTOR, "original_max_position_embeddings": LEARNED}
-GROWN = 0.1 * math.log(FACTOR) + 1
-
-
-def turned(
-    directory: Path, report: dict[str, Any], **changes: Any
-) -> tuple[np.ndarray, np.ndarray]:
-    """How far one position turns each pair, in radians, and how much it grows."""
-    settings = {
-        "rope_theta": THETA,
-        "max_position_embeddings": 512,
-        "rope_scaling": report,
-        **changes,
-    }
-    files = read(eagle3(directory, **settings))
-    assert files is not None
-    ones = mx.concatenate([mx.ones(PAIRS), mx.zeros(PAIRS)]).reshape(1, 1, 1, -1)
-    first, second = np.split(np.array(rope_of(files.sizes)(ones, offset=1)).ravel(), 2)
-    return np.arctan2(second, first), np.hypot(first, second)
-
-
-def by_hand(*, truncated: bool, learned: int = LEARNED) -> list[float]:
-    """Section 3.2 of the paper, pair by pair."""
-    ends = [
-        PAIRS * math.log(learned / (turns * 2 * math.pi)) / math.log(THETA) for turns in (32, 1)
-    ]
-    low, high = (math.floor(ends[0]), math.ceil(ends[1])) if truncated else ends
-    angles = []
-    for pair in range(PAIRS):
-        plain = THETA ** (-pair / PAIRS)
-        slowed = min(1, max(0, (pair - max(low, 0)) / (high - max(low, 0))))
-        angles.append(plain * (1 - slowed) + plain / FACTOR * slowed)
-    return angles
-
-
-@pytest.mark.parametrize(
-    ("report", "angles", "size"),
-    [
-        ({}, by_hand(truncated=True), GROWN),
-        ({"truncate": False}, by_hand(truncated=False), GROWN),
-        ({"attention_factor": 1.0}, by_hand(truncated=True), 1.0),
-        ({"mscale": 1.0, "mscale_all_dim": 1.0}, by_hand(truncated=True), 1.0),
-    ],
-)
-def test_pairs_turn_as_config_json_says(
-    report: dict, angles: list[float], size: float, tmp_path: Path
-) -> None:
-    angles_found, grown = turned(tmp_path / "eagle3", {**REPORT, **report})
-    assert np.allclose(angles_found, angles, atol=1e-5)
-    assert np.allclose(grown, size, atol=1e-5)
-    assert not np.allclose(by_hand(truncated=True), by_hand(truncated=False), atol=1e-3)

@@ -108,7 +108,6 @@ def test_a_p_eagle_names_its_mask_token_and_its_depth(tmp_path: Path) -> None:
     for number, name in enumerate(("mask_token_id", "pard_token", "ptd_token_id")):
         named = {"mask_token_id": None, name: 7}
         assert network_of(peagle(tmp_path / str(number), **named)).mask_token == 7
-    assert network_of(tmp_path / "0").most == 8
     assert network_of(speculators_peagle(tmp_path / "4", tokens=5)).most == 5
 
 
@@ -159,29 +158,6 @@ def test_norm_output_means_two_things(tmp_path: Path) -> None:
     assert both(speculators_eagle3(tmp_path / "6", norm_output=False)) == (True, False)
 
 
-def test_positions_are_the_drafters_own(tmp_path: Path) -> None:
-    for directory, theta in (
-        (eagle3(tmp_path / "1"), 10000.0),
-        (eagle3(tmp_path / "2", rope_theta=500000), 500000.0),
-        (speculators_eagle3(tmp_path / "3", inner={"rope_parameters": {"rope_theta": 7.0}}), 7.0),
-        (speculators_eagle3(tmp_path / "9", inner={"rope_theta": 5, "head_dim": None}), 5.0),
-        (dflash(tmp_path / "4", rope_theta=1000000.0), 1000000.0),
-    ):
-        assert files_of(directory).sizes.rope_theta == theta
-    by_kind = {
-        "full_attention": {"rope_type": "yarn", "rope_theta": 9.0, "factor": 4.0},
-        "sliding_attention": {"rope_type": "default", "rope_theta": 7.0},
-    }
-    of_target = files_of(dflash(tmp_path / "8", rope_parameters=by_kind)).sizes
-    assert (of_target.rope_theta, of_target.rope_scaling) == (7.0, None)
-    assert not files_of(tmp_path / "1").sizes.interleaved
-    assert files_of(dflash(tmp_path / "5", rope_is_neox_style=False)).sizes.interleaved
-    scaled = {"rope_type": "linear", "factor": 4.0}
-    assert files_of(eagle3(tmp_path / "6", rope_scaling=scaled)).sizes.rope_scaling == scaled
-    with pytest.raises(CheckpointError, match="'longrope' for rope_type"):
-        read(eagle3(tmp_path / "7", rope_scaling={"rope_type": "longrope", "factor": 4.0}))
-
-
 def test_block_size_counts_slots_or_proposals(tmp_path: Path) -> None:
     for directory, most in (
         (dflash(tmp_path / "1", block_size=5), 4),
@@ -191,18 +167,3 @@ def test_block_size_counts_slots_or_proposals(tmp_path: Path) -> None:
         (dflash(tmp_path / "5", nested={"block_size": 7}), 6),
     ):
         assert network_of(directory).most == most
-
-
-def test_slots_of_layers_with_a_window_see_backwards_by_default(tmp_path: Path) -> None:
-    kinds = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8}
-    windows = (8, None)
-    for number, (settings, causal) in enumerate(
-        (
-            ({}, (True, False)),
-            ({"is_causal": False}, (False, False)),
-            ({"is_causal": True}, (True, True)),
-            ({"sliding_window_non_causal": True}, (False, False)),
-        )
-    ):
-        network = network_of(dflash(tmp_path / str(number), **settings, **kinds))
-        assert network.sight == tuple(zip(windows, causal, strict=True))

@@ -1,6 +1,5 @@
 """Memory, images and numbers of T5Gemma 2. tests/contract/ compares it with transformers."""
 
-import functools
 import json
 import math
 import shutil
@@ -13,29 +12,9 @@ from mlx_specdec.errors import PromptError
 from mlx_specdec.models.loading import load_model
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "t5gemma2"
-ROWS = 40
-
-
-def lines(kind: str) -> list[dict[str, list[int]]]:
-    text = (FIXTURES / kind / "texts.jsonl").read_text()
-    return [json.loads(line) for line in text.splitlines()]
-
-
-def fed(line: dict[str, list[int]]) -> list[int]:
-    return [2, *line["text"][:-1]]
 
 
 GROUPED = "grouped"
-MODEL = functools.cache(lambda kind: load_model(FIXTURES / kind, dtype="float32").model)
-
-
-def test_memory_is_priced_as_it_is_taken() -> None:
-    line, model = lines(GROUPED)[20], MODEL(GROUPED)
-    context = model.open(line["source"])
-    context.advance(mx.array([fed(line)]))
-    buffers = sum(array.nbytes for cache in context._caches for array in cache.state)
-    encoded = len(line["source"]) * model.width * 4
-    assert model.cache_nbytes(len(line["source"]), ROWS) == buffers + encoded
 
 
 def test_the_token_of_an_image_is_refused_and_the_vision_tower_left_out(tmp_path) -> None:

@@ -9,11 +9,10 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from mlx_specdec import load
 from mlx_specdec.models import wired_memory
 from mlx_specdec.models.loading import load_model
 
-from ..support.models import make_llama, make_t5, moved
+from ..support.models import make_llama, make_t5
 from ..support.serving import running
 
 EARLIER = 7
@@ -72,21 +71,6 @@ def test_no_more_is_wired_than_the_weights_that_were_evaluated(mac: Mac, model: 
     loaded = load_model(model).model
     assert mac.limits == mac.evaluated
     assert loaded.nbytes <= mac.limits[-1] - before <= loaded.nbytes + ROOM
-
-
-def test_the_limit_covers_both_models_of_a_pair(mac: Mac, model: Path, tmp_path: Path) -> None:
-    draft = moved(model, tmp_path)
-    before = mx.get_active_memory()
-    pair = load(model, draft)
-    both = pair.target.nbytes + pair.draft_bytes
-    assert mac.limits == mac.evaluated
-    assert both <= mac.limits[-1] - before <= both + 2 * ROOM
-
-
-def test_a_limit_is_at_most_the_recommended_one(mac: Mac, model: Path) -> None:
-    mac.recommended = 1 << 11
-    load_model(model)
-    assert {*mac.limits} == {1 << 11}
 
 
 @pytest.mark.parametrize("reason", ["a small model", "the switch", "no Metal"])
