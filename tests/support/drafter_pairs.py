@@ -23,7 +23,6 @@ MAKERS: dict[str, Make] = {
     "dspark": lambda directory, **settings: speculators.dflash(directory, markov="rnn", **settings),
     "mtp": speculators.mtp,
 }
-TRANSLATOR = "own-head-scaled"
 
 
 target_of = model_for

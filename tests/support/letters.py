@@ -85,12 +85,6 @@ SCHEMA = {
     "required": ["ab", "ba"],
     "additionalProperties": False,
 }
-CASES = {
-    "letters": {"regex": "[ab]+c?(12|ab)*"},
-    "schema": {"json_schema": SCHEMA},
-    "fixed": {"regex": "abcabc12: \\{ab\\}"},
-    "brackets": {"grammar": 'start: "[" start* "]" | "ab" | "c"'},
-}
 
 
 def bound(name: str) -> Pair:

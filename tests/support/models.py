@@ -6,12 +6,10 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-import numpy as np
 from mlx.utils import tree_flatten
 from mlx_lm.tuner.utils import linear_to_lora_layers
 from mlx_lm.utils import load_model
 
-from mlx_specdec.models.loading import load_model as load_any
 from mlx_specdec.models.t5 import T5, T5Config
 from mlx_specdec.text.tokenizer import load_tokenizer
 
@@ -114,15 +112,3 @@ def built(**changes: Any) -> T5:
     network = T5(T5Config.from_dict({**SHAPE, **changes}, own_head=True))
     mx.eval(network.parameters())
     return network
-
-
-def distance(directory: Path, file: Path) -> float:
-    """Return the largest difference of log-probabilities from a reference in a file."""
-    with np.load(file) as expected:
-        tokens = expected["tokens"].tolist()
-        prompt = expected["source"].tolist() if "source" in expected else tokens[:1]
-        context = load_any(directory, dtype="float32").model.open(prompt)
-        logits = context.advance(mx.array([tokens])).logits[0].astype(mx.float32)
-        log_p = np.array(logits - mx.logsumexp(logits, axis=-1, keepdims=True))
-        assert log_p.shape == expected["log_p"].shape
-        return float(np.abs(log_p - expected["log_p"]).max())

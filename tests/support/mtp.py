@@ -13,76 +13,7 @@ from mlx.utils import tree_flatten
 from . import tiny
 from .speculators import random
 
-ROTARY = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
-QWEN35 = {**tiny.DENSE, **tiny.LINEAR, "rope_parameters": ROTARY, "mtp_num_hidden_layers": 1}
-ROUTED = {
-    "moe_intermediate_size": 32,
-    "n_shared_experts": 1,
-    "n_routed_experts": 4,
-    "num_experts_per_tok": 2,
-    "first_k_dense_replace": 1,
-    "num_nextn_predict_layers": 1,
-}
-SPARSE = {
-    "index_head_dim": 8,
-    "index_n_heads": 2,
-    "index_topk": 4,
-    "num_nextn_predict_layers": 1,
-}
-CONFIGS: Mapping[str, dict[str, Any]] = {
-    "qwen3_next": tiny.CONFIGS["qwen3_next"],
-    "qwen3_5": {
-        "model_type": "qwen3_5",
-        "eos_token_id": 1,
-        "text_config": {**QWEN35, "model_type": "qwen3_5_text"},
-    },
-    "qwen3_5_moe": {
-        "model_type": "qwen3_5_moe",
-        "eos_token_id": 1,
-        "text_config": {
-            **QWEN35,
-            **tiny.EXPERTS,
-            "model_type": "qwen3_5_moe_text",
-            "shared_expert_intermediate_size": 32,
-        },
-    },
-    "deepseek_v3": {**tiny.CONFIGS["deepseek_v3"], "num_nextn_predict_layers": 1},
-    "glm4_moe": {
-        **tiny.DENSE,
-        **ROUTED,
-        "model_type": "glm4_moe",
-        "norm_topk_prob": True,
-        "n_group": 1,
-        "topk_group": 1,
-        "routed_scaling_factor": 1.0,
-        "rope_scaling": None,
-        "use_qk_norm": True,
-        "attention_bias": False,
-        "partial_rotary_factor": 0.5,
-    },
-    "deepseek_v32": {**tiny.CONFIGS["deepseek_v3"], **SPARSE, "model_type": "deepseek_v32"},
-    "glm_moe_dsa": {
-        **tiny.CONFIGS["deepseek_v3"],
-        **SPARSE,
-        "model_type": "glm_moe_dsa",
-        "routed_scaling_factor": 1.0,
-        "topk_method": "noaux_tc",
-        "scoring_func": "sigmoid",
-        "norm_topk_prob": True,
-        "n_group": 1,
-        "topk_group": 1,
-        "moe_layer_freq": 1,
-        "attention_bias": False,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
-    },
-    "glm4_moe_lite": {
-        **tiny.CONFIGS["deepseek_v3"],
-        "model_type": "glm4_moe_lite",
-        "num_nextn_predict_layers": 1,
-        "n_group": 1,
-        "topk_group": 1,
-    },
-}
+CONFIGS: Mapping[str, dict[str, Any]] = tiny.complete(tiny.DATA["mtp"])
 _CENTERED = (
     *("input_layernorm.weight", "post_attention_layernorm.weight", "model.norm.weight"),
     *("q_norm.weight", "k_norm.weight"),

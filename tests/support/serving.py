@@ -99,15 +99,6 @@ def wait_until(holds: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
-SCHEMA = {
-    "type": "object",
-    "properties": {
-        "name": {"type": "string", "pattern": "^[a-z]{1,4}$"},
-        "age": {"type": "integer", "minimum": 0, "maximum": 99},
-    },
-    "required": ["name", "age"],
-    "additionalProperties": False,
-}
 TEXT = "def read_lines"
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -163,16 +154,6 @@ def ok(client: TestClient, path: str, **body: Any) -> dict[str, Any]:
     answer = client.post(path, json=body)
     assert answer.status_code == 200, answer.text
     return answer.json()
-
-
-def streamed(client: TestClient, path: str, **body: Any) -> list[dict[str, Any]]:
-    answer = client.post(path, json={**body, "stream": True})
-    assert answer.status_code == 200, answer.text
-    assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
-    assert answer.headers["cache-control"] == "no-cache"
-    *events, last, rest = answer.text.split("\n\n")
-    assert (last, rest) == ("data: [DONE]", "")
-    return [json.loads(event.removeprefix("data: ")) for event in events if event[0] != ":"]
 
 
 @contextmanager

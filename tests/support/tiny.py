@@ -16,177 +16,23 @@ from mlx.utils import tree_flatten, tree_unflatten
 
 VOCABULARY = 64
 WINDOW = 8
+DATA: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("configs.json").read_text())
+"""Entries of config.json by table and family. The entry + names parts that other entries change."""
 
-DENSE: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10000.0,
-    "max_position_embeddings": 4096,
-    "tie_word_embeddings": False,
-    "eos_token_id": 1,
-}
-EXPERTS: dict[str, Any] = {
-    "num_experts": 4,
-    "num_experts_per_tok": 2,
-    "decoder_sparse_step": 1,
-    "mlp_only_layers": [],
-    "moe_intermediate_size": 32,
-    "norm_topk_prob": True,
-}
 
-GEMMA3: dict[str, Any] = {
-    **DENSE,
-    "model_type": "gemma3_text",
-    "num_hidden_layers": 4,
-    "query_pre_attn_scalar": 8,
-    "sliding_window": WINDOW,
-    "sliding_window_pattern": 2,
-}
-LINEAR: dict[str, Any] = {
-    "num_hidden_layers": 4,
-    "full_attention_interval": 2,
-    "linear_num_value_heads": 4,
-    "linear_num_key_heads": 2,
-    "linear_key_head_dim": 8,
-    "linear_value_head_dim": 8,
-    "linear_conv_kernel_dim": 4,
-}
-CONFIGS: dict[str, dict[str, Any]] = {
-    "llama": {**DENSE, "model_type": "llama"},
-    # Every layer but the last sees only a window.
-    "llama_sliding": {
-        **DENSE,
-        "model_type": "llama",
-        "num_hidden_layers": 3,
-        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
-        "sliding_window": WINDOW,
-    },
-    "qwen2": {**DENSE, "model_type": "qwen2"},
-    "qwen3": {**DENSE, "model_type": "qwen3"},
-    "phi3": {**DENSE, "model_type": "phi3"},
-    "mixtral": {**DENSE, "model_type": "mixtral", "num_local_experts": 4},
-    "qwen3_moe": {**DENSE, **EXPERTS, "model_type": "qwen3_moe"},
-    "gemma3": GEMMA3,
-    # The wrapper of the multimodal checkpoints, used for text.
-    "gemma3_wrapped": {
-        "model_type": "gemma3",
-        "vocab_size": VOCABULARY,
-        "eos_token_id": [1, 2],
-        "text_config": GEMMA3,
-    },
-    "gpt_oss": {
-        **DENSE,
-        "model_type": "gpt_oss",
-        "num_local_experts": 4,
-        "num_experts_per_tok": 2,
-        "sliding_window": WINDOW,
-        "layer_types": ["sliding_attention", "full_attention"],
-    },
-    "mamba2": {
-        "model_type": "mamba2",
-        "vocab_size": VOCABULARY,
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_heads": 4,
-        "head_dim": 16,
-        "state_size": 8,
-        "layer_norm_epsilon": 1e-5,
-        "conv_kernel": 4,
-        "n_groups": 1,
-        "use_bias": False,
-        "use_conv_bias": True,
-        "tie_word_embeddings": False,
-        "time_step_limit": [0.0, 100.0],
-        "time_step_rank": "auto",
-        "eos_token_id": 1,
-    },
-    "qwen3_next": {
-        **DENSE,
-        **EXPERTS,
-        **LINEAR,
-        "model_type": "qwen3_next",
-        "shared_expert_intermediate_size": 32,
-        "partial_rotary_factor": 0.5,
-    },
-    "deepseek_v3": {
-        **DENSE,
-        "model_type": "deepseek_v3",
-        "num_key_value_heads": 4,
-        "moe_intermediate_size": 32,
-        "n_shared_experts": 1,
-        "n_routed_experts": 4,
-        "num_experts_per_tok": 2,
-        "first_k_dense_replace": 1,
-        "kv_lora_rank": 16,
-        "q_lora_rank": 16,
-        "qk_rope_head_dim": 4,
-        "qk_nope_head_dim": 8,
-        "v_head_dim": 8,
-    },
-    # Recurrent and attention state side by side in every layer (CacheList).
-    "falcon_h1": {
-        **DENSE,
-        "model_type": "falcon_h1",
-        "mamba_d_ssm": 32,
-        "mamba_d_head": 8,
-        "mamba_n_heads": 4,
-        "mamba_d_state": 8,
-        "mamba_chunk_size": 8,
-        "lm_head_multiplier": 1.0,
-        "embedding_multiplier": 1.0,
-    },
-    # Recurrent layers and window layers in one model.
-    "recurrent_gemma": {
-        **DENSE,
-        "model_type": "recurrent_gemma",
-        "num_hidden_layers": 3,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "attention_bias": False,
-        "conv1d_width": 4,
-        "logits_soft_cap": 30.0,
-        "attention_window_size": WINDOW,
-        "block_types": ["recurrent", "recurrent", "attention"],
-    },
-    # Attention in chunks, with a cache that drops its front (ChunkedKVCache).
-    "llama4": {
-        "model_type": "llama4",
-        "eos_token_id": 1,
-        "text_config": {
-            **DENSE,
-            "model_type": "llama4_text",
-            "num_hidden_layers": 4,
-            "attention_bias": False,
-            "attention_chunk_size": WINDOW,
-            "interleave_moe_layer_step": 2,
-            "intermediate_size_mlp": 48,
-            "num_experts_per_tok": 1,
-            "num_local_experts": 2,
-            "rope_scaling": None,
-            "use_qk_norm": True,
-        },
-    },
-    "lfm2": {
-        **DENSE,
-        "model_type": "lfm2",
-        "num_hidden_layers": 3,
-        "norm_eps": 1e-5,
-        "conv_bias": False,
-        "conv_L_cache": 3,
-        "block_dim": 32,
-        "block_multiple_of": 8,
-        "block_ffn_dim_multiplier": 1.0,
-        "block_auto_adjust_ff_dim": False,
-        "layer_types": ["conv", "full_attention", "conv"],
-    },
-}
+def complete(entry: Any, parts: dict[str, Any] = DATA["parts"]) -> Any:
+    """Return an entry of a table with the parts that it names."""
+    if not isinstance(entry, dict):
+        return entry
+    whole: dict[str, Any] = {}
+    for name in entry.get("+", "").split():
+        whole |= parts[name]
+    return whole | {key: complete(value, parts) for key, value in entry.items() if key != "+"}
+
+
+CONFIGS: dict[str, dict[str, Any]] = complete(DATA["tiny"])
+"""Of llama_sliding, every layer but the last sees only a window. gemma3_wrapped is the text of a
+multimodal checkpoint. Others have recurrent states, attention in chunks, or a mixture."""
 
 
 def build(name: str, seed: int = 0, **changes: Any) -> nn.Module:
