@@ -6,7 +6,6 @@ wanted. It leaves out runs with a near tie, where another processor may choose t
 import functools
 import hashlib
 import json
-import re
 import sys
 import tempfile
 import warnings
@@ -22,7 +21,7 @@ from mlx_specdec import Options, Request, SpecdecError, generate, generate_many,
 
 from ..support import tiny
 from ..support.families import config_of
-from .support import ROOT, command
+from .support import ROOT
 
 WEIGHTS = ROOT / "weights"
 RECORDED = Path(__file__).with_name("recorded.json")
@@ -296,86 +295,6 @@ def family(name: str, directory: Path) -> Records:
     return records
 
 
-TIMES = re.compile(r"\d+(\.\d+)? ?(s|tokens/s|GB|MB|MiB|ms)\b|\d+\.\d+ times|\d+ against \d+")
-
-
-def shown(home: Path, *given: object, stdin: str = "") -> str:
-    """A record of a command: its exit code, and what it wrote without times and places."""
-    done = command(*given, stdin=stdin)
-    out, err = (
-        TIMES.sub("#", text.replace(str(home), "HOME").replace(str(ROOT), "ROOT"))
-        for text in (done.out, done.err.strip().rpartition("\n")[2])
-    )
-    return f"{done.code} {digest(out)} {err if done.code else ''}".strip()
-
-
-PY = ("--model", WEIGHTS / "py-llama", "--draft-model", WEIGHTS / "py-llama-draft")
-T5 = ("--model", WEIGHTS / "t5-enfr", "--draft-model", WEIGHTS / "t5-enfr-draft")
-COMMANDS: dict[str, tuple[object, ...]] = {
-    "translate": ("generate", ENGLISH[0], *T5, "-m", 12, "--num-draft", 3),
-    "python": ("generate", PYTHON[2], *PY, "-m", 12, "--num-draft", 2, "--temperature", 0.8),
-    "plain": ("generate", PYTHON[2], *PY, "-m", 12, "--regular-decode"),
-    "lookup": ("generate", PYTHON[2], *PY, "-m", 12, "--proposer", "ngram"),
-    "show drafts": ("generate", ENGLISH[1], *T5, "-m", 12, "--num-draft", 2, "--show-drafts"),
-    "heads": ("generate", PYTHON[0], "--model", WEIGHTS / "py-llama-medusa", "-m", 12),
-    "dspark": (
-        "generate",
-        PYTHON[0],
-        *PY[:2],
-        "--draft-model",
-        WEIGHTS / "py-llama-dspark",
-        "-m",
-        12,
-    ),
-    "bits": ("generate", ENGLISH[0], *T5[:2], "--q-bits", 8, "-m", 8, "--regular-decode"),
-    "dtype": ("generate", ENGLISH[0], *T5[:2], "--dtype", "bfloat16", "-m", 8, "--regular-decode"),
-    "kv bits": ("generate", PYTHON[0], *PY[:2], "--kv-bits", 8, "-m", 8, "--regular-decode"),
-    "window": ("generate", PYTHON[0], *PY[:2], "--max-kv-size", 16, "-m", 8, "--regular-decode"),
-    "inspect": ("inspect", WEIGHTS / "t5-enfr"),
-    "inspect drafter": ("inspect", WEIGHTS / "py-llama-dspark"),
-}
-
-
-def commands(home: Path) -> Records:
-    """Commands that print."""
-    return {name: shown(home, *given) for name, given in COMMANDS.items()}
-
-
-def files(home: Path) -> Records:
-    """Commands that write: a batch, a conversion, a prompt cache; and the object of --json."""
-    lines = "\n".join(json.dumps({"prompt": each, "max_tokens": 8}) for each in ENGLISH)
-    (home / "in.jsonl").write_text(lines + "\n")
-    records: Records = {}
-    given = ("batch", home / "in.jsonl", *T5, "--output", home / "out.jsonl", "--num-draft", 2)
-    records["batch"] = shown(home, *given)
-    written = [json.loads(line) for line in (home / "out.jsonl").read_text().splitlines()]
-    for place, each in enumerate(sorted(written, key=str)):
-        records[f"batch {place}"] = f"{sorted(each)} {each.get('text')!r}"
-    to = home / "converted"
-    source, _ = on_disk("llama", home)
-    given = ("convert", "--model", source, "--mlx-path", to, "-q", "--q-bits", 4)
-    code = command(*given, "--q-group-size", 32).code
-    records["convert"] = f"{code} {sorted(path.name for path in to.iterdir())}"
-    given = ("generate", "w5 w9 w12", "--model", to, "-m", 10, "--regular-decode")
-    records["converted"] = shown(home, *given)
-    for place in range(2):
-        given = ("generate", PYTHON[1], *PY, "-m", 8, "--num-draft", 2)
-        cached = command(*given, "--prompt-cache-dir", home / "cache", "--json")
-        records[f"prompt cache {place}"] = described(cached.out)
-    records["json"] = described(command("generate", ENGLISH[0], *T5, "--json", "-m", 9).out)
-    given = ("generate", "-", *T5, "-m", 9, "--num-draft", 1)
-    records["stdin"] = shown(home, *given, stdin=ENGLISH[1])
-    return records
-
-
-def described(text: str) -> str:
-    """The keys of a JSON object, and the values that no clock decides."""
-    value = json.loads(text)
-    fixed = ("text", "tokens", "finish_reason", "prompt_tokens", "cached_tokens", "rule")
-    named = [value[name] for name in fixed]
-    return f"{','.join(value)} | {','.join(value['stats'])} | {digest(named)}"
-
-
 GROUPS: dict[str, Group] = {
     **{
         f"{target} {kind}": lambda _, make=make, target=target, draft=draft, prompts=prompts: make(
@@ -393,8 +312,6 @@ GROUPS: dict[str, Group] = {
     },
     "drafters": shipped_drafters,
     **{f"family {name}": functools.partial(family, name) for name in FAMILIES},
-    "commands": commands,
-    "files": files,
 }
 
 

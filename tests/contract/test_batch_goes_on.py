@@ -1,7 +1,6 @@
 """`batch` goes on where an interrupted run was, and touches nobody else's files."""
 
 import fcntl
-import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -136,15 +135,6 @@ def test_a_file_of_somebody_else_is_never_taken_for_the_rest_of_a_run(
         done = batch(words, *flags)
         done.refuses("out.partial was not left by a run of this program: move it away")
     assert Path("out.partial").read_bytes() == content
-
-
-def test_places_that_cannot_be_written_are_named(words: Words) -> None:
-    batch(words, output="none/out").refuses("none is no directory")
-    Path("directory").mkdir()
-    os.mkfifo("pipe")
-    Path("other.partial").mkdir()
-    for output in ("directory", "pipe", "other"):
-        batch(words, "--overwrite", output=output).refuses("no regular file")
 
 
 def test_one_run_at_a_time_writes_an_output(words: Words, runs: Runs) -> None:

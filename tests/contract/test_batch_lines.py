@@ -94,15 +94,6 @@ def test_strict_stops_at_the_first_wrong_line(model: Path, tmp_path: Path, numbe
     assert batch(model, file, rows).code == 1 and len(records(file)) == 3
 
 
-def test_strict_counts_what_an_earlier_run_has_left(model: Path, tmp_path: Path) -> None:
-    file = tmp_path / "in.jsonl"
-    rows = lines([GOOD, "nonsense", GOOD])
-    assert batch(model, file, rows).code == 1
-    whole = file.with_name("out.jsonl").read_bytes()
-    batch(model, file, rows, "--strict", "--overwrite", "--quiet").refuses("line 2 of ")
-    assert file.with_name("out.jsonl").read_bytes() == whole
-
-
 @pytest.mark.parametrize(
     ("name", "content", "numbers", "as_json"),
     [

@@ -16,7 +16,6 @@ from mlx_specdec import (
     OptionError,
     Options,
     PromptCache,
-    PromptError,
     Request,
     generate,
     generate_many,
@@ -59,12 +58,6 @@ def requests_of(count: int, **options: Any) -> list[Request]:
     ]
 
 
-def test_a_batch_without_drafts_writes_what_each_request_writes_alone(pair: Any) -> None:
-    requests = requests_of(6, regular=True)
-    single = [generate(pair, each.prompt, each.options).tokens for each in requests]
-    assert [each.tokens for each in generate_many(pair, requests, batch_size=4)] == single
-
-
 def test_an_unusable_request_has_an_error_of_its_own(pair: Any) -> None:
     good, banned = requests_of(1)[0], dict.fromkeys(range(SIZE), -math.inf)
     bad = {
@@ -104,11 +97,6 @@ def test_what_no_prompt_could_have_is_refused_at_once(
 ) -> None:
     with pytest.raises(OptionError, match=re.escape(message)):
         stream_many(llama, iter(()), Options(**changes), **how)
-
-
-def test_one_string_is_no_list_of_prompts(llama: Any) -> None:
-    with pytest.raises(PromptError, match="put the text into one"):
-        stream_many(llama, "a text")
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, "auto"])

@@ -1,17 +1,11 @@
 """`bench` measures what it is asked for, compares the completions, and prints a table and JSON."""
 
-import contextlib
-import io
 import json
 import re
-import runpy
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-from mlx_specdec import Options, generate, load
 
 from ..support.speculators import dflash, eagle3
 from .interruption import each_computation, interrupted
@@ -152,23 +146,6 @@ def test_a_prompt_that_the_model_cannot_take_is_skipped_with_its_reason(
     command(*pair, *sizes, "--num-draft", 2).refuses("no prompt can be measured")
 
 
-def test_later_turns_carry_the_earlier_ones_and_the_answers_of_plain_decoding(
-    place: Path,
-) -> None:
-    """The number of tokens of a turn that is too long tells what was in it."""
-    long = "x" * 5000
-    (place / "talk.jsonl").write_text(json.dumps({"turns": ["one", "two", long]}))
-    pair = words(place, "target", file="talk.jsonl")
-    found, _ = measured(*pair, "--num-draft", 2, "--repeats", 1)
-    model, options = load(place / "target"), Options(max_tokens=6, regular=True)
-    first = generate(model, "one", options).text
-    second = generate(model, f"one\n\n{first}\n\ntwo", options).text
-    said = "\n\n".join(["one", first, "two", second, long])
-    done = command("generate", said, "--model", place / "target", "-m", 6)
-    counts = [re.findall(r"has (\d+) tokens", text) for text in (found["skipped"]["2"], done.err)]
-    assert counts[0] == counts[1] != [] and found["texts"] == 2
-
-
 def test_ctrl_c_keeps_what_was_measured(place: Path) -> None:
     pair = (*words(place, "target", "one"), "--num-draft", 2, "--repeats", 4, "--json")
     asked: list[int] = []
@@ -182,78 +159,6 @@ def test_ctrl_c_keeps_what_was_measured(place: Path) -> None:
     with interrupted(lambda count: count == round(0.1 * len(asked))):
         done = command(*pair)
     assert (done.code, done.out) == (130, "")
-
-
-@pytest.mark.parametrize(
-    ("flags", "says"),
-    [
-        (("--num-draft", "1,many"), "many"),
-        (("--repeats", 0), "'--repeats': it must be greater than or equal to 1"),
-        (("--max-tokens", 0), "max-tokens must be 1 or more"),
-        (("--proposer", "draft"), "draft-model"),
-        (("--batch-size", "0"), "batch-size must look like 1,4,16; '0' is no number"),
-        (("--batch-size", "1,many"), "'many' is no number"),
-        (("--batch-size", "1,,4"), "'' is no number"),
-        (("--batch-size", "4", "--num-draft", "1,2"), "name one length in --num-draft"),
-        (("--batch-size", "4", "--proposer", "ngram", "--proposer", "draft"), "one --proposer"),
-        (("--batch-size", "4", "--proposer", "draft"), "draft-model"),
-        (("--plot", "speed.html"), "ends with .png or .svg"),
-        (("--plot", "/nowhere/speed.png"), "there is no directory /nowhere"),
-        (("--plot", "x.png", "--batch-size", 2, "--num-draft", 2), "leave it out, or --batch-size"),
-    ],
-)
-def test_what_cannot_be_measured_is_refused(
-    place: Path, flags: tuple[object, ...], says: str
-) -> None:
-    command(*words(place, "target"), *flags).refuses(says)
-
-
-def test_prompts_are_needed_unless_the_target_is_shipped(place: Path) -> None:
-    command("bench", place / "none.txt", "--model", place / "target").refuses("none.txt")
-    command("bench", "--model", place / "target").refuses("prompts")
-    for name in ("t5-enfr", "t5-enfr-medusa", "py-llama", "py-llama-medusa"):
-        # The prompts are read before the draft.
-        done = command("bench", "--model", f"weights/{name}", "--draft-model", "/nowhere")
-        done.refuses("there is no directory /nowhere")
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-@pytest.mark.parametrize("columns", [45, 100])
-def test_no_name_and_no_figure_is_cut_however_narrow_the_terminal(
-    place: Path, columns: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", str(columns))
-    monkeypatch.setenv("TERM", "xterm")
-    pair = (*words(place, "t5", "t5-draft"), "--num-draft", "16,auto", "--repeats", 1)
-    monkeypatch.setattr(sys, "argv", ["mlx-specdec", *map(str, pair)])
-    terminal = Terminal()
-    with contextlib.redirect_stdout(terminal), contextlib.suppress(SystemExit):
-        runpy.run_module("mlx_specdec", run_name="__main__")
-    shown = re.sub(r"\x1b\[[0-9;]*m", "", terminal.getvalue())
-    lines = shown.splitlines()
-    rule = next(at for at, line in enumerate(lines) if "──" in line)
-    [top] = [at for at, line in enumerate(lines[:rule]) if not line.strip()]
-    assert "…" not in shown and rule - top - 1 <= 2, "the header has more than two rows"
-    assert max(map(len, lines[top : rule + 5])) <= columns
-    rows = lines[rule + 1 : rule + 5]
-    for row, name in zip(rows, ("plain", "draft 16", "draft auto", "auto"), strict=True):
-        assert row.strip().startswith(f"{name} ") and re.search(r"\d\.\d", row)
-    verdict = r"is fastest: \d+\.\d\d times plain decoding|Nothing is faster than plain decoding"
-    assert re.search(verdict, " ".join(shown.split()))
-
-
-def test_a_plot_without_matplotlib_names_the_extra(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    file = tmp_path / "speed.svg"
-    done = command(*words(place, "target"), "--plot", file)
-    done.refuses("--plot needs matplotlib", "mlx-specdec[plot]")
-    assert not file.exists()
 
 
 @pytest.mark.parametrize("suffix", ["png", "svg"])

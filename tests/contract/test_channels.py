@@ -11,14 +11,12 @@ from .zoo import (
     AGAIN,
     CHANNEL_ANSWERS,
     CHAT,
-    HARMONY,
     KEEP,
     MESSAGES,
     PERSON,
     RESPONSES,
     USER,
     Model,
-    bound_to,
     joined,
 )
 
@@ -38,24 +36,6 @@ def test_messages_are_read_in_any_tokens(models: Models, case: str) -> None:
         assert (message.get("reasoning_content") or "") == reasoning
         assert (message["content"] or "") == content
     assert choice["finish_reason"] == ("tool_calls" if calls else "stop")
-
-
-def test_without_tools_a_call_is_a_text(models: Models) -> None:
-    message = models("harmony").message(messages=[{"role": "user", "content": "<<call>>"}])
-    assert "tool_calls" not in message and message["content"] == KEEP
-
-
-def test_parallel_calls_can_be_turned_off(models: Models) -> None:
-    body = {"messages": [{"role": "user", "content": "<<twice>>"}], "tools": TOOLS}
-    for more, count in (({}, 2), ({"parallel_tool_calls": False}, 1)):
-        assert len(models("harmony").message(**body, **more)["tool_calls"]) == count
-
-
-def test_a_message_can_be_continued(models: Models) -> None:
-    pytest.importorskip("llguidance", reason="the extra grammar is not installed")
-    messages = [USER, {"role": "assistant", "content": "Y"}]
-    body = {"messages": messages, "continue_final_message": True, **bound_to("es.")}
-    assert models("channels").message(**body)["content"] == "es."
 
 
 def test_other_apis_have_the_same_parts(models: Models) -> None:
@@ -114,10 +94,3 @@ def test_a_call_with_a_thought_and_a_preamble_can_be_sent_back(models: Models) -
     assert "analysis<|message|>Hm.\nWait.<|end|>" in prompt
     assert f"to=functions.keep<|channel|>commentary json<|message|>{KEEP}<|call|>" in prompt
     assert prompt.endswith("<|end|><|start|>assistant")
-
-
-def test_a_vocabulary_alone_makes_no_channels(models: Models) -> None:
-    model = models("no-channels")
-    message = model.message(messages=[{"role": "user", "content": "<<answer>>"}])
-    assert message["content"] == CHANNEL_ANSWERS["answer"][0]
-    assert {*HARMONY} <= model.vocabulary.keys()

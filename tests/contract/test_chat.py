@@ -98,14 +98,6 @@ def test_speculation_is_switched_and_the_answer_stays(say: Say, alone: Alone) ->
     assert done.err.count("plain decoding") == 1 and done.err.count("rule coupled") == 3
 
 
-def test_drafts_are_marked_on_demand(say: Say, model: Path, alone: Alone) -> None:
-    done = say("/drafts", "def", flags=("--draft-model", model, "--num-draft", 3))
-    assert "⟨" in done.out and "⟨accepted draft tokens⟩" in done.err
-    assert done.out.replace("⟨", "").replace("⟩", "").rstrip("\n") == alone(FIRST).rstrip("\n")
-    done = say("/drafts", "/drafts", "def", flags=("--draft-model", model, "--num-draft", 3))
-    assert "⟨" not in done.out and "drafts are not marked" in done.err
-
-
 WRONG = {
     "/nothing": "there is no command /nothing",
     "/save": "say where",
@@ -138,24 +130,10 @@ def test_an_interrupt_stops_the_answer_and_not_the_chat(say: Say, alone: Alone) 
     assert second == alone(FIRST) and second.startswith(first.rstrip("�")) and first != second
 
 
-def test_a_template_is_used_if_there_is_one(say: Say, tmp_path: Path) -> None:
-    model = checkpoint(tmp_path, template="<|start|>{{ messages[-1].content }}|")
-    options = Options(max_tokens=12, regular=True, chat_template=False)
-    assert generate(load(model), "def|", options).text in say("def", model=model).out
-
-
 @pytest.mark.parametrize("word", ["/exit", "/quit", "/bye", "exit"])
 def test_a_chat_ends_with_the_words_of_other_programs(say: Say, word: str) -> None:
     done = say(word, "def")
     assert (done.code, done.out) == (0, "") and "error" not in done.err
-
-
-def test_an_answer_that_is_cut_says_so(say: Say, model: Path) -> None:
-    said = "stopped at 12 tokens (--max-tokens)\n"
-    assert said in say("def").err
-    once = ("generate", "def", "--model", model, "-m", 12, "--no-cost-cache")
-    assert said in command(*once).err and command(*once, "--quiet").err == ""
-    assert re.search(r"--max-tokens.*\[default: 2048\]", command("chat", "--help").out, re.DOTALL)
 
 
 def test_an_answer_without_words_is_explained(say: Say, model: Path) -> None:

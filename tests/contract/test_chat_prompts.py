@@ -9,7 +9,7 @@ import pytest
 from mlx_specdec import Options, generate, load
 
 from ..support.tools import TOOLS
-from .zoo import CHAT, COMPLETIONS, MESSAGES, USER, Model
+from .zoo import CHAT, COMPLETIONS, USER, Model
 
 Models = Callable[[str], Model]
 PREFIX = "translate English to French: "
@@ -39,17 +39,6 @@ def test_a_chat_template_is_used_where_there_is_one(models: Models) -> None:
         assert model.prompt(messages=begun, **more) == f"[system] Hush.\n[user] Who?\n{end}"
 
 
-def test_a_last_message_can_be_continued(models: Models) -> None:
-    model, messages = models("marked"), [USER, {"role": "assistant", "content": "It is "}]
-    begun = {"messages": messages, "continue_final_message": True}
-    assert model.prompt(**begun) == "[user] Who?[assistant] It is "
-    body = {"max_tokens": 6, "temperature": 1.0, "seed": 4}
-    text = model.written(prompt=model.ok("/tokenize", **begun)["tokens"], **body)
-    assert model.message(**begun, **body)["content"] == text
-    reply = model.ok(MESSAGES, messages=messages, **body)
-    assert [block["text"] for block in reply["content"]] == [text]
-
-
 @pytest.mark.parametrize("text", ["", "Be calm."])
 def test_a_template_may_read_the_tools_in_the_message_of_the_system(
     models: Models, text: str
@@ -61,13 +50,6 @@ def test_a_template_may_read_the_tools_in_the_message_of_the_system(
     listed, _, rest = rest.partition("<|/tool|>")
     assert [tool["name"] for tool in json.loads(listed)] == ["keep", "drop"]
     assert rest == "<|user|>Who?"
-
-
-def test_a_template_may_take_arguments_as_text(models: Models) -> None:
-    call = {"type": "function", "function": {"name": "keep", "arguments": '{"name": "é"}'}}
-    messages = [USER, {"role": "assistant", "content": None, "tool_calls": [call]}]
-    prompt = models("text-arguments").prompt(messages=messages, tools=TOOLS)
-    assert 'keep({"name": "é"})' in prompt
 
 
 def test_a_translator_answers_a_single_message(models: Models) -> None:

@@ -139,11 +139,6 @@ def test_choices_have_consecutive_seeds(tiny: Model) -> None:
     assert list(pieces.values()) == texts
 
 
-def test_completions_without_a_seed_differ(tiny: Model) -> None:
-    body = {"prompt": TEXT, "temperature": 1.0, "max_tokens": 20, "ignore_eos": True}
-    assert len({tiny.written(**body) for _ in range(3)}) == 3
-
-
 @pytest.mark.parametrize("temperature", [0, 0.9])
 def test_drafts_can_be_turned_off_and_the_text_stays(tiny: Model, temperature: float) -> None:
     body = {"prompt": TEXT, "temperature": temperature, "seed": 1, "max_tokens": 12}
@@ -262,62 +257,12 @@ def test_the_token_that_ends_a_chat_has_no_logprob(tiny: Model) -> None:
     assert [[entry["token"] for entry in one] for one in entries] == [["a"]] * 3
 
 
-def test_a_text_goes_on_behind_its_end_for_those_who_ignore_it(
-    tiny: Model, alone: Callable[..., Any]
-) -> None:
-    ids, end = tiny.ids(TEXT), tiny.vocabulary["<|end|>"]
-    body = {"max_tokens": 20, "temperature": 1.0, "seed": 1}
-    asked = {"prompt": ids, **body, "logit_bias": {str(end): 7}}
-    first = alone(ids, **body, logit_bias={end: 7})
-    assert first.tokens[-1] == end and len(first.tokens) < 20
-    for more in ({}, {"speculative": False}):
-        assert tiny.choice(COMPLETIONS, **asked, **more)["finish_reason"] == "stop"
-        answer = tiny.ok(COMPLETIONS, **asked, **more, ignore_eos=True, logprobs=0)
-        [choice] = answer["choices"]
-        assert choice["finish_reason"] == "length" and choice["text"].startswith(first.text)
-        assert answer["usage"]["completion_tokens"] == 20
-        tokens = choice["logprobs"]["tokens"]
-        assert tokens.index("<|end|>") == len(first.tokens) - 1
-        assert "<|end|>" not in choice["text"]
-
-
 def test_biases_force_and_prompts_of_a_list_are_answered_in_order(tiny: Model) -> None:
     bias = {str(tiny.ids("x")[-1]): 1000}
     assert tiny.written(prompt=TEXT, max_tokens=4, logit_bias=bias) == "xxxx"
     single = tiny.written(prompt=tiny.ids(TEXT), max_tokens=8)
     choices = tiny.ok(COMPLETIONS, prompt=[TEXT, "naïve", TEXT], max_tokens=8)["choices"]
     assert [choice["text"] == single for choice in choices] == [True, False, True]
-
-
-def test_a_top_p_of_0_leaves_only_the_likeliest_token(
-    tiny: Model, alone: Callable[..., Any]
-) -> None:
-    greedy = alone(tiny.ids(TEXT), max_tokens=15).text
-    settings = {"temperature": 1.5, "seed": 7, "top_p": 0}
-    assert tiny.written(prompt=TEXT, **settings, max_tokens=15) == greedy
-    more = {"parameters": {**settings, "max_new_tokens": 15}}
-    assert tiny.ok("/generate", inputs=TEXT, **more)["generated_text"] == greedy
-
-
-def test_fields_that_change_nothing_are_accepted(tiny: Model) -> None:
-    body = {"prompt": TEXT, "max_tokens": 4}
-    more: dict[str, Any] = {
-        "user": "me",
-        "tools": None,
-        "logprobs": False,
-        "response_format": {"type": "text"},
-        "tool_choice": "none",
-        "nobody knows this": {},
-        "stream_options": {"include_usage": None},
-        "stop_token_ids": [],
-        "typical_p": 1.0,
-        "add_special_tokens": True,
-        "top_k": -1,
-        "min_p": 1e-46,
-        "logit_bias": {"99999999": 5},
-        "best_of": 1,
-    }
-    assert tiny.choice(COMPLETIONS, **body, **more) == tiny.choice(COMPLETIONS, **body)
 
 
 def test_fields_have_the_names_of_other_servers(tiny: Model) -> None:

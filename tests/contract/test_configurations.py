@@ -112,14 +112,3 @@ def test_a_window_that_mlx_lm_does_not_apply_bounds_the_sequence(tmp_path: Path)
     with pytest.raises(PromptError, match="the model takes 8"):
         generate(pair, [5] * 9, Options(max_tokens=1))
     assert len(generate(pair, [5] * 6, Options(max_tokens=9, cost_cache=False)).tokens) == 2
-
-
-def test_a_window_that_no_sequence_reaches_costs_no_prefix_cache(tmp_path: Path) -> None:
-    case = case_of("phi3-window")
-    case["config"]["sliding_window"] = case["config"]["max_position_embeddings"]
-    pair, cache = load(written(case, tmp_path)), PromptCache(1 << 20)
-    prompt = [5 + number * number % 80 for number in range(100)]
-    for tokens in (prompt, [*prompt[:50], *range(20, 50)]):
-        run = stream_generate(pair, tokens, Options(max_tokens=1, cost_cache=False), cache=cache)
-        assert list(run)
-    assert run.result().labels.cached_tokens == 50

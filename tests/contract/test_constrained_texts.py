@@ -1,15 +1,12 @@
 """Texts that requests bind to a schema, an expression or a grammar, under their clients' names."""
 
 import json
-import logging
 import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-
-from mlx_specdec import Options
 
 from ..support.tools import SCHEMA
 from .zoo import COMPLETIONS, PERSON, TEXT, Model
@@ -87,18 +84,6 @@ def test_a_grammar_that_grows_too_complex_ends_its_own_request_alone(models: Mod
     assert others == {alone}
 
 
-def test_a_translator_says_what_it_cannot_write(models: Models) -> None:
-    """The shipped one's vocabulary has no braces, and French and English letters alone."""
-    model, body = models("translator"), {"prompt": "translate English to French: I am cold."}
-    for settings, said in (
-        ({"response_format": OF_OPENAI}, "no token that may come first"),
-        ({"regex": "Je suis 日本"}, "no token for what must follow"),
-    ):
-        assert said in model.refused(COMPLETIONS, **body, **settings)["message"]
-    pattern = "(Je|Il) [a-z ]+froid\\."
-    assert re.fullmatch(pattern, model.written(**body, regex=pattern))
-
-
 @pytest.mark.parametrize("regex", ["[ab]", "(x[ab]|[ab])", "x{3}[ab]"])
 def test_bans_that_leave_nothing_of_a_grammar_are_the_clients_fault(
     models: Models, regex: str
@@ -112,20 +97,3 @@ def test_bans_that_leave_nothing_of_a_grammar_are_the_clients_fault(
     error = answer.json["error"]
     assert answer.status == 400 and "logit-bias bans" in error["message"]
     assert error["type"] == "invalid_request_error" and "damaged" not in error["message"]
-
-
-@pytest.mark.parametrize(
-    ("schema", "said"),
-    [
-        ({"uniqueItems": True, "type": "array", "maxItems": 1}, "uniqueItems"),
-        ({"type": "boolean", "not": {"const": True}}, "not"),
-        ({"type": "boolean", "format": "of my own", "uniqueItems": False}, ""),
-    ],
-    ids=str,
-)
-def test_a_keyword_that_is_not_enforced_is_logged(
-    caplog: pytest.LogCaptureFixture, schema: dict[str, Any], said: str
-) -> None:
-    caplog.set_level(logging.INFO)
-    Options(json_schema={**schema, "$comment": said})
-    assert [said in record.getMessage() for record in caplog.records] == [True] * bool(said)

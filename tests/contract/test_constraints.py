@@ -22,39 +22,6 @@ def file(tmp_path: Path, text: str) -> Path:
     return tmp_path / "asked"
 
 
-@pytest.mark.parametrize(
-    ("flags", "text", "pattern"),
-    [
-        (("--json-schema",), SCHEMA, OBJECT),
-        (("--json-schema", f" {SCHEMA} "), "", OBJECT),
-        (("--regex", "[ab]{3}é"), "", "[ab]{3}é"),
-        (("--seed", 2, "--grammar"), 'start: "(" (start | "e") ")"\n', r"\(+e\)+|\(+"),
-    ],
-)
-def test_completions_fit(
-    llama: Path, tmp_path: Path, flags: tuple[object, ...], text: str, pattern: str
-) -> None:
-    asked = (*flags, file(tmp_path, text)) if text else flags
-    words = ("generate", "-p", "Les pates", "--model", llama, "--no-cost-cache", "--quiet", *asked)
-    for more in ((), ("--num-draft", 3), ("--temp", 1.0), ("--regular-decode",)):
-        done = command(*words, *more)
-        assert (done.code, done.err) == (0, "")
-        assert re.fullmatch(pattern, done.out.removesuffix("\n")), done.out
-
-
-def test_tokens_that_a_constraint_leaves_no_choice_about_are_proposed(llama: Path) -> None:
-    flags = ("--model", llama, "--no-cost-cache", "--json", "--regex", "abcabcab", "--num-draft", 4)
-    result = json.loads(command("generate", "x", *flags).out)
-    assert result["text"] == "abcabcab" and result["stats"]["by_source"]["forced"]["accepted"] > 0
-
-
-def test_a_vocabulary_without_bytes_writes_what_it_can() -> None:
-    """The shipped translator's draft, as a model of its own."""
-    words = ("generate", "translate English to French: I am cold.", "--quiet", "--no-cost-cache")
-    flags = ("--model", "weights/t5-enfr-draft", "--regex", "(Je|Il) [a-z ]+froid\\.")
-    assert re.fullmatch(r"(Je|Il) [a-z ]+froid\.\n", command(*words, *flags).out)
-
-
 def test_every_completion_of_a_batch_fits_and_another_schema_is_another_run(
     t5: Path, tmp_path: Path
 ) -> None:

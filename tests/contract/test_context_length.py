@@ -69,17 +69,6 @@ def test_a_prompt_that_does_not_fit_names_the_context(server: Server, path: str,
         assert error["type"] == "invalid_request_error"
 
 
-@pytest.mark.parametrize("path", ["/v1/embeddings", "/api/embed"])
-@pytest.mark.parametrize("text", [LONG, ENDLESS], ids=["long", "endless"])
-def test_a_text_to_embed_that_does_not_fit_names_the_context(
-    server: Server, path: str, text: str
-) -> None:
-    more = {"truncate": False} if path == "/api/embed" else {}
-    _, said = refused(server, path, {"input": ["x", text], **more})
-    assert f"maximum context length is {LONGEST} tokens" in said
-    assert said.startswith("input is too long: ")
-
-
 def test_a_prompt_without_room_in_memory_names_the_tokens_that_have(small: Server) -> None:
     longest = small.get("/props").json["n_ctx"]
     for path in ("/v1/completions", "/v1/messages", "/v1/responses", "/api/chat"):

@@ -1,11 +1,8 @@
 """`convert`: a result that generates the same completion, or one line and nothing on disk."""
 
-import json
 import os
-import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -49,46 +46,6 @@ def test_quantized_results_tell_what_became_of_the_model(models: dict[str, Path]
     back = command("convert", "--model", "q4", "--mlx-path", "out", "--dequantize")
     assert back.code == 0 and "dequantized" in back.err
     assert text_of("out") == text_of("q4")
-
-
-def test_an_existing_result_is_only_replaced_on_request(models: dict[str, Path]) -> None:
-    words = ("convert", "--model", models["t5"], "--mlx-path", "out")
-    assert command(*words).code == 0
-    command(*words).refuses("--overwrite")
-    assert command(*words, "--overwrite", "--dtype", "bfloat16").code == 0
-    assert json.loads(Path("out/config.json").read_text())["model_type"] == "t5"
-
-
-@pytest.mark.parametrize(
-    ("prepare", "flags", "part"),
-    [
-        (None, ("--quantize", "--q-bits", "7"), "q-bits"),
-        (None, ("--quantize", "--q-group-size", "48"), "q-group-size"),
-        (None, ("--dtype", "float8"), "--dtype"),
-        (None, ("--q-mode", "fp9"), "--q-mode"),
-        (None, ("--quant-predicate", "mixed_3_6"), "--quantize"),
-        (None, ("--dequantize",), "not quantized"),
-        (None, ("--quantize", "--dequantize"), "not both"),
-        (None, ("--q-mode", "mxfp4"), "add --quantize"),
-        (None, ("--quantize", "--q-mode", "mxfp4", "--q-bits", "8"), "leave --q-bits out"),
-        (None, ("-q", "--quant-predicate", "mixed_3_6", "--q-bits", "4"), "leave --q-bits out"),
-        (lambda d: (d / "config.json").unlink(), (), "config.json"),
-        (lambda d: (d / "model.safetensors").unlink(), (), "safetensors"),
-        (lambda d: (d / "model.safetensors").write_bytes(b"1234"), (), "truncated"),
-    ],
-)
-def test_bad_input_is_one_line_and_leaves_nothing_behind(
-    models: dict[str, Path],
-    prepare: Callable[[Path], object] | None,
-    flags: tuple[str, ...],
-    part: str,
-) -> None:
-    source = Path(shutil.copytree(models["t5"], "source"))
-    if prepare is not None:
-        prepare(source)
-    before = sorted(Path().rglob("*"))
-    command("convert", "--model", source, "--mlx-path", "out", *flags).refuses(part)
-    assert sorted(Path().rglob("*")) == before
 
 
 def start(address: str, *flags: str) -> "subprocess.Popen[str]":

@@ -82,13 +82,6 @@ def test_a_torch_archive_becomes_safetensors(targets: dict[str, Path], tmp_path:
     assert drafts(targets["narrow"], tmp_path / "result") == drafts(targets["narrow"], source)
 
 
-def test_biases_of_quantized_matrices_stay(tmp_path: Path) -> None:
-    bias = "layers.0.self_attn.q_proj.bias"
-    source = dflash(tmp_path / "source", extra={bias: (WIDTH,)})
-    convert(str(source), tmp_path / "small", quantize=8, q_group_size=32)
-    assert mx.array_equal(tensors(tmp_path / "small")[bias], tensors(source)[bias])
-
-
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -146,12 +139,3 @@ def test_mlx_lm_reads_a_conversion_as_one_without_the_layers(family: str, tmp_pa
     tokens = mx.array([[3, 14, 15, 9]])
     one, two = (mlx_lm.utils.load_model(tmp_path / name)[0](tokens) for name in ("with", "plain"))
     assert mx.array_equal(one, two)
-
-
-def test_layers_that_an_mlx_program_laid_out_are_left_to_it(tmp_path: Path) -> None:
-    """Their norms are not what the file would say they are."""
-    source = mtp.write("qwen3_next", tmp_path / "source", original=False)
-    convert(str(source), tmp_path / "result")
-    assert not (tmp_path / "result" / MTP_FILE).exists()
-    dropped = provenance(tmp_path / "result")["tensors"]["dropped"]
-    assert {name.split(".")[0] for name in dropped} == {"mtp"}

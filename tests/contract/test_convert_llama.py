@@ -12,23 +12,21 @@ import pytest
 from mlx.utils import tree_flatten
 from mlx_lm.convert import mixed_quant_predicate_builder
 
-from mlx_specdec import CheckpointError, OptionError, convert, load
+from mlx_specdec import convert, load
 
 from ..support import tiny
 from ..support.checkpoints import listing, save
 from ..support.torch_files import save_torch
 from .converted import (
     SMALL,
-    change_config,
     config_of,
     dequantized,
     provenance,
-    refused,
     same,
     tensors,
 )
 from .scores import distance, letters, scores
-from .support import ROOT, checkpoint, command
+from .support import ROOT, command
 
 FIXTURES = ROOT / "tests" / "fixtures"
 INDEX = "model.safetensors.index.json"
@@ -103,14 +101,6 @@ def test_a_llama_is_quantized_as_mlx_lm_does(tmp_path: Path, recipe: str) -> Non
     assert same(*parameters)
 
 
-def test_mlx_lm_loads_a_converted_model_with_its_tokenizer(tmp_path: Path) -> None:
-    report = convert(str(checkpoint(tmp_path / "source")), tmp_path / "out", **SMALL)
-    model, tokenizer = mlx_lm.load(str(report.path))[:2]
-    ids = tokenizer.encode("def read")
-    assert ids == load(tmp_path / "source").tokenizer.encode("def read")
-    assert mx.all(mx.isfinite(model(mx.array([ids])))).item()
-
-
 def test_layers_that_mlx_lm_keeps_wider_are_recorded(tmp_path: Path) -> None:
     sizes = {"hidden_size": 64, "head_dim": 16, "moe_intermediate_size": 64}
     source = tiny.write("qwen3_moe", tmp_path / "source", **sizes)
@@ -120,39 +110,6 @@ def test_layers_that_mlx_lm_keeps_wider_are_recorded(tmp_path: Path) -> None:
     assert entry["model.layers.0.mlp.gate"] == {"bits": 8, "group_size": 64}
     assert done.code == 0 and "mlp.gate" in done.err
     assert mx.all(mx.isfinite(theirs(tmp_path / "out"))).item()
-
-
-def drop(directory: Path, name: str) -> None:
-    weights = {key: array for key, array in tensors(directory).items() if key != name}
-    mx.eval(weights)
-    save(directory / "model.safetensors", weights)
-
-
-@pytest.mark.parametrize(
-    ("harm", "says"),
-    [
-        (lambda source: change_config(source, model_type="warp_drive"), "warp_drive"),
-        (lambda source: change_config(source, model_file="evil.py"), "evil.py"),
-        (lambda source: change_config(source, hidden_size="x"), "does not describe a model"),
-        (lambda source: change_config(source, num_hidden_layers=5), "model.layers.2"),
-        (lambda source: drop(source, "model.norm.weight"), "model.norm.weight"),
-        (
-            lambda source: (source / "model.safetensors").rename(source / "x.safetensors"),
-            "starts with model",
-        ),
-    ],
-)
-def test_a_bad_source_is_one_sentence_and_leaves_nothing(
-    tmp_path: Path, harm: Any, says: str
-) -> None:
-    source = tiny.write("llama", tmp_path / "source")
-    harm(source)
-    assert says in refused(CheckpointError, source)
-
-
-def test_a_recipe_that_does_not_suit_a_model_is_refused(tmp_path: Path) -> None:
-    source = tiny.write("mamba2", tmp_path / "mamba2")
-    assert "does not suit" in refused(OptionError, source, quantize="mixed_3_6", q_group_size=32)
 
 
 # Heads that differ from a tied embedding
@@ -208,13 +165,6 @@ def test_an_equal_head_is_left_out(tmp_path: Path, sign: float, as_torch: bool) 
     assert np.allclose(ours(tmp_path / "out"), expected, atol=1e-4)
 
 
-def test_of_quantized_matrices_scales_are_compared(tmp_path: Path) -> None:
-    apart = write("llama", tmp_path / "source", {"tie_word_embeddings": False}, sign=-1.0)
-    quantized = convert(str(apart), tmp_path / "q", quantize=8, q_group_size=32).path
-    expected = ours(quantized)
-    assert np.array_equal(ours(change_config(quantized, **TIED)), expected)
-
-
 # Other number formats, and back
 
 
@@ -253,15 +203,6 @@ def test_what_mlx_lm_quantized_is_counted_and_dequantized_as_mlx_lm_does(
     found = tensors(whole)
     for name, array in tree_flatten(reference.parameters()):
         assert mx.allclose(found[name], array, atol=1e-6).item()
-
-
-@pytest.mark.parametrize(("size", "noted"), [(128, True), (64, False)])
-def test_a_group_that_divides_few_rows_is_reported(tmp_path: Path, size: int, noted: bool) -> None:
-    source = tiny.write("llama", tmp_path / "llama", **WIDE)
-    flags = ("--model", source, "--mlx-path", tmp_path / "out", "-q", "--q-group-size", size)
-    done = command("convert", *flags)
-    assert done.code == 0
-    assert ("quantized only" in done.err and "groups of 128" in done.err) is noted
 
 
 # Torch archives

@@ -2,8 +2,6 @@
 
 import hashlib
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,6 @@ import pytest
 from mlx_specdec import CheckpointError, OptionError, convert, load
 
 from ..support.checkpoints import T5, save, t5_weights, write_sharded_t5, write_t5
-from ..support.tokenizers import sentence_piece
 from .converted import SMALL, change_config, config_of, dequantized, provenance, refused, tensors
 from .support import command
 
@@ -164,38 +161,6 @@ def test_whether_outputs_are_scaled_is_a_fact_of_its_own(
     assert config_of(tmp_path / "out")["scale_decoder_outputs"] is scales
 
 
-@pytest.mark.parametrize("remaining", [(), ("tokenizer_config.json", "generation_config.json")])
-def test_a_source_without_vocabulary_is_converted_and_the_user_is_told(
-    source: Path, remaining: tuple[str, ...]
-) -> None:
-    for name in {"spiece.model", "tokenizer_config.json"} - {*remaining}:
-        (source / name).unlink()
-    done = command("convert", "--model", source, "--mlx-path", source.parent / "out")
-    assert done.code == 0 and "tokenizer" in done.err
-
-
-@pytest.mark.slow
-def test_memory_does_not_grow_with_the_size_of_a_tensor(tmp_path: Path) -> None:
-    vocabulary = 500_000
-    config = {**T5, "vocab_size": vocabulary}
-    weights = {**t5_weights(T5), "shared.weight": mx.ones((vocabulary, 32), dtype=mx.float32)}
-    source = write_t5(tmp_path / "t5", config, weights=weights)
-    del weights
-    for how in ({}, {"dtype": "bfloat16"}, SMALL):
-        mx.clear_cache()
-        before = mx.get_active_memory()
-        mx.reset_peak_memory()
-        peaks: list[int] = []
-
-        def watch(step: str, *_: int, peaks: list[int] = peaks) -> None:
-            # The comparison of both models comes last, and takes more.
-            if step.startswith("comparing"):
-                peaks.append(mx.get_peak_memory())
-
-        convert(str(source), tmp_path / "out", overwrite=True, progress=watch, **how)
-        assert peaks[0] - before < 4 * 32 * vocabulary
-
-
 # What is refused
 
 
@@ -311,19 +276,3 @@ def test_models_that_write_no_text_are_refused_by_name(
     with pytest.raises(CheckpointError) as caught:
         load(source)
     assert says in str(caught.value) and "\n" not in str(caught.value)
-
-
-def test_a_t5_is_converted_and_used_without_mlx_lm_transformers_or_torch(tmp_path: Path) -> None:
-    sentence_piece(tmp_path / "t5")
-    size = 512
-    source = write_t5(tmp_path / "t5", {"vocab_size": size}, tokenizer=False)
-    script = (
-        "import sys\n"
-        "from pathlib import Path\n"
-        "from mlx_specdec import Options, convert, generate, load\n"
-        f"convert({str(source)!r}, Path({str(tmp_path / 'out')!r}), quantize=4, "
-        "q_group_size=32)\n"
-        f"generate(load({str(tmp_path / 'out')!r}), 'Les', Options(max_tokens=3))\n"
-        "assert not {'mlx_lm', 'transformers', 'torch'} & set(sys.modules)\n"
-    )
-    subprocess.run([sys.executable, "-c", script], check=True)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ..support.tooled import CALLS
-from ..support.tools import ANTHROPIC, NAMED, SCHEMA, TOOLS, function
+from ..support.tools import ANTHROPIC, NAMED, TOOLS, function
 from .zoo import CHAT, FORMATS, MESSAGES, PERSON, RESPONSES, USER, Model, bound_to, joined
 
 pytest.importorskip("llguidance", reason="the extra grammar is not installed")
@@ -182,23 +182,6 @@ def test_tools_that_may_not_be_called_are_not_named(models: Models) -> None:
     assert counts[0] == counts[1] < counts[2]
 
 
-def test_functions_are_tools_by_their_older_name(models: Models) -> None:
-    older = {"functions": [tool["function"] for tool in TOOLS], "function_call": {"name": "keep"}}
-    newer = {"tools": TOOLS, "tool_choice": NAMED}
-    first, second = (models("calls").message(**BODY, **more) for more in (older, newer))
-    assert functions(first) == functions(second)
-
-
-@pytest.mark.parametrize("kind", [5, {}, None], ids=str)
-def test_a_wrong_type_within_a_schema_is_no_error_of_the_server(models: Models, kind: Any) -> None:
-    tools = [function("keep", {"type": "object", "properties": {"a": {"type": kind}}})]
-    for choice, statuses in (("auto", {200}), ("required", {200, 400})):
-        answer = models("talks").ask(
-            CHAT, messages=[USER], tools=tools, tool_choice=choice, max_tokens=4
-        )
-        assert answer.status in statuses
-
-
 @pytest.mark.parametrize("asked", ["required", "named", "format"])
 def test_a_schema_is_enforced_as_far_as_it_can_be(models: Models, asked: str) -> None:
     model, body = models("talks"), {**BODY, **SINGLE, "seed": 2, "reasoning_effort": "none"}
@@ -213,22 +196,6 @@ def test_a_schema_is_enforced_as_far_as_it_can_be(models: Models, asked: str) ->
     assert re.fullmatch("[a-z]{1,4}", given["path"]) and len(given["hosts"]) <= 2
     assert {"path", "hosts"} <= given.keys() <= {"path", "hosts", "not"}
     assert given.get("not", 7) == 7
-
-
-def test_an_answer_with_tools_and_a_format_is_an_answer_or_a_call(models: Models) -> None:
-    model = models("marked")
-    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
-    body: dict[str, Any] = {"tools": TOOLS, "response_format": form, "max_tokens": 60}
-    never = model.bias(**{"<tool_call>": -100})
-    assert re.fullmatch(PERSON, model.message(**body, logit_bias=never)["content"])
-    thinking = {"chat_template_kwargs": {"enable_thinking": True}, "temperature": 1, "seed": 3}
-    bias = never | model.bias(**{"</think>": 4})
-    assert "reasoning_content" in model.message(**body, **thinking, logit_bias=bias)
-    # A call is as free as without a format: here the model may write nothing but marks.
-    bias = model.bias(**{"<tool_call>": 100, "</tool_call>": 100})
-    for more in ({}, PLAIN):
-        text = model.message(**body, logit_bias=bias, **more)["content"]
-        assert text.startswith("<tool_call>") and len(text) > 60 * len("<tool_call>") / 2
 
 
 def test_clients_of_anthropic_demand_calls(models: Models) -> None:

@@ -1,7 +1,6 @@
 """Where a conversion writes: the place has a whole model, or what it had before."""
 
 import errno
-import os
 import shutil
 import subprocess
 import sys
@@ -62,18 +61,6 @@ def test_what_exists_is_overwritten_only_on_request_and_only_a_model(
 def test_the_model_to_convert_is_never_overwritten(source: Path) -> None:
     assert "holds the model to convert" in refuse(source, source, overwrite=True)
     assert "holds the model to convert" in refuse(source, source.parent, overwrite=True)
-
-
-@pytest.mark.parametrize("inside", ["x", "x/inner"])
-def test_the_model_to_convert_is_never_overwritten_under_another_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inside: str
-) -> None:
-    """On most disks of Macs, models/x and Models/x are one directory."""
-    source, place = write_t5(tmp_path / "models" / inside), make(tmp_path / "alias")
-    one = {tmp_path / "models" / "x", place}
-    monkeypatch.setattr(os.path, "samefile", lambda *names: {*map(Path, names)} <= one)
-    assert "holds the model to convert" in refuse(source, place, overwrite=True)
-    convert(str(write_t5(tmp_path / "models" / "y")), place, overwrite=True)
 
 
 @pytest.mark.parametrize("problem", [KeyboardInterrupt(), SystemExit(3), ValueError("x")])

@@ -72,30 +72,3 @@ def test_every_problem_comes_with_what_to_do(
     assert "downloads: HF_HUB_OFFLINE forbids downloads: unset it" in said
     assert "fits for code: no pair for code fits" in said
     assert "No problems" not in said
-
-
-def test_a_slow_blas_is_a_problem_of_a_cpu(machine: Pretend) -> None:
-    assert "install the faster one" not in sentences(command("doctor"))
-    machine(64 * GB, cpu=True)
-    said = sentences(command("doctor"))
-    advice = "BLAS of the CPU: install the faster one"
-    assert ("BLAS of the CPU bundled" in said) == (advice in said)
-
-
-@pytest.mark.parametrize(
-    ("version", "processor", "advice"),
-    [
-        ("13.6", "arm64", "MLX needs macOS 14 or newer"),
-        ("15.1", "x86_64", "install an arm64 Python"),
-        ("26.2", "arm64", ""),
-    ],
-)
-def test_a_mac_that_is_too_old_or_runs_the_wrong_python_is_told(
-    monkeypatch: pytest.MonkeyPatch, version: str, processor: str, advice: str
-) -> None:
-    monkeypatch.setattr(platform, "mac_ver", lambda: (version, ("", "", ""), processor))
-    monkeypatch.setattr(platform, "machine", lambda: processor)
-    said = sentences(command("doctor"))
-    assert f"macOS {version}" in said
-    system = said.partition(" system: ")[2]
-    assert bool(system) == bool(advice) and advice in system

@@ -1,7 +1,5 @@
 """/v1/embeddings: means of hidden states, compared with mlx-lm's own modules and with numpy."""
 
-import base64
-import struct
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -77,20 +75,6 @@ def test_an_embedding_does_not_depend_on_its_batch(several: Several, model: str)
         lists = [pool.submit(vectors, several, TEXTS[::-1], model) for _ in range(2)]
         assert [future.result() for future in lists] == [alone[::-1]] * 2
         assert all(future.result() for future in texts)
-
-
-def test_what_an_answer_has(several: Several) -> None:
-    body = {"model": "my/tiny", "input": [PROMPT, "é"], "user": "somebody"}
-    answer = several.server.ok(PATH, **body)
-    count = len(several.ids(PROMPT)) + len(several.ids("é"))
-    assert answer["usage"] == {"prompt_tokens": count, "total_tokens": count}
-    assert (answer["object"], answer["model"]) == ("list", "tiny")
-    [plain] = vectors(several, PROMPT, dimensions=32, encoding_format="float")
-    [packed] = vectors(several, PROMPT, encoding_format="base64")
-    assert list(struct.unpack("<32f", base64.b64decode(packed))) == pytest.approx(plain, abs=0)
-    assert vectors(several, list(map(several.ids, TEXTS))) == vectors(several, TEXTS)
-    # Only special tokens: they count.
-    assert np.linalg.norm(vectors(several, [0])[0]) == pytest.approx(1, abs=1e-5)
 
 
 @pytest.mark.parametrize(

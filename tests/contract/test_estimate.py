@@ -133,23 +133,3 @@ def test_gains_follow_from_sizes_and_acceptance_rates() -> None:
         rate, n = gain["acceptance_rate"], gain["num_draft"]
         most = sum(rate**k for k in range(n + 1)) / (n * cost + 1)
         assert n in (0, 1, 2, 4, 8) and 1 - 1e-9 <= gain["speed_up"] <= 1.2 * most
-
-
-@pytest.mark.parametrize(
-    ("draft", "says"),
-    [
-        ((), "name a draft model"),
-        (("--draft-model", "mtp"), "the directory of a drafter"),
-        (("--draft-model", "/nowhere"), "there is no directory /nowhere"),
-        (("--draft-model", ROOT / "weights/t5-enfr-draft"), "a draft of the target's own kind"),
-        (("--draft-model", ROOT / "weights/py-llama-draft", "--q-bits", 4), "quantized already"),
-        (("--draft-model", "x", "--prompt-tokens", 0), "--prompt-tokens"),
-    ],
-)
-def test_a_pair_that_cannot_be_estimated_is_refused(draft: tuple[object, ...], says: str) -> None:
-    command("estimate", "--model", ROOT / "weights/py-llama", *draft).refuses(says)
-
-
-def test_a_drafter_is_no_target() -> None:
-    drafter = ROOT / "weights/py-llama-dspark"
-    command("estimate", "--model", drafter, "--draft-model", drafter).refuses("give a whole model")

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from .support import PATIENCE, ROOT, Outcome, checkpoint, command
+from .support import PATIENCE, ROOT, Outcome, checkpoint, command, process
 
 PROMPT = "Les pates a midi"
 FIELDS = (
@@ -100,34 +100,6 @@ def test_the_prompt_may_come_from_everywhere(t5: Path, tmp_path: Path) -> None:
     for dash in (("-",), ("--prompt", "-")):
         for text in (PROMPT, f"{PROMPT}\n"):
             assert said(*dash, stdin=text) == wanted
-
-
-def test_only_the_line_break_that_ends_a_file_is_no_part_of_the_prompt(
-    llama: Path, tmp_path: Path
-) -> None:
-    file = tmp_path / "prompt.txt"
-    file.write_text("\na\n\n", encoding="utf-8")
-    rest = ("--model", llama, "-m", 9)
-    read = generated("--prompt-file", file, *rest)
-    for prompt, same in (("\na\n", True), ("\na", False), ("a\n", False), ("\na\n\n", False)):
-        alone = generated(prompt, *rest)
-        assert (alone["prompt_tokens"] == read["prompt_tokens"]) == same
-        assert not same or alone["tokens"] == read["tokens"]
-
-
-def test_several_lines_for_an_encoder_decoder_get_a_word_about_batch(
-    t5: Path, llama: Path, tmp_path: Path
-) -> None:
-    file = tmp_path / "prompt.txt"
-    for model, text, warned in (
-        (t5, "les pates\n\na midi\n", True),
-        (t5, "les pates\n\n", False),
-        (llama, "def f(x):\n    return x\n", False),
-    ):
-        file.write_text(text)
-        done = command("generate", "--prompt-file", file, "--model", model, "-m", 3, "--quiet")
-        assert done.code == 0 and done.out
-        assert ("warning: the 2 lines" in done.err and "mlx-specdec batch" in done.err) == warned
 
 
 def test_a_stop_string_ends_the_text_before_it(t5: Path, t5_draft: Path) -> None:
@@ -240,3 +212,17 @@ def test_ctrl_c_keeps_the_text_and_exits_with_130(t5: Path) -> None:
     _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
     assert "Traceback" not in err and "finish reason: interrupted" in err
+
+
+def test_any_other_word_is_a_prompt_and_so_is_every_word_after_generate(llama: Path) -> None:
+    flags = ("--model", llama, "-m", 2, "--quiet", "--no-cost-cache")
+    listen, named = command("listen", *flags), command("generate", "listen", *flags)
+    assert (listen.code, listen.out) == (0, named.out)
+    assert command("generate", "list", *flags).code == command("list things", *flags).code == 0
+
+
+def test_a_name_that_is_neither_here_nor_on_the_hub_is_said_to_be_neither(tmp_path: Path) -> None:
+    # The library reads the address when it is imported.
+    address = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}
+    done = process("generate", "x", "--model", "some/model", **address)
+    done.refuses("there is no directory some/model here, and the Hub cannot be reached")

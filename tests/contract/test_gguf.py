@@ -60,25 +60,6 @@ def test_tokenizer_splits_text_as_the_original_does(name: str, tmp_path: Path) -
         assert pair.eos_token_ids == ({2} if name == "llama-f16" else {1})
 
 
-def test_a_tokenizer_beside_the_file_is_taken_instead(tmp_path: Path) -> None:
-    source = tmp_path / "source"
-    source.mkdir()
-    shutil.copy(FIXTURES / "llama-q4_0.gguf", source)
-    convert(str(FIXTURES / "llama-three.gguf"), tmp_path / "three")
-    shutil.copy(tmp_path / "three" / "tokenizer.json", source)
-    convert(str(source), tmp_path / "out")
-    assert (tmp_path / "out" / "tokenizer.json").read_bytes() == (
-        tmp_path / "three" / "tokenizer.json"
-    ).read_bytes()
-
-
-@pytest.mark.parametrize("name", ["llama-f16", "t5-f16"])
-def test_vectors_that_were_widened_get_their_half_type_back(name: str, tmp_path: Path) -> None:
-    convert(str(FIXTURES / f"{name}.gguf"), tmp_path / "out")
-    kinds = {str(array.dtype) for array in tensors(tmp_path / "out").values()}
-    assert kinds == {"mlx.core.float16"}
-
-
 def test_a_directory_with_one_file_and_parts_give_the_same(tmp_path: Path) -> None:
     """Parts may be links to another place."""
     single, parts, links = (tmp_path / name for name in ("whole", "parts", "links"))
@@ -95,24 +76,6 @@ def test_a_directory_with_one_file_and_parts_give_the_same(tmp_path: Path) -> No
         found = tensors(tmp_path / "out")
         assert len(found) == len(model.arrays)
         assert np.array_equal(np.array(found["lm_head.weight"]), model.arrays["output.weight"])
-
-
-def test_two_models_in_one_directory_are_a_question(tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        llama().write(tmp_path / f"{name}.gguf")
-    with pytest.raises(CheckpointError, match=r"a\.gguf, b\.gguf: name the file"):
-        convert(str(tmp_path), tmp_path / "out")
-
-
-def test_nothing_temporary_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "temporary").mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
-    convert(str(FIXTURES / "llama-three.gguf"), tmp_path / "out")
-    model = Gguf("llama")
-    model.write(tmp_path / "bad.gguf")
-    with pytest.raises(CheckpointError):
-        convert(str(tmp_path / "bad.gguf"), tmp_path / "bad")
-    assert not any((tmp_path / "temporary").iterdir())
 
 
 # Tokenizers rebuilt from GGUF metadata split any text as the originals do.

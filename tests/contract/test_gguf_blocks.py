@@ -1,10 +1,7 @@
 """GGUF's quantized types keep their size in MLX, and what is rounded is said."""
 
-import gc
-import math
 import re
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import mlx.core as mx
@@ -14,12 +11,12 @@ from gguf import GGML_QUANT_SIZES, quants
 from gguf import GGMLQuantizationType as Type
 from mlx_lm.utils import load_model
 
-from mlx_specdec import CheckpointError, Options, convert, generate, load
+from mlx_specdec import CheckpointError, convert, load
 
 from ..support.gguf_files import SCALES, Gguf, llama, wide
 from .converted import config_of, dequantized, provenance, tensors
-from .scores import letter, letters, scores
-from .support import ROOT, command, served
+from .scores import letters, scores
+from .support import ROOT, command
 
 FIXTURES = ROOT / "tests" / "fixtures" / "gguf"
 EMBEDDING, QUERY = "token_embd.weight", "blk.0.attn_q.weight"
@@ -164,40 +161,6 @@ def test_logits_and_choices_are_those_of_the_expanded_weights(name: str, tmp_pat
     assert (found["packed"].argmax(axis=1) == found["whole"].argmax(axis=1)).mean() > 0.9
 
 
-@pytest.mark.parametrize("name", MIXTURES)
-def test_drafts_change_nothing(name: str, tmp_path: Path) -> None:
-    wide([Type[kind] for kind in MIXTURES[name]]).write(letters(tmp_path, 40) / "m.gguf")
-    pair = load(tmp_path, expand_weights=False)
-    for temperature in (0.0, 1.0):
-        plain = Options(max_tokens=24, temperature=temperature, seed=3, proposer="none")
-        drafted = replace(plain, proposer="ngram", num_draft=4, ngram_min=1)
-        runs = [generate(pair, [3, 4, 5, 3, 4, 5], options) for options in (plain, drafted)]
-        assert runs[0].tokens == runs[1].tokens
-        assert temperature or runs[1].stats.drafted > 0
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_memory_is_that_of_the_bits_and_loading_needs_one_tensor_more(
-    name: str, tmp_path: Path
-) -> None:
-    model = wide([Type[kind] for kind in MODELS[name]], vocabulary=4096)
-    model.write(letters(tmp_path, 40) / "m.gguf")
-    gc.collect()
-    before = mx.get_active_memory()
-    mx.reset_peak_memory()
-    pair = load(tmp_path, expand_weights=False, dtype="float16")
-    held, peak = (get() - before for get in (mx.get_active_memory, mx.get_peak_memory))
-    shapes = {name: model.values().arrays[name].shape for name in model.packed}
-    sizes = {
-        name: (BITS[Type(kind).name] + 1) * math.prod(shapes[name]) // 8
-        for name, (_, kind) in model.packed.items()
-    }
-    others = 100_000
-    assert sum(sizes.values()) <= held < sum(sizes.values()) + others
-    assert peak < held + max(sizes.values()) + others
-    del pair
-
-
 def test_tensors_whose_groups_were_joined_are_named_with_their_largest_change(
     tmp_path: Path,
 ) -> None:
@@ -216,17 +179,6 @@ def test_tensors_whose_groups_were_joined_are_named_with_their_largest_change(
     assert "model.embed_tokens 0.12" in " ".join(err.split())
     assert "kept Q4_K at 4 bits, Q6_K at 8 bits" in " ".join(err.split())
     assert "by at most 0.05 %" in " ".join(err.split())
-
-
-def test_a_mixture_is_served(tmp_path: Path) -> None:
-    wide([Type.Q4_K, Type.Q6_K]).write(letters(tmp_path, 40) / "m.gguf")
-    prompt = "".join(map(letter, [3, 4, 5]))
-    body = {"prompt": prompt, "max_tokens": 5, "temperature": 0}
-    with served("--model", tmp_path, "--no-expand-weights") as server:
-        answer = server.ask("/v1/completions", body)
-    options = Options(max_tokens=5, chat_template=False)
-    expected = generate(load(tmp_path, expand_weights=False), prompt, options)
-    assert answer.json["choices"][0]["text"] == expected.text
 
 
 @pytest.mark.parametrize("kind", REFUSED)

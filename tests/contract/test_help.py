@@ -13,7 +13,7 @@ import pytest
 
 from mlx_specdec import Options
 
-from .support import command, process
+from .support import command
 
 COMMANDS = (
     *("batch", "bench", "chat", "convert", "doctor", "estimate", "generate"),
@@ -89,12 +89,6 @@ def test_every_command_says_what_it_takes(name: str, monkeypatch: pytest.MonkeyP
     assert max(map(len, plain.splitlines())) <= 80 and "\x1b" not in plain
 
 
-def test_the_limit_of_an_answer_is_explained_where_requests_have_their_own() -> None:
-    words = " ".join(command("serve", "-h").out.split())
-    assert "The largest number of tokens of an answer whose request names none." in words
-    assert "Sampling flags are the defaults of requests that do not set them." in words
-
-
 def test_every_setting_of_a_generation_has_a_flag_with_its_default() -> None:
     defaults = {
         flag: default
@@ -144,12 +138,6 @@ def test_a_terminal_without_arguments_shows_the_first_steps() -> None:
     assert max(map(len, done.out.splitlines())) <= 100 and done.out.count("\n") <= 10
     named = re.findall(r"^  mlx-specdec ([a-z]+) ", done.out, re.MULTILINE)
     assert len(named) > 3 and {*named} <= {*COMMANDS, "help"}
-
-
-def test_completion_is_offered() -> None:
-    named = {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
-    done = process("--show-completion", "bash", **named)
-    assert done.code == 0 and "complete" in done.out
 
 
 @pytest.mark.parametrize(

@@ -204,30 +204,3 @@ def test_only_the_newest_message_of_the_user_is_refused(server: Server) -> None:
         refused = ask(server, path, [USER, SAID, last[path]])
         assert refused.status == 400 and b"reads only text" in refused.body, refused.body
         assert ask(server, path, [last[path], USER]).status == 200
-
-
-def test_an_earlier_image_does_not_count_towards_the_limit_of_characters(server: Server) -> None:
-    most = 32 * server.get("/props").json["n_ctx"]
-    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + most * "A"}}
-    messages = [{"role": "user", "content": [image]}, SAID, NEXT]
-    assert ask(server, CHAT, messages).status == 200
-
-
-@pytest.mark.parametrize("length", [65, 128])
-def test_names_of_tools_may_have_128_characters(server: Server, length: int) -> None:
-    name = "mcp__" + (length - 5) * "a"
-    function = {"name": name, "parameters": {"type": "object"}}
-    prompt = f"[{name}][user]Who?[assistant]"
-    tools: dict[str, list[Any]] = {
-        CHAT: [{"type": "function", "function": function}],
-        MESSAGES: [{"name": name, "input_schema": {"type": "object"}}],
-        OLLAMA: [{"type": "function", "function": function}],
-    }
-    for path in APIS:
-        counted = prompt_tokens(server, path, [USER], tools=tools[path])
-        assert counted == expected_tokens(server, prompt)
-    tool = {"type": "function", **function}
-    answer = server.ok("/v1/responses", input="Who?", tools=[tool], max_output_tokens=1)
-    assert answer["usage"]["input_tokens"] == expected_tokens(server, prompt)
-    longer = [{"type": "function", "function": {"name": name + 64 * "a"}}]
-    assert ask(server, CHAT, [USER], tools=longer).status == 400

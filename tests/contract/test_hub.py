@@ -295,37 +295,3 @@ def test_of_a_model_to_look_at_headers_alone_are_fetched(
     assert found == expected
     assert hub.sent < sum(len(data) for data in hub.files.values()) / 10
     assert not any(name.endswith(".safetensors") for name in arrived(tmp_path))
-
-
-def test_what_is_in_the_cache_and_what_has_no_header_is_looked_at_as_a_whole(
-    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    converted(tmp_path)
-    sent = hub.sent
-    inspection = shown("inspect", NAME)
-    assert hub.sent == sent and inspection["parameters"] > 0
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert shown("inspect", NAME) == inspection
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    torch = ROOT / "tests" / "fixtures" / "torch" / "llama"
-    hub.commit, hub.files = "2" * 40, held_in(torch)
-    expected = shown("inspect", torch)
-    assert {**shown("inspect", NAME), "path": expected["path"]} == expected
-    hub.commit = "3" * 40
-    hub.files = {file: data for file, data in hub.files.items() if file != WEIGHTS}
-    done = command("estimate", "--model", NAME, "--draft-model", "x/y")
-    done.refuses("no safetensors files, whose headers alone")
-
-
-def test_a_hub_without_parts_and_a_damaged_header_are_one_sentence(
-    hub: Hub, tmp_path: Path
-) -> None:
-    local = write_t5(tmp_path / "t5", {"d_ff": 1 << 12})
-    hub.files, hub.ranges = held_in(local), False
-    command("inspect", NAME).refuses("no parts of files: download")
-    hub.ranges = True
-    for damaged in (b"", b"1234", hub.files[WEIGHTS][:300]):
-        hub.files = {**hub.files, WEIGHTS: damaged}
-        command("inspect", NAME).refuses(f"{NAME}/model.safetensors is truncated")
-    command("inspect", "some/other").refuses("neither a directory here nor a repository")
-    command("inspect", NAME, "--revision", "nowhere").refuses("no revision nowhere")

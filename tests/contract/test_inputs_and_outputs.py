@@ -40,15 +40,6 @@ def test_batch_does_not_replace_its_prompts(spelling: str) -> None:
     unchanged(done, str(Path(spelling)), "--output")
 
 
-def test_batch_does_not_replace_its_prompts_under_another_case() -> None:
-    Path("link").symlink_to("prompts.txt")
-    # On a file system that ignores case this is the file itself; elsewhere a link stands for it.
-    if not Path("PROMPTS.TXT").exists():
-        os.link("prompts.txt", "PROMPTS.TXT")
-    done = command("batch", "prompts.txt", "-o", "PROMPTS.TXT", "--overwrite")
-    unchanged(done, "prompts.txt", "--output")
-
-
 @pytest.mark.parametrize("end", ["partial", "sorted"])
 def test_batch_does_not_replace_its_prompts_by_a_file_beside_the_output(end: str) -> None:
     os.link("prompts.txt", f"out.{end}")
@@ -72,27 +63,6 @@ def test_training_asks_nobody_to_delete_what_it_reads(name: str, model: Path) ->
     unchanged(command(*arguments, "--output", "./prompts.txt"), "prompts.txt", "--output")
     command(*arguments, "--output", model).refuses(f"{model} is read and cannot be overwritten")
     assert (model / "config.json").is_file()
-
-
-def test_convert_does_not_replace_its_source(model: Path) -> None:
-    done = command("convert", "--model", model, "--mlx-path", f"{model}/.", "--overwrite")
-    done.refuses("holds the model to convert")
-    assert (model / "config.json").is_file()
-
-
-@pytest.mark.parametrize("words", [("bench", "--json"), ("batch", "-o", "-")])
-def test_standard_output_is_no_file_that_is_read(words: tuple[str, ...], tmp_path: Path) -> None:
-    name, *rest = words
-    before = os.dup(1)
-    file = os.open("prompts.txt", os.O_WRONLY | os.O_APPEND)
-    os.dup2(file, 1)
-    try:
-        done = command(name, "prompts.txt", *rest, "--model", "no.gguf")
-    finally:
-        os.dup2(before, 1)
-        os.close(before)
-        os.close(file)
-    unchanged(done, "prompts.txt", "standard output")
 
 
 def test_a_conversation_that_cannot_be_saved_leaves_the_old_file(model: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from mlx_specdec import convert
 
-from ..support.checkpoints import T5, t5_weights, write_t5
+from ..support.checkpoints import write_t5
 from .converted import change_config, provenance, tensors
 from .support import ROOT, command
 
@@ -62,18 +62,6 @@ def test_what_cannot_be_converted_is_shown_with_the_reason(
 ) -> None:
     found = inspected(change_config(write_t5(tmp_path / "t5"), **changes))
     assert says in found["problem"] and len(found["tensors"]) > 10
-
-
-def test_a_single_file_of_tensors_is_shown_without_a_configuration(tmp_path: Path) -> None:
-    found = inspected(write_t5(tmp_path / "t5") / "model.safetensors")
-    assert not found["model_type"] and "directory" in found["problem"]
-    assert found["parameters"] == sum(array.size for array in t5_weights(T5).values())
-
-
-def test_tokenizers_are_reported_also_if_a_conversion_makes_them(tmp_path: Path) -> None:
-    assert inspected(write_t5(tmp_path / "t5"))["tokenizer"] == "spiece.model"
-    made = inspected(FIXTURES / "gguf" / "llama-f16.gguf")["tokenizer"]
-    assert made.startswith("tokenizer.json") and "made from" in made
 
 
 def test_damage_and_nothing_at_all_are_one_sentence(tmp_path: Path) -> None:

@@ -47,11 +47,6 @@ def test_a_response_of_another_key_is_not_found(server: Server) -> None:
     assert delete(server, f"{RESPONSES}/{id}", "one") == 404
 
 
-def test_a_wrong_name_of_the_only_model_is_refused(server: Server) -> None:
-    error = server.ask(COMPLETIONS, {"model": 5, "prompt": "x"}, **bearer("one"))
-    assert (error.status, error.json["error"]["param"]) == (400, "model")
-
-
 def test_the_extra_that_is_missing_is_named(server: Server) -> None:
     schema = {"type": "json_schema", "schema": {"type": "integer"}}
     body = {"prompt": "x", "response_format": schema}

@@ -105,25 +105,6 @@ def test_a_last_message_of_the_assistant_is_continued(several: Several) -> None:
     assert "".join(delta.get("text", "") for delta in deltas) == text
 
 
-BILLING = "x-anthropic-billing-header: cc_version=2.1.101.e51; cc_entrypoint=cli; cch=a5145;"
-
-
-def test_lines_of_billing_are_left_out_of_prompts(several: Several, text: str) -> None:
-    blocks = [{"type": "text", "text": part} for part in (BILLING, "Be calm.")]
-    for system in (blocks, f"{BILLING}\nBe calm.", f"{BILLING}Be calm."):
-        assert ask(several, system=system)["content"][0]["text"] == text
-        assert count(several, system=system) == len(several.ids(PROMPT))
-    several.server.waits_for("billing")
-    assert len([line for line in several.server.log if "billing" in line]) == 1
-    for said in (f"Never send {BILLING}", "x-anthropic-billing-header: what is that?"):
-        of_user = count(several, messages=[{"role": "user", "content": said}], system="x")
-        of_system = count(several, messages=[{"role": "user", "content": "x"}], system=said)
-        assert of_system == of_user
-    of_user = count(several, messages=[{"role": "user", "content": BILLING}], system="x")
-    of_system = count(several, messages=[{"role": "user", "content": "x"}], system=BILLING)
-    assert of_user > of_system
-
-
 WRONG = {
     "max_tokens": (None, -2, 2.5),
     "messages": (None, []),

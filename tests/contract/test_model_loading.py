@@ -93,20 +93,6 @@ def test_a_request_waits_until_its_model_is_loaded(unloaded: Server, models: Pat
     assert states(unloaded) == {"a": "unloaded", "b": "loaded", "c": "unloaded"}
 
 
-def test_requests_may_be_told_to_come_again_while_their_model_is_loaded(
-    flags: list[object], models: Path
-) -> None:
-    with served(*flags, "--no-wait") as server:
-        answer = ask(server, "b")
-        assert (answer.status, answer.headers["retry-after"]) == (503, "1")
-        error = answer.json["error"]
-        said = "the model b is loading: try again in 1 s, or start the server without --no-wait"
-        assert (error["code"], error["message"]) == ("loading", said)
-        assert server.get("/health").status == 200
-        wait_until(lambda: ask(server, "b").status == 200)
-        assert ask(server, "b").json["choices"][0]["text"] == alone(models / "b")
-
-
 def test_the_least_recently_used_model_leaves(unloaded: Server) -> None:
     use(unloaded, "a", "b", "a", "c")
     assert states(unloaded) == {"a": "loaded", "b": "unloaded", "c": "loaded"}

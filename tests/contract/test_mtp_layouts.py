@@ -83,20 +83,6 @@ def test_fewer_bits_are_taken_for_the_layer(tmp_path: Path) -> None:
     assert similar(drafts(small, count=1), drafts(full, count=1))
 
 
-@pytest.mark.parametrize("part", ["self_attn.q_proj", "eh_proj"])
-def test_layers_that_mlx_has_quantized_are_read(part: str, tmp_path: Path) -> None:
-    wide = {"hidden_size": 64, "moe_intermediate_size": 64, "intermediate_size": 64}
-    source = target("glm4_moe", tmp_path / "source", original=False, **wide)
-    expected = drafts(load(source), count=1)
-    weights = mx.load(str(source / "model.safetensors"))
-    path = f"{BEFORE}{part}"
-    packed = mx.quantize(weights[f"{path}.weight"], 64, 8)
-    for kind, array in zip(("weight", "scales", "biases"), packed, strict=True):
-        weights[f"{path}.{kind}"] = array
-    mx.save_safetensors(str(source / "model.safetensors"), weights, {"format": "mlx"})
-    assert similar(drafts(load(source), count=1), expected)
-
-
 def test_a_draft_that_is_named_drafts_in_the_layers_place(tmp_path: Path) -> None:
     source = target("glm4_moe", tmp_path / "source")
     drafter = speculators.eagle3(tmp_path / "drafter", vocabulary=SIZE)

@@ -139,28 +139,6 @@ def test_texts_are_embedded_as_by_openais_api(several: Several, ok: Ask) -> None
     assert ok("/api/embeddings", model="tiny") == {"embedding": []}
 
 
-def test_a_text_of_any_length_is_embedded(several: Several, ok: Ask) -> None:
-    answer = ok("/api/embed", model="short", input=["é" * 100_000, "é" * 1000, "é" * 100])
-    first, second, third = answer["embeddings"]
-    assert first == second == third
-    assert answer["prompt_eval_count"] == 3 * 64
-    assert ok("/api/embeddings", model="short", prompt="é" * 100_000)["embedding"] == first
-    ids = several.ids("é" * 100)[:64]
-    assert ok("/v1/embeddings", model="tiny", input=ids)["data"][0]["embedding"] == first
-    body = {"model": "short", "input": "é" * 100, "truncate": False}
-    refused = several.server.ask("/api/embed", body)
-    assert refused.status == 400 and "context length is 64 tokens" in refused.json["error"]
-
-
-def test_an_empty_text_does_not_refuse_the_others(ok: Ask) -> None:
-    texts = ["one", "", "two", " \n"]
-    one, empty, two, blank = ok("/api/embed", model="tiny", input=texts)["embeddings"]
-    assert [one, two] == ok("/api/embed", model="tiny", input=["one", "two"])["embeddings"]
-    assert empty == blank == [0.0] * len(one)
-    assert math.isclose(sum(number**2 for number in one), 1, rel_tol=1e-4)
-    assert ok("/api/embed", model="tiny", input=[""])["embeddings"] == [empty]
-
-
 @pytest.mark.parametrize("kind", ["json", SCHEMA], ids=["json", "schema"])
 def test_a_format_binds_the_text(ok: Ask, kind: Any) -> None:
     pytest.importorskip("llguidance", reason="the extra grammar is not installed")

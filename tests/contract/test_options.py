@@ -1,7 +1,6 @@
 """What Options and prompts mean is taken, what they cannot mean is refused by name."""
 
 import json
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlx_specdec import OptionError, Options, PromptError, generate, load, stream_generate
+from mlx_specdec import OptionError, Options, load, stream_generate
 
 PROMPT = [5, 9, 12, 7, 33, 21, 8]
 
@@ -78,27 +77,6 @@ def test_biases_are_copied_and_name_tokens_that_there_are(pair: Any, size: int) 
     assert options.logit_bias == {3: -1.0}
     with pytest.raises(OptionError, match=f"no token {size}"):
         stream_generate(pair, PROMPT, Options(logit_bias={size: 1.0}))
-
-
-def test_numpy_ids_are_a_prompt_and_bytes_are_none(pair: Any) -> None:
-    seed: Any = np.int64(3)
-    options = Options(max_tokens=6, temperature=1.0, seed=seed)
-    ids: Any = np.array(PROMPT)
-    plain = generate(pair, PROMPT, Options(max_tokens=6, temperature=1.0, seed=3))
-    assert generate(pair, ids, options).as_dict()["tokens"] == list(plain.tokens)
-    prompts: list[Any] = [b"bytes", [{"role": "user", "content": "messages"}], [1.5]]
-    for prompt in prompts:
-        with pytest.raises(PromptError, match=r"a prompt is text|no chat template"):
-            generate(pair, prompt, options)
-
-
-@pytest.mark.parametrize("extra", [np.int64, str, lambda id: [id], lambda id: (str(id), 63)])
-def test_extra_tokens_end_the_sequence_too(pair: Any, extra: Callable[[int], Any]) -> None:
-    plain = generate(pair, PROMPT, Options(max_tokens=20))
-    ends = plain.tokens[4]
-    done = generate(pair, PROMPT, Options(max_tokens=20, extra_eos_token=extra(ends)))
-    assert done.finish_reason == "eos"
-    assert done.tokens == plain.tokens[: plain.tokens.index(ends) + 1]
 
 
 @pytest.mark.parametrize("token", ["<|end of it|>", 10**6, -1, "2.5"])

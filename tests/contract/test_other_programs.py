@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mlx_specdec import Options, SourceError, convert, generate, load
+from mlx_specdec import Options, SourceError, generate, load
 
 from ..support.checkpoints import listing
 from ..support.gguf_files import Gguf
@@ -127,22 +127,6 @@ def test_models_of_ollama_are_found_by_its_names_and_nothing_is_written_there(
     assert generate(load(f"ollama:{name}"), [3, 4], OPTIONS).tokens == expected
     assert f"ollama:{name if ':' in name else f'{name}:latest'}" in rows()
     assert listing(folder) == before and [*home.rglob("*.gguf")] == []
-
-
-def test_a_model_that_ollama_has_pulled_again_is_read_anew(home: Path) -> None:
-    folder = home / ".ollama" / "models"
-    ollama(folder, f"{LIBRARY}/small/1b")
-    first = load("ollama:small:1b").tokenizer.size
-    ollama(folder, f"{LIBRARY}/small/1b", FIXTURES / "llama-three.gguf")
-    assert load("ollama:small:1b").tokenizer.size != first
-
-
-def test_a_conversion_takes_these_names(home: Path, tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.chdir(tmp_path)
-    ollama(home / ".ollama" / "models", f"{LIBRARY}/small/1b")
-    lmstudio(home / ".lmstudio" / "models", "maker/other")
-    assert convert("ollama:small:1b").path == Path("weights/small-1b")
-    assert convert("lmstudio:maker/other").path == Path("weights/other")
 
 
 def test_the_list_says_what_runs_and_why_not(home: Path, tmp_path: Path) -> None:

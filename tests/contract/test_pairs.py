@@ -120,24 +120,6 @@ def test_the_choices_of_today() -> None:
     }
 
 
-@pytest.mark.parametrize("memory", [8, 24, 64])
-def test_a_mac_would_run_the_same_as_this_machine_if_it_were_that_mac(
-    machine: Pretend, memory: int
-) -> None:
-    """A part of a Mac's memory is left to the system, of which Metal recommends most."""
-    there = shown("--memory", f"{memory} gb")
-    share = 2 / 3 if memory <= 32 else 3 / 4
-    machine(int(share * (memory << 30)), mac=memory << 30)
-    here = shown()
-    assert here["memory_bytes"] == pytest.approx(there["memory_bytes"], abs=2)
-    assert here["memory_bytes"] == pytest.approx(share * (memory << 30) * 15 / 16, abs=2)
-    assert here["best"] == there["best"] and here["pairs"] == there["pairs"]
-    facts = command("doctor").out
-    left = max(4 * GB, 0.35 * (memory << 30))
-    auto = min(here["memory_bytes"], (memory << 30) - left)
-    assert f"{auto / GB:.1f} GB of them for --model auto" in facts
-
-
 @pytest.mark.parametrize(
     ("memory", "cpu", "chat", "code"),
     [
@@ -258,28 +240,6 @@ def test_the_command_shows_what_fits_and_what_to_run(machine: Pretend) -> None:
     command("pairs", "--memory", "much").refuses("is no size")
 
 
-@pytest.mark.parametrize("columns", [40, 80])
-def test_names_can_be_copied_from_a_narrow_terminal(
-    table: list[dict[str, Any]],
-    machine: Pretend,
-    monkeypatch: pytest.MonkeyPatch,
-    columns: int,
-) -> None:
-    machine(16 * GB)
-    monkeypatch.setenv("COLUMNS", str(columns))
-    monkeypatch.setenv("TERM", "dumb")
-    printed = command("pairs", terminal=True).out
-    room = 15 * GB
-    for one in table:
-        if one["bytes"].get("4", room + 1) <= room:
-            assert re.search(rf"^  {one['target']} ", printed, re.MULTILINE)
-            if one["kind"] == "mtp":
-                assert re.search(rf"^  {one['target']} .* mtp ", printed, re.MULTILINE)
-    if columns == 80:
-        row = r"^  Qwen/Qwen3-8B +10\.\d GB +dspark +1\.71 / 2\.03 *$"
-        assert re.search(row, printed, re.MULTILINE)
-
-
 @pytest.mark.parametrize(("chip", "slow"), [("applegpu_g14s", True), ("applegpu_g15d", False)])
 def test_the_command_says_that_drafts_gain_little_on_an_old_gpu(
     machine: Pretend, chip: str, slow: bool
@@ -322,3 +282,19 @@ def test_without_a_command_it_generates() -> None:
     assert command(*flags) == command("generate", *flags)
     for words in (("Hello",), ("Where is it?",)):
         assert command(*words, *flags) == command("generate", *words, *flags)
+
+
+@pytest.mark.parametrize(
+    ("size", "nbytes"),
+    [
+        ("32GB", 32 << 30),  # Apple's GB has 1024 MB
+        ("32g", 32 << 30),
+        ("32 GiB", 32 << 30),
+        ("1.5TB", 3 << 39),
+        ("65536 mb", 64 << 30),
+        ("34359738368", 32 << 30),
+        ("34359738368B", 32 << 30),
+    ],
+)
+def test_a_size_has_a_unit_or_is_large_enough_for_bytes(size: str, nbytes: int) -> None:
+    assert shown("--memory", size)["device"] == f"a Mac with {nbytes >> 30} GB"

@@ -168,32 +168,6 @@ def chat(server: Server, prompt: str, **fields: Any) -> Any:
     return answer["choices"][0]["message"]["content"]
 
 
-def continued(server: Server, prompt: str, **fields: Any) -> Any:
-    """The assistant's message has been begun: its beginning belongs to the prompt."""
-    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": prompt}]
-    fields |= {"continue_final_message": True, "max_tokens": 1}
-    answer = server.ok("/v1/chat/completions", messages=messages, **fields)
-    return answer["choices"][0]["message"]["content"]
-
-
-def several(server: Server, prompt: str, **fields: Any) -> Any:
-    fields |= {"n": 2, "max_tokens": 1}
-    answer = server.ok("/v1/completions", prompt=prompt, **fields)
-    return [choice["text"] for choice in answer["choices"]]
-
-
-def responses(server: Server, prompt: str, **fields: Any) -> Any:
-    answer = server.ok("/v1/responses", input=prompt, max_output_tokens=1, **fields)
-    return answer["output"][0]["content"][0]["text"]
-
-
-def ollama_chat(server: Server, prompt: str, **fields: Any) -> Any:
-    messages = [{"role": "user", "content": prompt}]
-    options = {"num_predict": 1, **fields}
-    answer = server.ok("/api/chat", model="m", messages=messages, options=options, stream=False)
-    return answer["message"]["content"]
-
-
 def ollama_generate(server: Server, prompt: str, **fields: Any) -> Any:
     options = {"num_predict": 1, **fields}
     body = {"model": "m", "prompt": prompt, "raw": True, "stream": False, "options": options}
@@ -205,7 +179,7 @@ def tgi(server: Server, prompt: str, **fields: Any) -> Any:
     return server.ok("/generate", inputs=prompt, parameters=parameters)["generated_text"]
 
 
-EVERY = (completions, chat, continued, several, responses, ollama_chat, ollama_generate, tgi)
+EVERY = (completions, chat, ollama_generate, tgi)
 
 
 @pytest.mark.parametrize("api", EVERY, ids=lambda api: api.__name__)
@@ -215,33 +189,3 @@ def test_no_api_penalizes_the_prompt(server: Server, prompt: str, api: Any) -> N
     assert api(server, prompt, frequency_penalty=50) == free
     if api is not tgi:
         assert api(server, prompt, presence_penalty=50) == free
-
-
-REPETITION = {ollama_chat: "repeat_penalty", ollama_generate: "repeat_penalty"}
-
-
-@pytest.mark.parametrize(
-    "api", [api for api in EVERY if api is not responses], ids=lambda api: api.__name__
-)
-def test_the_repetition_penalty_counts_the_prompt(server: Server, prompt: str, api: Any) -> None:
-    assert api(server, prompt, **{REPETITION.get(api, "repetition_penalty"): 50}) != api(
-        server, prompt
-    )
-
-
-@pytest.mark.parametrize(
-    "api", [completions, chat, ollama_chat, ollama_generate], ids=lambda api: api.__name__
-)
-def test_penalties_over_the_last_0_tokens_are_off(server: Server, prompt: str, api: Any) -> None:
-    free = api(server, prompt)
-    for last, equal in ((0, True), (-1, False), (64, False)):
-        found = api(server, prompt, repeat_penalty=50, repeat_last_n=last)
-        assert (found == free) is equal
-
-
-@pytest.mark.parametrize("last", [-2, 1.5])
-def test_a_wrong_number_of_last_tokens_is_named(server: Server, last: Any) -> None:
-    answer = server.ask(
-        "/api/generate", {"model": "m", "prompt": "a", "options": {"repeat_last_n": last}}
-    )
-    assert answer.status == 400 and "repeat_last_n" in answer.json["error"]

@@ -34,22 +34,6 @@ def test_a_byte_order_mark_is_no_part_of_a_prompt(model: Path, tmp_path: Path) -
     assert generated(model, "-", stdin=f"{MARK}{MARK}def f\n") != plain
 
 
-def chatted(model: Path, stdin: str) -> Outcome:
-    done = command("chat", "--model", model, "-m", 4, "--no-cost-cache", "--quiet", stdin=stdin)
-    assert done.code == 0, done.err
-    return done
-
-
-def test_a_byte_order_mark_is_no_part_of_a_chat(model: Path, tmp_path: Path) -> None:
-    plain = chatted(model, "def f\n")
-    assert chatted(model, f"{MARK}def f\n") == plain
-    assert chatted(model, f"{MARK}/exit\n").out == ""
-    file = tmp_path / "chat.json"
-    file.write_text(f'{MARK}{{"messages": []}}', encoding="utf-8")
-    done = chatted(model, f"/load {file}\ndef f\n")
-    assert done.out == plain.out and "0 messages were read" in done.err
-
-
 def test_an_empty_pipe_is_no_wish_for_the_sample_sentence(model: Path) -> None:
     for flags, given in (((), b""), (("--model", model), f"{MARK}\n".encode())):
         process(*flags, stdin=given).refuses("standard input is empty: give a prompt there")
@@ -74,14 +58,6 @@ def test_batch_reads_prompts_from_standard_input(model: Path, tmp_path: Path) ->
     assert [json.loads(line)["text"] for line in as_json.out.splitlines()] == texts
 
 
-def test_batch_goes_on_with_the_same_standard_input(model: Path, tmp_path: Path) -> None:
-    rest = ("--model", model, "-m", 4, "--no-cost-cache", "--overwrite")
-    words = ("batch", "-", "-o", tmp_path / "out", *rest)
-    assert "2 texts" in command(*words, stdin="a\nb\n").err
-    (tmp_path / "out.partial").write_text("something else\n")
-    command(*words, stdin="a\nb\n").refuses("was not left by a run of this program")
-
-
 @pytest.mark.parametrize(
     ("given", "part"),
     [
@@ -92,9 +68,3 @@ def test_batch_goes_on_with_the_same_standard_input(model: Path, tmp_path: Path)
 )
 def test_wrong_standard_input_of_batch_is_named(model: Path, given: str | bytes, part: str) -> None:
     batch(model, "-", stdin=given).refuses(part)
-
-
-def test_a_line_of_standard_input_that_fails_is_named(model: Path) -> None:
-    given = '{"prompt": ""}\n'
-    done = batch(model, "-", "--strict", stdin=given)
-    done.refuses("line 1 of standard input: the prompt is empty")

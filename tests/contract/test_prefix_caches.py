@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mlx_specdec import Options, PromptCache, Request, generate, load, stream_generate
+from mlx_specdec import Options, PromptCache, Request, generate, stream_generate
 
 from .outcomes import alone
 from .pairs import PAIRS, T5, hidden_states, model
@@ -93,15 +93,6 @@ def test_a_cache_stays_within_its_bytes_and_forgets_what_was_used_longest_ago(
     assert [cached_tokens(pair, prompts[at], small) for at in (0, 2, 1)] == [39, 39, 0]
     tiny = PromptCache(1)
     assert [cached_tokens(pair, prompts[0], tiny) for _ in range(2)] == [0, 0]
-
-
-def test_the_beginning_of_a_prompt_that_does_not_fit_is_cached(tmp_path: Path) -> None:
-    pair, whole = load(model(tmp_path, "llama")), PromptCache(1 << 24)
-    prompt = [(7 * place + place // 50) % 50 + 3 for place in range(600)]
-    cached_tokens(pair, prompt, whole)
-    small = PromptCache(whole.nbytes * 9 // 10)
-    assert cached_tokens(pair, prompt, small) == 0 < small.nbytes
-    assert 256 <= cached_tokens(pair, prompt, small) < len(prompt) - 1
 
 
 def test_a_completion_is_cached_for_the_next_turn(tmp_path: Path) -> None:

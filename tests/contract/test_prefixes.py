@@ -116,23 +116,6 @@ def test_what_changes_means_nothing_to_the_prompt_cache(several: Several) -> Non
     assert turn(2, [*question, *later])["cache_read_input_tokens"] >= before - 1
 
 
-def test_documents_of_text_are_read(several: Several) -> None:
-    def prompt_tokens(*blocks: Any) -> int:
-        body = {"model": "in-place", "messages": [{"role": "user", "content": [*blocks]}]}
-        return int(several.server.ok(f"{MESSAGES}/count_tokens", **body)["input_tokens"])
-
-    source = {"type": "text", "media_type": "text/plain", "data": "Files."}
-    document = {"type": "document", "title": "T", "source": source}
-    asked = {"type": "text", "text": "Who?"}
-    written = prompt_tokens({"type": "text", "text": "T\nFiles.\n"}, asked)
-    assert prompt_tokens(document, asked) == written
-    parts = {"type": "content", "content": [{"type": "text", "text": "Files."}]}
-    assert prompt_tokens({**document, "source": parts}, asked) == written
-    pdf = {**document, "source": {"type": "base64", "data": "JVBE"}}
-    body = {"model": "in-place", "messages": [{"role": "user", "content": [pdf]}], "max_tokens": 1}
-    assert several.server.ask(MESSAGES, body).status == 400
-
-
 @pytest.fixture
 def system(request: pytest.FixtureRequest) -> str:
     """A text that no other test begins with."""
@@ -188,19 +171,3 @@ def test_every_api_tells_of_it(several: Several, system: str) -> None:
     body = {"model": "tiny", "input": system, "max_output_tokens": 3}
     _, usage = (server.ok("/v1/responses", **body)["usage"] for _ in range(2))
     assert usage["input_tokens_details"] == {"cached_tokens": usage["input_tokens"] - 1}
-
-
-def test_metrics_count_hits_in_tokens(several: Several, system: str) -> None:
-    server, body = several.server, {"model": "tiny", "prompt": system, "max_tokens": 2}
-    before = server.metrics()
-    answers = [server.ok(COMPLETIONS, **body) for _ in range(2)]
-    size, hits = answers[0]["usage"]["prompt_tokens"], sum(map(cached, answers))
-    assert hits >= size - 1
-    after, labels = server.metrics(), '{model_name="tiny",engine="0"}'
-    for name, more in (
-        (f"vllm:prefix_cache_queries_total{labels}", 2 * size),
-        (f"vllm:prefix_cache_hits_total{labels}", hits),
-        (f"vllm:prompt_tokens_total{labels}", 2 * size),
-    ):
-        assert after[name] - before[name] == more, name
-    assert after["mlx_specdec:prompt_cache_bytes"] > before["mlx_specdec:prompt_cache_bytes"]

@@ -135,20 +135,6 @@ def test_a_wrong_file_is_reported_in_a_line(
     command("serve", "--models-preset", file).refuses(said)
 
 
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        ("--model b --draft-model c", "would be the draft of every model"),
-        ("--model b --distributed tensor", "--distributed serves one model"),
-        (f"--models-preset {__file__}", "leave --model and"),
-        ("--distributed tensor --idle-unload 1", "leave --distributed out"),
-        ("--idle-unload -1", "'--idle-unload': it must be greater"),
-    ],
-)
-def test_flags_that_are_for_one_model_are_refused(llama: Path, flags: str, said: str) -> None:
-    command("serve", "--model", llama, *flags.split()).refuses(said)
-
-
 # What generate, chat and load do with generation_config.json.
 
 
@@ -191,13 +177,3 @@ def test_the_temperature_is_1_without_one_and_nonsense_is_left_out(tmp_path: Pat
     done = command("generate", PROMPT, "--model", model, "-m", 12, "--no-cost-cache")
     assert done.out == alone(model, temperature=1.0)
     assert "sampling as generation_config.json says: temperature 1; --greedy" in done.err
-
-
-def test_a_chat_samples_as_the_model_recommends(warm: Path) -> None:
-    outputs = []
-    for flags in ((), ("--temperature", 0.7), ("--greedy",)):
-        words = ("chat", "--model", warm, "-m", 12, "--no-cost-cache", "--seed", 2, *flags)
-        done = command(*words, stdin="def\n")
-        outputs.append(done.out)
-        assert (LINE in done.err) == (not flags)
-    assert outputs[0] == outputs[1] != outputs[2]

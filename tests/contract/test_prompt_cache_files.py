@@ -176,18 +176,6 @@ def test_a_damaged_file_is_named(
     assert all(any(file.name in line for file in files) for line in lines)
 
 
-def test_directories_and_links_with_the_names_of_blocks_are_ignored(
-    models: tuple[Path, Path], cached: Cached, tmp_path: Path
-) -> None:
-    names = [file.name for file in cached.directory.iterdir()]
-    for name in (*names, f"{0:064}.safetensors", ".a.partial"):
-        (tmp_path / name / "inner").mkdir(parents=True)
-    (tmp_path / f"{1:064}.safetensors").symlink_to(tmp_path / "nowhere")
-    for _ in range(2):
-        assert generate(models, tmp_path) == cached.plain
-    assert all((tmp_path / name / "inner").is_dir() for name in names)
-
-
 @pytest.mark.parametrize(
     ("dtype", "flags"),
     [("bfloat16", ()), ("float16", ()), ("bfloat16", ("--kv-bits", 8, "--kv-group-size", 32))],
@@ -207,37 +195,3 @@ def test_a_cache_on_disk_keeps_every_bit(
     assert plain.code == 0 and plain.out, plain.err
     for _ in range(2):
         assert command("generate", *flags, *cache, PROMPT).out == plain.out
-
-
-CLEARING = """
-import runpy, threading, time
-import mlx.core as mx
-
-def clear():
-    while True:
-        mx.clear_cache()
-        time.sleep(0)
-
-threading.Thread(target=clear, daemon=True).start()
-for _ in range(3):
-    try:
-        runpy.run_module("mlx_specdec", run_name="__main__", alter_sys=False)
-    except SystemExit as end:
-        assert not end.code
-"""
-
-
-def test_a_cache_is_read_while_another_thread_clears_mlx_memory(
-    models: tuple[Path, Path], cached: Cached
-) -> None:
-    """An MLX thread that needs Python's lock would wait for ever."""
-    target, draft = models
-    flags = ["--model", target, "--draft-model", draft, "--num-draft", 2, "-m", 4, "--quiet"]
-    arguments = ["generate", *flags, "--prompt-cache-dir", cached.directory, PROMPT]
-    done = subprocess.run(
-        [sys.executable, "-c", CLEARING, *map(str, arguments)],
-        capture_output=True,
-        cwd=ROOT,
-        timeout=60,
-    )
-    assert done.returncode == 0, done.stderr

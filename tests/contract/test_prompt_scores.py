@@ -114,23 +114,3 @@ def test_a_cached_prompt_is_scored_again(models: Models) -> None:
         answer = model.ok(COMPLETIONS, prompt=LONG, max_tokens=1)
     assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] > 20
     assert listed(model, LONG) == first
-
-
-def test_a_harness_finds_the_likeliest_continuation(
-    tiny: Model, direct: Callable[[Sequence[int]], mx.array]
-) -> None:
-    """What lm-evaluation-harness computes from an answer: the sum of the continuation's
-    log-probabilities, and whether each of its tokens is the likeliest one."""
-    context = tiny.ids(TEXT)
-    text = tiny.written(prompt=context, max_tokens=3, temperature=0)
-    likely = tiny.ids(TEXT + text)
-    for ids in (likely, [*context, *likely[len(context) :][::-1], 7]):
-        found, expected = listed(tiny, ids), direct(ids)
-        logprobs = found["token_logprobs"][len(context) : -1]
-        tops = found["top_logprobs"][len(context) : -1]
-        places = range(len(context), len(ids))
-        total = sum(expected[at - 1, ids[at]].item() for at in places)
-        assert sum(logprobs) == pytest.approx(total, abs=1e-3)
-        greedy = all(mx.argmax(expected[at - 1]).item() == ids[at] for at in places)
-        best = zip(logprobs, tops, strict=True)
-        assert all(logprob == max(top.values()) for logprob, top in best) == greedy

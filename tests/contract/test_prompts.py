@@ -21,7 +21,6 @@ from mlx_specdec import (
 )
 
 from ..support.checkpoints import write_t5
-from ..support.tokenizers import sentence_piece
 from .support import ROOT, checkpoint
 
 FILES = ROOT / "tests" / "fixtures" / "t5-text"
@@ -108,14 +107,6 @@ def test_what_is_no_prompt_or_asks_for_a_template_is_refused(
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["messages", "conversation", "tools", "tokenize", "chat_template"])
-def test_settings_of_a_template_name_no_parameter_of_transformers(
-    templated: Any, name: str
-) -> None:
-    with pytest.raises(OptionError, match=f"chat-template-config may not set {name}"):
-        generate(templated, "hello", Options(chat_template_config={name: True}))
-
-
 # Files of tokenizers
 
 
@@ -168,27 +159,6 @@ def test_a_damaged_or_missing_file_is_named_in_one_line(
         assert capfd.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize(
-    ("file", "content"),
-    [
-        ("vocab.json", b"[]"),
-        ("merges.txt", b"zzz yyy\n"),
-        ("vocab.json", b"{"),
-        ("spiece.model", b"["),
-    ],
-)
-def test_damage_of_an_encoder_decoder_tokenizer_is_one_line(
-    tmp_path: Path, file: str, content: bytes
-) -> None:
-    source = FILES / "codet5"
-    for name in source.iterdir() if file != "spiece.model" else ():
-        (tmp_path / name.name).write_bytes(name.read_bytes())
-    (tmp_path / file).write_bytes(content)
-    with pytest.raises(CheckpointError) as caught:
-        load(write_t5(tmp_path, {"vocab_size": 512}, tokenizer=False))
-    assert "\n" not in str(caught.value)
-
-
 def test_code_that_comes_with_a_tokenizer_is_not_run_and_no_question_is_put(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -204,15 +174,3 @@ def test_code_that_comes_with_a_tokenizer_is_not_run_and_no_question_is_put(
     with pytest.raises(CheckpointError, match="no tokenizer that can be read"):
         load(model)
     assert not ran.exists() and questions == []
-
-
-def test_sentinels_in_a_prompt_are_tokens_that_swallow_the_spaces_around(tmp_path: Path) -> None:
-    model = write_t5(sentence_piece(tmp_path), {"vocab_size": 512}, tokenizer=False)
-    tokenizer = load(model).tokenizer
-    body = {text: tokenizer.encode(text)[:-1] for text in ("Les", "pates")}
-    top = tokenizer.size - 1
-    expected = [*body["Les"], top, *body["pates"], top - 99, 1]
-    assert tokenizer.encode("Les <extra_id_0> pates <extra_id_99>") == expected
-    assert top - 100 not in tokenizer.encode("<extra_id_100>")
-    (tmp_path / "tokenizer_config.json").write_text('{"extra_ids": 0}')
-    assert load(model).tokenizer.size == tokenizer.size - 100

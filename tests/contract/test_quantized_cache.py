@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mlx_specdec import CacheSettings, OptionError, Options, generate, load
+from mlx_specdec import CacheSettings, Options, generate, load
 
 from .support import checkpoint, command
 
@@ -31,11 +31,6 @@ def test_a_group_size_that_fits_is_named(home: Path, group: int | None) -> None:
         command(*arguments, *flags).refuses("kv-bits", *parts)
 
 
-def test_the_cache_of_a_draft_model_is_not_quantized(home: Path) -> None:
-    flags = ("--model", home / "128", "--draft-model", home / "96", "-m", 4, "--kv-bits", 8)
-    assert command("generate", PROMPT, *flags).code == 0
-
-
 def test_heads_that_no_group_divides_take_no_quantized_cache(home: Path) -> None:
     flags = ("--model", home / "80", "-m", 4, "--kv-bits", 8)
     command("generate", PROMPT, *flags).refuses("have 80", "leave kv-bits out")
@@ -45,8 +40,3 @@ def test_heads_that_no_group_divides_take_no_quantized_cache(home: Path) -> None
 def test_the_named_size_works(home: Path, heads: str, group: int) -> None:
     pair = load(home / heads, caches=CacheSettings(bits=8, group_size=group))
     assert len(generate(pair, PROMPT, Options(max_tokens=4)).tokens) == 4
-
-
-def test_python_names_it_too(home: Path) -> None:
-    with pytest.raises(OptionError, match="take kv-group-size 32"):
-        load(home / "96", caches=CacheSettings(bits=4))

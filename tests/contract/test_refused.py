@@ -19,139 +19,59 @@ FIXTURES = ROOT / "tests" / "fixtures"
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"1" * 64 + b"\nsize 9\n"
 SCHEMA = '{"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}'
 
-FLAGS = [
-    ("--delta 1.5", "delta must lie in [0, 1]"),
-    ("--delta nan", "delta"),
-    ("--delta 0.5 --rule coupled", "coupled has no lenience"),
-    ("--top-p 0", "top-p"),
-    ("--logit-bias many", "ID=VALUE"),
-    ("--proposer oracle", "proposer"),
-    ("--ngram-min 0", "ngram-min"),
-    ("--top-k -1", "top-k"),
-    ("--min-p 1.1", "min-p"),
-    ("--prefill-step-size 0", "prefill-step-size must be 1 or more"),
-    ("--chat-template-config {", "--chat-template-config must be a JSON object"),
-    ("--system-prompt brief --no-chat-template", "leave out no-chat-template"),
-    ("--xtc-probability 1.1", "xtc-probability must lie in [0, 1]"),
-    ("--xtc-threshold 0.6", "xtc-threshold must lie in [0, 0.5]"),
-    ("--num-draft 65", "num-draft"),
-    ("--num-draft many", "--num-draft"),
-    ("--temperature -1", "temperature"),
-    ("--greedy --temperature 0.5", "leave out --temperature"),
-    ("--max-tokens -1", "max-tokens"),
-    ("--repetition-penalty 0", "repetition-penalty"),
-    ("--stop=", "stop string"),
-    ("--prompt again", "more than one prompt"),
-    ("--nonsense", "--nonsense"),
-    ("another", "(another) - a prompt of several words needs quotes"),
-    ("--temprature 1", "No such option: --temprature (Possible options: --temperature)"),
-    ("-m gpt2", "for '--max-tokens' / '-m': it must be a whole number; --model names a"),
-    ("--seed x", "for '--seed': it must be a whole number (see --help)"),
-    ("--temp x", "for '--temperature' / '--temp': it must be a number (see --help)"),
-    ("--regular-decode --num-draft 3", "drafts nothing: leave out --num-draft"),
-    ("--regular-decode --proposer ngram", "leave out --proposer"),
-    ("--proposer none --num-draft 3", "--proposer none drafts nothing"),
-    ("--model py-llama", "no directory py-llama: did you mean weights/py-llama?"),
-    ("--model weights/py-lama", "py-lama: did you mean weights/py-llama?"),
-    ("--json-schema asked:{", "json-schema is no JSON"),
-    ("--json-schema asked:[1]", "json-schema must be a JSON object"),
-    ('--json-schema asked:{"type":"strin"}', "Invalid type: strin"),
-    ('--json-schema asked:{"$ref":"http://localhost/x"}', "does not fetch resources"),
-    ("--json-schema asked:" + '{"items":' * 20000, "too many brackets in each other"),
-    ("--json-schema asked:" + "1" * 300_000, "more than 262144 characters"),
-    ("--json-schema binary", "is not UTF-8 text"),
-    ("--json-schema none", "there is no file"),
-    ("--grammar asked:", "grammar is empty"),
-    ("--grammar asked:root::=x", "Rule 'x' not found"),
-    ("--grammar asked:start:" + "(" * 9999, "too deeply nested"),
-    ("--grammar .", "Is a directory"),
-    ("--regex a(", "unclosed group"),
-    ("--regex=", "regex is empty"),
-    ("--regex \udcff", "half a character"),
-    ('--regex a --grammar asked:start:"a"', "regex and grammar cannot"),
+FILES = {
+    "prompts.txt": b"some words\nother words\n",
+    "latin.txt": b"\xe9t\xe9",
+    "empty.txt": b"",
+    "program": b"\x7fELF\0\0",
+    "blank.txt": b"\n \n",
+    "text": b"def",
+    "binary": b"\xff\xfe",
+}
+"""Files that hold prompts, no prompt, or no text."""
+LINES: list[tuple[str, str | list[str], list[str]]] = [
+    (begin, words, parts)
+    for begin, rows in json.loads(Path(__file__).with_name("refused.json").read_text()).items()
+    for words, *parts in rows
 ]
-"""Flags of generate, and a part of the line. A word `asked:TEXT` is a file with this text."""
-
-
-@pytest.mark.parametrize(("flags", "part"), FLAGS, ids=[flags[:40] for flags, _ in FLAGS])
-def test_wrong_flags_are_named_before_anything_is_loaded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: str, part: str
-) -> None:
-    here = tmp_path / "here"
-    here.mkdir()
-    (here / "weights").symlink_to(ROOT / "weights")
-    (here / "binary").write_bytes(b"\xff\xfe")
-    monkeypatch.chdir(here)
-    words = flags.split(" ")
-    if (asked := words[-1].partition("asked:"))[1]:
-        Path("asked").write_text(asked[2])
-        words[-1] = "asked"
-    # The model is not there, which would be said if the flags were right.
-    command("generate", PROMPT, "--model", "./nowhere", *words).refuses(part)
-
-
-@pytest.fixture
-def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Change to a directory with files that hold no prompt, or no text to search."""
-    monkeypatch.chdir(tmp_path)
-    for name, content in {
-        "latin.txt": b"\xe9t\xe9",
-        "empty.txt": b"",
-        "program": b"\x7fELF\0\0",
-        "blank.txt": b"\n \n",
-        "text": b"def",
-    }.items():
-        Path(name).write_bytes(content)
+"""The beginning of a command, its other words, and parts of the line. {t5} and {llama} are models,
+and a word `asked:TEXT` is a file with this text. Models that are named ./nowhere would be said to
+be missing if the flags were right."""
+LINES += [
+    ("generate Les --model ./nowhere", f"{flag} asked:{text}", [part])
+    for flag, text, part in (
+        ("--json-schema", '{"items":' * 20000, "too many brackets in each other"),
+        ("--json-schema", "1" * 300_000, "more than 262144 characters"),
+        ("--grammar", "start:" + "(" * 9999, "too deeply nested"),
+    )
+]
 
 
 @pytest.mark.parametrize(
-    ("prompt", "flags", "parts"),
-    [
-        ([""], "--model t5", "prompt is empty"),
-        (["  \n"], "--model t5", "prompt is empty"),
-        ([], "--model t5", "no prompt"),
-        ([], "--prompt-file no.txt --model t5", "no.txt"),
-        ([], "--prompt-file latin.txt --model t5", "UTF-8"),
-        (["\udcff"], "--model t5", "not UTF-8"),
-        (["x"], "--model llama --lookup-file empty.txt", "empty.txt is empty"),
-        (["x"], "--model llama --lookup-file program", "program|not UTF-8 text"),
-        (["x"], "--model llama --lookup-file blank.txt", "blank.txt is empty"),
-        (
-            ["x"],
-            "--model llama --draft-model llama --lookup-file text --proposer draft",
-            "--proposer ngram",
-        ),
-        (["x"], "--model llama --lookup-file text --proposer none", "--proposer ngram"),
-        (["x"], "--model ./nowhere", "./nowhere"),
-        (["x"], "--model no-such-model-anywhere", "no-such-model-anywhere"),
-        (["x"], "--model t5 --draft-model ./none", "./none"),
-        (["x"], "--model t5 --kv-bits 8", "encoder-decoder"),
-        (["x"], "--model llama --kv-bits 5", "kv-bits"),
-        (["x"], "--model llama --kv-bits 8", "groups of 64"),
-        (["x"], "--model llama --max-kv-size 0", "max-kv-size"),
-        (["x"], "--model t5 --system-prompt brief", "this model has none"),
-        (["x"], "--model llama --system-prompt brief", "this model has none"),
-        (["x"], '--model llama --chat-template-config {"a":1}', "this model has none"),
-        (["x"], '--model t5 --chat-template-config {"a":1}', "this model has none"),
-        (["x"], "--model t5 --extra-eos-token <|none|>", "no token '<|none|>'"),
-        (["x"], "--model llama --extra-eos-token <|none|>", "no token '<|none|>'"),
-        (["x"], "--model t5 --adapter-path llama", "encoder-decoder|adapter-path"),
-        (["x"], "--model llama --adapter-path llama", "adapter_config.json"),
-    ],
+    ("begin", "words", "parts"), LINES, ids=[f"{one[0]} {one[1]}"[:70] for one in LINES]
 )
-@pytest.mark.usefixtures("files")
-def test_input_that_a_model_cannot_take_is_named(
-    prompt: list[str],
-    flags: str,
-    parts: str,
+def test_wrong_words_are_one_line_and_nothing_is_written(
+    begin: str,
+    words: str | list[str],
+    parts: list[str],
     t5: Path,
     llama: Path,
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    places = {"t5": str(t5), "llama": str(llama)}
-    done = command("generate", *prompt, *(places.get(word, word) for word in flags.split()))
-    done.refuses(*parts.split("|"))
+    monkeypatch.chdir(tmp_path)
+    Path("weights").symlink_to(ROOT / "weights")
+    for name, content in FILES.items():
+        Path(name).write_bytes(content)
+    given = [*begin.split(), *(words.split(" ") if isinstance(words, str) else words)]
+    if (asked := given[-1].partition("asked:"))[1]:
+        Path("asked").write_text(asked[2])
+        given[-1] = "asked"
+    places = {"{t5}": str(t5), "{llama}": str(llama)}
+    before = sorted(Path().iterdir())
+    command(*(places.get(word, word) for word in given)).refuses(*parts)
+    assert sorted(Path().iterdir()) == before
 
 
 def test_models_that_do_not_fit_the_input_or_each_other_are_refused(
@@ -311,25 +231,8 @@ def test_a_pointer_of_git_lfs_is_called_one(tmp_path: Path, name: str, place: st
     assert not out.exists()
 
 
-@pytest.mark.timeout(30)
-@pytest.mark.parametrize(("name", "place"), [(PLACES[0][0], "config.json"), *PLACES])
-def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(
-    tmp_path: Path, name: str, place: str
-) -> None:
-    source, out = Path(shutil.copytree(FIXTURES / name, tmp_path / "source")), tmp_path / "out"
-    (source / place).unlink()
-    os.mkfifo(source / place)
-    command("convert", "--model", source, "--mlx-path", out).refuses()
-    assert not out.exists()
-    shown = command("inspect", source)
-    assert shown.code == 0 or (shown.code == 2 and shown.err.count("\n") == 1)
-
-
-def test_a_byte_order_mark_before_a_configuration_is_passed_over(t5: Path, tmp_path: Path) -> None:
-    source, out = Path(shutil.copytree(t5, tmp_path / "source")), tmp_path / "out"
-    config = (source / "config.json").read_bytes()
-    (source / "config.json").write_bytes(b"\xef\xbb\xbf" + config)
-    assert command("convert", "--model", source, "--mlx-path", out).code == 0
-    assert (out / "config.json").read_bytes()[:1] == b"{"
-    words = ("generate", PROMPT, "-m", 3, "--quiet", "--model")
-    assert command(*words, source) == command(*words, t5)
+@pytest.mark.parametrize("words", ["generate x --model", "convert --model", "inspect"])
+def test_a_model_in_metas_own_layout_is_one_sentence(tmp_path: Path, words: str) -> None:
+    for name in ("consolidated.00.pth", "params.json"):
+        (tmp_path / name).write_bytes(b"{}")
+    command(*words.split(), tmp_path).refuses("Meta's own layout", "Hugging Face's format")

@@ -6,15 +6,12 @@ from typing import Any
 import pytest
 
 from mlx_specdec import (
-    DecodingError,
-    OptionError,
     Options,
     Request,
     Result,
     generate,
     generate_many,
     load,
-    stream_many,
 )
 
 from .support import checkpoint, moved
@@ -112,36 +109,3 @@ def test_all_options_together_are_decoded_side_by_side(pair: Any) -> None:
     assert [lengths[name] for name in ("no drafts", "regular", "no proposer")] == [0, 0, 0]
     assert [lengths[name] for name in ("shorter drafts", "longer drafts")] == [1, 6]
     assert lengths["exact"] in (2, 3), "passes of 4 rows may need another kernel"
-
-
-def test_a_length_of_auto_holds(pair: Any) -> None:
-    """Automatic lengths follow the clock, so that only the completion is compared."""
-    own = replace(BASE, num_draft="auto", proposer="draft")
-    requests = [Request(PROMPTS[0], own), Request(PROMPTS[1], BASE)]
-    results = generate_many(pair, requests, replace(BASE, regular=True), batch_size=2)
-    assert [result.tokens for result in results] == [
-        generate(pair, one.prompt, one.options).tokens for one in requests
-    ]
-    assert [result.labels.num_draft for result in results] == ["auto", 3]
-
-
-REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "heads": ({"proposer": "medusa"}, "medusa"),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_hold_is_refused_in_one_sentence(pair: Any, name: str) -> None:
-    settings, sentence = REFUSED[name]
-    own = replace(BASE, **settings)
-    requests = [Request(PROMPTS[0], own), Request(PROMPTS[1], BASE)]
-    parts = [part for part in stream_many(pair, requests, BASE) if part.error or part.result]
-    assert {part.number for part in parts} == {0, 1}
-    [error] = [part.error for part in parts if part.number == 0]
-    assert error is not None and sentence in error and "\n" not in error
-    [result] = [part.result for part in parts if part.number == 1]
-    assert result is not None and shown(result) == alone(pair, requests[1])
-    with pytest.raises(DecodingError, match="^prompt 0: .*" + sentence):
-        generate_many(pair, requests, BASE)
-    with pytest.raises(OptionError, match=sentence):
-        list(stream_many(pair, PROMPTS, own))

@@ -164,21 +164,6 @@ def test_a_stream_is_what_the_whole_answer_is(talks: Model, input: Any) -> None:
     assert last["timings"]["predicted_n"] == whole["usage"]["output_tokens"]
 
 
-def test_what_is_unknown_is_skipped_with_one_line(talks: Model) -> None:
-    odd = {"type": "namespace", "name": "n", "tools": [{"type": "odd_one"}]}
-    tools = [{"type": "odd_search"}, odd]
-    items = [MESSAGE, {"type": "odd_item", "encrypted_content": 5}, MESSAGE]
-    for _ in range(2):
-        respond(talks, input=items, tools=tools, max_output_tokens=1)
-    skipped = [line for line in talks.server.log if "skipped" in line and "odd_" in line]
-    lines = sorted(line.split("skipped ")[1].split(",")[0] for line in skipped)
-    assert lines == [
-        "a tool of the type 'odd_one'",
-        "a tool of the type 'odd_search'",
-        "an input item of the type 'odd_item'",
-    ]
-
-
 def test_a_text_has_its_events_in_order(talks: Model) -> None:
     body = {"input": "Who?", "structured_outputs": {"regex": "Yes, it is\\."}, **CALM}
     events = streamed(talks, **body, max_output_tokens=30)
@@ -311,21 +296,6 @@ def test_what_the_assistant_does_is_one_turn(talks: Model) -> None:
     ]
     answer = talks.ok(f"{RESPONSES}/input_tokens", input=items)
     assert answer["input_tokens"] == counted(talks, messages)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        ('{"input": "a\\n\\u00e9\\"b"}', 'a\né"b'),
-        ('{"other": 1}', '{"other": 1}'),
-        ('{"input": "a", "other": 1}', '{"input": "a", "other": 1}'),
-    ],
-)
-def test_the_input_of_a_custom_tool_is_a_text(talks: Model, arguments: str, text: str) -> None:
-    made = f'<tool_call>{{"name": "patch", "arguments": {arguments}}}</tool_call>'
-    body = {**CALM, "tools": [PATCH], "structured_outputs": bound_to(made)}
-    [item] = respond(talks, input="Who?", **body, max_output_tokens=80)["output"]
-    assert (item["type"], item["input"]) == ("custom_tool_call", text)
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "keep"}], ids=str)

@@ -24,48 +24,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return checkpoint(tmp_path_factory.mktemp("models") / "llama")
 
 
-@pytest.mark.parametrize("flag", ["--model", "--draft-model"])
-@pytest.mark.parametrize("name", ["weights/none", "none", "nobody/none", "/none/none"])
-def test_a_model_that_is_not_there_ends_the_server_with_a_line(
-    model: Path, monkeypatch: pytest.MonkeyPatch, flag: str, name: str
-) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    target = () if flag == "--model" else ("--model", model)
-    command("serve", *target, flag, name).refuses(name)
-
-
 def test_a_port_that_is_taken_is_reported_in_a_line(model: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         done = command("serve", "--model", model, "--port", port)
     done.refuses(f"error: cannot listen on 127.0.0.1 port {port} (")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("--batch-size", 0), "'--batch-size': it must be greater"),
-        (("--max-model-len", 1), "'--max-model-len': it must be greater"),
-        (("--drain-seconds", -1), "'--drain-seconds': it must be greater"),
-        (("--timeout", "nan"), "--timeout must be more than 0"),
-        (("--max-waiting", -1), "'--max-waiting': it must be greater"),
-        (("--api-key", ""), "--api-key is empty"),
-        (("--cors-origin", "their.example"), "--cors-origin must be an origin such as"),
-        (("--tool-call-parser", "lama"), "--tool-call-parser lama is unknown: it must be one of"),
-        (("--port", 99999), "--port must lie between 0 and 65535"),
-        (("--top-p", 2), "top-p must lie in"),
-        (("--log-level", "loud"), "--log-level"),
-        (("--prompt-cache-bytes", "much"), "is no size"),
-        (("--memory-budget", "much"), "is no size"),
-        (("--memory-budget", 0), "--memory-budget must be more than 0"),
-        (("--prompt-cache-bytes", 0, "--prompt-cache-dir", "x"), "0 keeps nothing"),
-        (("--prompt-cache-dir", __file__), "--prompt-cache-dir"),
-    ],
-)
-def test_wrong_flags_are_reported_in_a_line(
-    model: Path, arguments: tuple[object, ...], said: str
-) -> None:
-    command("serve", "--model", model, *arguments).refuses(said)
 
 
 def test_without_the_extra_one_line_says_what_to_do(

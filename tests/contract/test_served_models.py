@@ -53,12 +53,6 @@ def load(server: Server, name: str) -> Answer:
     return server.ask("/v1/completions", {"model": name, "prompt": "x", "max_tokens": 0})
 
 
-def test_only_clients_that_can_use_the_model_get_a_line(models: Path) -> None:
-    with served("--model", models / "chats") as server:
-        assert clients(server, 4) == [*ANY, *CHATS]
-        assert clients(server, 4, "chats") == CHATS
-
-
 def test_every_line_names_its_model(several: Server) -> None:
     assert clients(several, 2) == ANY
     for name in ("plain", "chats", "calls"):

@@ -80,14 +80,6 @@ def test_what_is_described_is_there(several: Several) -> None:
     assert "prompt" in schemas["TextRequest"]["required"]
 
 
-def test_paths_without_v1_are_the_same(several: Several) -> None:
-    server = several.server
-    body = {"model": "tiny", "prompt": "def", "max_tokens": 4, "seed": 1}
-    one, other = (server.ok(path, **body)["choices"] for path in (COMPLETIONS, "/completions"))
-    assert one == other
-    assert server.get("/models").json == server.get("/v1/models").json
-
-
 def test_every_answer_has_an_id_and_errors_say_what_to_do(several: Several) -> None:
     server = several.server
     answers = [
@@ -203,40 +195,6 @@ def test_a_body_that_is_no_json_is_refused(several: Several) -> None:
     assert large.status == 400 and "temperature must be" in large.json["error"]["message"]
 
 
-def test_half_a_character_is_replaced_in_every_string_of_a_body(several: Several) -> None:
-    for text, read in (
-        (rb"x\ud83d", "x\ufffd"),
-        (rb"\ud83d\ude42\ud83dy", "🙂\ufffdy"),
-        (rb"\\ud83d", r"\ud83d"),
-    ):
-        answer = several.server.ask("/tokenize", b'{"\\ude42": 0, "content": "' + text + b'"}')
-        assert answer.json["tokens"] == several.ids(read)
-
-
-@pytest.mark.parametrize(
-    ("body", "message"),
-    [
-        ({"prompt": [5, True]}, "prompt[1] must be a whole number, not true"),
-        ({"prompt": [5, -1]}, "prompt[1] must be a token id below 320, not -1"),
-        (
-            {"prompt": "x", "structured_outputs": {"y" * 10**6: 1}},
-            f"structured_outputs.{'y' * 60} is not supported by this server: leave it out",
-        ),
-        (
-            {"prompt": "x", "guided_choice": {"type": "y" * 10**6, "z": [1]}},
-            "guided_choice must be a non-empty list, each entry of which is a string, not "
-            f'{{"type": "{"y" * 50}...',
-        ),
-    ],
-    ids=["type", "bound", "name", "value"],
-)
-def test_an_error_names_the_field_and_shows_a_little_of_its_value(
-    several: Several, body: dict[str, Any], message: str
-) -> None:
-    answer = several.server.ask(COMPLETIONS, {"model": "tiny", **body})
-    assert (answer.status, answer.json["error"]["message"]) == (400, message)
-
-
 def test_requests_cannot_replace_the_chat_template(several: Several) -> None:
     for name in ("chat_template", "tools", "documents", "messages", "continue_final_message"):
         body = {"messages": [USER], "chat_template_kwargs": {name: "{{ a }}"}}
@@ -270,12 +228,6 @@ def test_a_text_that_cannot_fit_is_refused(
     answer = several.server.ask(path, {"model": "short", **body})
     assert (answer.status, answer.json["error"]["code"]) == (400, "context_length_exceeded")
     assert tokens in answer.json["error"]["message"]
-
-
-def test_token_ids_that_fit_are_read(several: Several) -> None:
-    for prompt, more, count in (([5] * 63, {}, 63), ([5] * FITS, {"truncate_prompt_tokens": 3}, 3)):
-        body = {"model": "short", "prompt": prompt, "max_tokens": 1, **more}
-        assert several.server.ok(COMPLETIONS, **body)["usage"]["prompt_tokens"] == count
 
 
 def test_large_bodies_have_a_bound_each_and_together(several: Several) -> None:

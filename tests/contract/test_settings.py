@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from .support import Server, checkpoint, command, served
+from .support import Server, checkpoint, served
 
 TEXT: dict[str, Any] = {"prompt": "x", "seed": 5, "max_tokens": 6}
 
@@ -39,21 +39,3 @@ def test_numbers_may_be_texts(server: Server) -> None:
     for name, wrong in (("temperature", "hot"), ("top_p", "1.5"), ("max_tokens", "1.5")):
         refused = server.ask("/v1/completions", {**TEXT, name: wrong})
         assert (refused.status, refused.json["error"]["param"]) == (400, name)
-
-
-def test_min_p_of_1_keeps_the_likeliest_token(server: Server, model: Path) -> None:
-    for seed in (1, 2):
-        assert text_of(server, temperature=1.5, min_p=1, seed=seed) == text_of(server)
-    options = {"num_predict": 6, "temperature": 1.5}
-    body = {"prompt": "x", "stream": False}
-    sampled = server.ok("/api/generate", **body, options={**options, "min_p": 1})
-    greedy = server.ok("/api/generate", **body, options={**options, "temperature": 0})
-    assert sampled["response"] == greedy["response"]
-    flags = ("--model", model, "--temperature", 1, "--max-tokens", 2)
-    assert command("generate", *flags, "--min-p", 1, "x").code == 0
-    command("generate", *flags, "--min-p", 1.1, "x").refuses("min")
-
-
-@pytest.mark.parametrize("name", ["regex", "grammar", "guided_json", "guided_grammar"])
-def test_an_empty_constraint_is_none(server: Server, name: str) -> None:
-    assert text_of(server, **{name: ""}) == text_of(server)

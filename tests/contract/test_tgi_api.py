@@ -78,15 +78,6 @@ def test_special_tokens_are_marked_and_the_others_have_the_complete_text(several
     assert answer.events[-1]["details"]["finish_reason"] == "eos_token"
 
 
-def test_a_stop_sequence_is_reported(several: Several) -> None:
-    text = ask(several, max_new_tokens=15)["generated_text"]
-    output = ask(several, max_new_tokens=15, stop=[text[4:6]], details=True)
-    assert output["generated_text"] == text[: text.index(text[4:6])]
-    assert output["details"]["finish_reason"] == "stop_sequence"
-    end: Any = events(several, max_new_tokens=15, stop=[text[4:6]])[-1].details
-    assert end.finish_reason == "stop_sequence"
-
-
 @pytest.mark.parametrize(
     ("grammar", "pattern"),
     [
@@ -125,13 +116,6 @@ def test_errors_are_reported_as_tgi_reports_them(several: Several) -> None:
             answer = several.server.ask(path, {"model": "tiny", **body})
             assert answer.status == 422, (path, body)
             assert answer.json["error_type"] == "validation" and answer.json["error"]
-
-
-def test_info_is_what_clients_look_at(several: Several) -> None:
-    ask(several, max_new_tokens=1)
-    info = several.server.get("/info?model=tiny").json
-    assert (info["model_id"], info["max_total_tokens"]) == ("tiny", 4096)
-    assert info["max_input_tokens"] == 4095
 
 
 def test_hugging_faces_client_reads_what_it_expects(

@@ -185,28 +185,6 @@ def test_the_budget_is_the_same_in_any_batch(opens: Model) -> None:
     assert [bool(message["content"]) for message in alone][:3] == [True, False, True]
 
 
-def test_thoughts_that_the_model_opens_share_one_budget(models: Models) -> None:
-    model = models("marked")
-    body = {**BODY, "seed": 1, "logprobs": True, **limited(4)}
-    body["logit_bias"] = model.bias(**{"<think>": 6, "</think>": -30})
-    for more in ({}, PLAIN):
-        answer = model.ok(CHAT, **body, **more)
-        tokens = names(answer["choices"][0])
-        assert tokens.index("</think>") <= tokens.index("<think>") + 5
-        again = [at for at, token in enumerate(tokens) if token == "<think>"][1:]
-        assert again and tokens[again[-1] + 1 : again[-1] + 2] in ([], ["</think>"])
-        assert thought_tokens(answer) == 4
-
-
-def test_a_pattern_binds_the_answer_after_the_budget(opens: Model) -> None:
-    body = {**BODY, **endless(opens), "seed": 2, "regex": "ab[ab]{2}", **limited(5)}
-    for more in ({}, PLAIN):
-        answer = opens.ok(CHAT, **body, **more)
-        [choice] = answer["choices"]
-        assert choice["finish_reason"] == "stop" and len(choice["message"]["content"]) == 4
-        assert thought_tokens(answer) == 5
-
-
 def test_every_api_has_the_budget_and_the_count(opens: Model) -> None:
     thinking = {"thinking": {"type": "enabled", "budget_tokens": 6}}
     body = BODY
@@ -229,8 +207,3 @@ def test_the_server_has_a_budget_for_requests_without_one(models: Models) -> Non
     model = models("budgeted")
     for more, count in (({}, 2), (limited(5), 5)):
         assert thought_tokens(model.ok(CHAT, **BODY, **endless(model), **more)) == count
-
-
-def test_the_mark_of_a_budget_may_not_be_banned(opens: Model) -> None:
-    banned = opens.bias(**{"</think>": -1e30})
-    assert opens.refused(CHAT, **BODY, **limited(3), logit_bias=banned)["param"] == "logit_bias"

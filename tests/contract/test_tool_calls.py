@@ -313,15 +313,6 @@ def test_a_demanded_call_begins_with_the_marker_and_goes_on_freely(
     assert cut["finish_reason"] == "length" and cut["message"]["content"].startswith(marker)
 
 
-def test_a_tool_whose_input_is_a_text_gets_the_text(server: Server) -> None:
-    for stream in (False, True):
-        body = {"model": "json_tools", "input": "<<custom>>", "stream": stream}
-        body |= {"tools": [{"type": "custom", "name": "patch"}]}
-        answer = server.ask("/v1/responses", body)
-        [item] = (answer.events[-1]["response"] if stream else answer.json)["output"]
-        assert (item["type"], item["input"]) == ("custom_tool_call", "a\n  b")
-
-
 def test_a_conversation_with_older_functions_goes_on(server: Server) -> None:
     call = {"name": "edit", "arguments": '{"path": "a"}'}
     history = [

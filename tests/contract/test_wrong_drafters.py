@@ -1,6 +1,5 @@
 """A drafter that is hardly ever right is named once, and only if its drafts say so."""
 
-import itertools
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mlx_specdec import Options, Proposal, Proposer, generate, generate_many, load, stream_generate
+from mlx_specdec import Options, generate, load
 
 from .pairs import hidden_states, model
 
@@ -63,20 +62,3 @@ def test_a_draft_model_is_named_without_what_it_cannot_be(tmp_path: Path) -> Non
 def test_drafts_that_say_nothing_do_not_count(wrong: Any, settings: dict[str, Any]) -> None:
     assert warnings_of(lambda: generate(wrong, PROMPT, replace(OPTIONS, **settings))) == []
     assert len(warnings_of(lambda: generate(wrong, PROMPT, OPTIONS))) == 1
-
-
-@pytest.mark.parametrize("batch_size", [1, 3])
-def test_in_a_batch_it_is_named_once(wrong: Any, batch_size: int) -> None:
-    prompts, short = [[3 + at] for at in range(10)], replace(OPTIONS, max_tokens=6)
-    lines = warnings_of(lambda: generate_many(wrong, prompts, short, batch_size=batch_size))
-    assert len(lines) == 1
-
-
-class Wrong(Proposer):
-    def propose(self, committed: Any, limit: int, noise: Any) -> Proposal:
-        return Proposal.one_hot([list(itertools.repeat(40, limit))])
-
-
-def test_a_proposer_of_the_callers_own_is_not_judged(wrong: Any) -> None:
-    run = stream_generate(wrong, PROMPT, OPTIONS, proposer=Wrong())
-    assert warnings_of(run.result) == []
