@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Self, TextIO
+from typing import TYPE_CHECKING, Any, Self, TextIO
 
 from ..checkpoints.disk import check_not_read
 from ..core.options import Options, proposers
@@ -18,7 +19,6 @@ from .loading import Models, load_pair, named, sample
 if TYPE_CHECKING:
     from ..measure.figures import Analysis
     from ..measure.methods import Length
-    from ..measure.setting import Setting
 
 LENGTHS = "1,2,3,5,8,auto"
 ROUNDING = (
@@ -181,7 +181,7 @@ def bench(measuring: Measuring, models: Compared, text: Decoding, output: Json) 
     if any(method.differences for method in found.methods) and not options.exact:
         print(ROUNDING, file=sys.stderr)
     if output.json:
-        payload = {"setting": asdict(taken_with), **asdict(found)}
+        payload = {"setting": taken_with, **asdict(found)}
         render.write(sys.stdout, render.as_json(payload))
     if measuring.plot is not None:
         from ..measure.plot import draw
@@ -192,15 +192,13 @@ def bench(measuring: Measuring, models: Compared, text: Decoding, output: Json) 
         raise KeyboardInterrupt
 
 
-def _title(setting: Setting) -> str:
-    draft = f" with {setting.draft_model}" if setting.draft_model else ""
-    return (
-        f"{setting.model}{draft}, {setting.dtype}, temperature {setting.temperature:g}; "
-        f"{setting.device}, BLAS {setting.blas}"
-    )
+def _title(setting: Mapping[str, Any]) -> str:
+    named = " with ".join(filter(None, (setting["model"], setting["draft_model"])))
+    form = "{}, {dtype}, temperature {temperature:g}; {device}, BLAS {blas}"
+    return form.format(named, **setting)
 
 
-def show(found: Analysis, setting: Setting, stream: TextIO) -> None:
+def show(found: Analysis, setting: Mapping[str, Any], stream: TextIO) -> None:
     """Write the table to a stream. Raises as render.write does."""
     from ..measure.figures import fastest
 
@@ -210,5 +208,5 @@ def show(found: Analysis, setting: Setting, stream: TextIO) -> None:
     caption = f"{found.texts} texts, each up to {found.repeats} times, methods in turns"
     caption += f"; {len(found.skipped)} skipped" if found.skipped else ""
     caption += "; interrupted" if found.interrupted else ""
-    notes = (text for text in (caption, found.verdict, *setting.notes) if text)
+    notes = (text for text in (caption, found.verdict, *setting["notes"]) if text)
     render.lay_out(stream, _title(setting), laid, *notes)

@@ -59,7 +59,7 @@ def estimate(sources: Sources, prompt: PromptLength, output: Json) -> None:
             "memory_bytes": need,
             "memory_limit_bytes": limit,
             "fits": fits,
-            "gains": [asdict(row) for row in rows],
+            "gains": rows,
             "known_gain": known,
         }
         render.write(sys.stdout, render.as_json(payload))
@@ -76,9 +76,9 @@ def estimate(sources: Sources, prompt: PromptLength, output: Json) -> None:
     ]
     if fits:
         table = render.table(">acceptance rate", ">draft length", ">speedup", ">tokens/s")
+        form = "{acceptance_rate:.0%} {num_draft} {speed_up:.2f} {tokens_per_second:.1f}"
         for row in rows:
-            rate, speed = f"{row.acceptance_rate:.0%}", f"{row.tokens_per_second:.1f}"
-            table.add_row(rate, str(row.num_draft), f"{row.speed_up:.2f}", speed)
+            table.add_row(*form.format(**row).split())
         lines += [table]
     lines += [f"The table of pairs: {known}."] if known else []
     render.lay_out(sys.stdout, *lines, ESTIMATE_NOTE)

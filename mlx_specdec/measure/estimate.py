@@ -170,18 +170,8 @@ def probe(bits: int | None, dtype: str) -> dict[int, float]:
     return {rows: min(times) / nbytes(network) for rows, times in taken.items()}
 
 
-@dataclass(frozen=True)
-class Gain:
-    """The number of draft tokens with the largest speedup at an acceptance rate."""
-
-    acceptance_rate: float
-    num_draft: int
-    speed_up: float
-    tokens_per_second: float
-
-
-def gains(target: Side, draft: Side) -> list[Gain]:
-    """Return the gain at each of ACCEPTANCE_RATES."""
+def gains(target: Side, draft: Side) -> list[dict[str, float]]:
+    """Return the number of draft tokens with the largest speedup at each of ACCEPTANCE_RATES."""
     found, step = [], target.seconds()
     for rate in ACCEPTANCE_RATES:
         lengths = range(max(DRAFT_LENGTHS) + 1)
@@ -192,5 +182,6 @@ def gains(target: Side, draft: Side) -> list[Gain]:
         chances = [rate**n for n in lengths[1:]]
         speeds = dict(zip(lengths, values(chances, costs), strict=True))
         best = max(speeds, key=speeds.__getitem__)
-        found.append(Gain(rate, best, speeds[best] * step, speeds[best]))
+        gain = {"acceptance_rate": rate, "num_draft": best, "speed_up": speeds[best] * step}
+        found.append({**gain, "tokens_per_second": speeds[best]})
     return found

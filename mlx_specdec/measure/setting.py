@@ -4,10 +4,10 @@ import platform
 import subprocess
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 from .. import system
 from ..core.options import Options
@@ -18,57 +18,34 @@ CPU_NAMES = Path("/proc/cpuinfo")
 CPU_NAME_OF_MAC = ("sysctl", "-n", "machdep.cpu.brand_string")
 
 
-@dataclass(frozen=True)
-class Setting:
-    """The settings of a benchmark. `draft_model` lists names with commas, and `notes` has sentences
-    on models that cannot decode several sequences at once."""
-
-    model: str
-    draft_model: str | None
-    dtype: str
-    prompts: str
-    max_tokens: int
-    temperature: float
-    rule: str
-    lossy: bool
-    seed: int
-    device: str
-    machine: str
-    system: str
-    blas: str
-    python: str
-    versions: dict[str, str]
-    date: str
-    notes: tuple[str, ...] = ()
-
-
 def setting(
     pairs: Sequence[Pair], options: Options, prompts: Path, notes: Sequence[str] = ()
-) -> Setting:
-    """Describe a benchmark that runs now on this machine. All pairs have one target."""
+) -> dict[str, Any]:
+    """Describe a benchmark that runs now on this machine. All pairs have one target. notes:
+    Sentences on models that cannot decode several sequences at once."""
     versions = {"mlx-specdec": __version__}
     for name in ("mlx", "mlx-lm", "transformers", "torch"):
         with suppress(PackageNotFoundError):
             versions[name] = version(name)
-    return Setting(
-        model=pairs[0].name,
-        draft_model=", ".join(pair.draft_name for pair in pairs if pair.draft_name) or None,
-        dtype=pairs[0].dtype,
-        prompts=prompts.name,
-        max_tokens=options.max_tokens,
-        temperature=options.temperature,
-        rule=options.rule_name,
-        lossy=options.lossy,
-        seed=options.seed,
-        device=system.device_name(),
-        machine=processor(),
-        system=f"{platform.system()} {platform.release()}",
-        blas=system.blas_name(),
-        python=platform.python_version(),
-        versions=versions,
-        date=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        notes=tuple(notes),
-    )
+    return {
+        "model": pairs[0].name,
+        "draft_model": ", ".join(pair.draft_name for pair in pairs if pair.draft_name) or None,
+        "dtype": pairs[0].dtype,
+        "prompts": prompts.name,
+        "max_tokens": options.max_tokens,
+        "temperature": options.temperature,
+        "rule": options.rule_name,
+        "lossy": options.lossy,
+        "seed": options.seed,
+        "device": system.device_name(),
+        "machine": processor(),
+        "system": f"{platform.system()} {platform.release()}",
+        "blas": system.blas_name(),
+        "python": platform.python_version(),
+        "versions": versions,
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "notes": [*notes],
+    }
 
 
 def processor() -> str:
