@@ -2,8 +2,8 @@
 copies them unchanged into a file that mlx-lm does not read."""
 
 import re
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from itertools import filterfalse
 from pathlib import Path
 from typing import Any
 
@@ -48,16 +48,6 @@ from 1."""
 _MENTIONS = re.compile(r".*(?:mtp|nextn).*")
 
 
-@dataclass(frozen=True)
-class Carried:
-    """The layers in a checkpoint. names: The names of the tensors. read: Returns a lazy tensor.
-    original: Whether the tensors have the layout of the model's authors."""
-
-    names: Collection[str]
-    read: Callable[[str], mx.array]
-    original: bool
-
-
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the part of a configuration that describes the language model."""
     inner = config.get("text_config")
@@ -88,18 +78,29 @@ def known(config: Mapping[str, Any]) -> Callable[[str], bool]:
     return lambda name: False
 
 
-def carried(directory: Path, config: Mapping[str, Any]) -> Carried | None:
-    """Return the layers in a directory, None without any. Raises CheckpointError."""
+def carried(directory: Path, config: Mapping[str, Any]) -> tuple[dict[str, mx.array], bool] | None:
+    """Return the lazy tensors of the layers in a directory, and whether they have the layout of the
+    model's authors; None without any. Raises CheckpointError."""
     if family(config) not in MTP_TYPES:
         return None
     if (file := directory / FILE).is_file():
-        names = tuple(safetensors.read_header(file))
-        return Carried(names, safetensors.load(file).__getitem__, _is_original(file, names, config))
+        safetensors.read_header(file)
+        arrays = safetensors.load(file)
+        return _without_copies(arrays, arrays.__getitem__), _is_original(file, arrays, config)
     if shards.format_of(directory) not in ("safetensors", "torch"):
         return None
     weights = Weights(directory)
-    names = tuple(filter(known(config), weights.infos))
-    return Carried(names, weights.read, is_original(weights)) if names else None
+    names = [*filter(known(config), weights.infos)]
+    return (_without_copies(names, weights.read), is_original(weights)) if names else None
+
+
+def all_of(weights: Weights) -> dict[str, mx.array]:
+    """Return the lazy tensors of weights that hold only such layers."""
+    return _without_copies(weights.infos, weights.read)
+
+
+def _without_copies(names: Iterable[str], read: Callable[[str], mx.array]) -> dict[str, mx.array]:
+    return {name: read(name) for name in filterfalse(is_copy, names)}
 
 
 def tensors(directory: Path, config: Mapping[str, Any], weights: Weights) -> dict[str, Tensor]:
@@ -120,7 +121,7 @@ def is_original(weights: Weights) -> bool:
     return not any(safetensors.of_mlx(path) for path in weights.paths if weights.lazy)
 
 
-def _is_original(file: Path, names: Collection[str], config: Mapping[str, Any]) -> bool:
+def _is_original(file: Path, names: Iterable[str], config: Mapping[str, Any]) -> bool:
     """Do the same for the file of the layers alone. MTPLX quantizes them, and may store norms as
     the authors do."""
     encodings = [part.get(_ENCODING) for part in (config, text_config(config))]

@@ -4,7 +4,6 @@ mlx-lm builds each layer as a model of one layer, which needs other names and a 
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import filterfalse
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import mlx.core as mx
 
 from ...checkpoints import mtp_layers
 from ...checkpoints.files import Weights, check_numbers
-from ...checkpoints.mtp_layers import CENTERED, MTP_FAMILIES, Carried
+from ...checkpoints.mtp_layers import CENTERED, MTP_FAMILIES
 from ...errors import CheckpointError, first_line
 from .files import UNUSED, ConfigEntries, DrafterFiles, LayerSizes, StoredTensors
 from .network import Config
@@ -123,8 +122,7 @@ def read(kind: str, directory: Path, config: Config, weights: Weights | None) ->
     inner = config.get("transformer_layer_config")
     if not isinstance(inner, Mapping):
         original = not mtp_layers.is_split(config) and mtp_layers.is_original(weights)
-        carried = Carried(tuple(weights.infos), weights.read, original)
-        return _files(directory, config, carried)
+        return _files(directory, config, mtp_layers.all_of(weights), original)
     family = mtp_layers.family(inner)
     stored = MLX_LM_TYPES.get(family, family)
     if stored not in (supported := (WITHOUT_LAYERS, "qwen3_5", "qwen3_5_moe", "qwen3_next")):
@@ -139,8 +137,7 @@ def read(kind: str, directory: Path, config: Config, weights: Weights | None) ->
     # `speculators` omits entries that have transformers' default values.
     complete = AutoConfig.for_model(**{**stated, "model_type": text}).to_dict()
     # Norms of Qwen 3 are stored as they are. Other families store their distance from 1.
-    carried = Carried(tuple(weights.infos), weights.read, family != WITHOUT_LAYERS)
-    return _files(directory, complete, carried)
+    return _files(directory, complete, mtp_layers.all_of(weights), family != WITHOUT_LAYERS)
 
 
 def of_target(directory: Path, config: Config) -> MtpFiles | None:
@@ -149,7 +146,7 @@ def of_target(directory: Path, config: Config) -> MtpFiles | None:
     carried = mtp_layers.carried(directory, config)
     if carried is not None:
         try:
-            return _files(directory, config, carried)
+            return _files(directory, config, *carried)
         except (KeyError, TypeError, ValueError) as problem:
             raise CheckpointError(
                 f"{directory} has layers for multi-token prediction that do not fit together "
@@ -163,7 +160,10 @@ def of_target(directory: Path, config: Config) -> MtpFiles | None:
     return None
 
 
-def _files(directory: Path, config: Config, carried: Carried) -> MtpFiles:
+def _files(
+    directory: Path, config: Config, arrays: Mapping[str, mx.array], original: bool
+) -> MtpFiles:
+    """Open layers. original: Whether they have the layout of the model's authors."""
     text, family = mtp_layers.text_config(config), mtp_layers.family(config)
     if text.get("mtp_use_dedicated_embeddings"):
         raise CheckpointError(
@@ -172,9 +172,9 @@ def _files(directory: Path, config: Config, carried: Carried) -> MtpFiles:
         )
     renamed = family in CENTERED | {WITHOUT_LAYERS}
     made = []
-    for depth, tensors in enumerate(_own_names(carried, family)):
+    for depth, tensors in enumerate(_own_names(arrays, family)):
         if renamed:
-            centered = carried.original and family in CENTERED
+            centered = original and family in CENTERED
             tensors = _in_mlx_lm_layout(tensors, zero_centered=centered)
         experts = any(".gate." in name for name in tensors)
         block = _block(text, family, depth, experts=experts)
@@ -199,13 +199,13 @@ def _files(directory: Path, config: Config, carried: Carried) -> MtpFiles:
     return replace(made[0], later=tuple(made[1:]))
 
 
-def _own_names(carried: Carried, family: str) -> list[dict[str, mx.array]]:
+def _own_names(arrays: Mapping[str, mx.array], family: str) -> list[dict[str, mx.array]]:
     """Return the tensors of each layer by this module's names: `fc`, the norms around the layer,
     and the layer's tensors in `layers.0`. All layers share the tensors whose names have no number.
     For Nemotron-H, the numbered layers are parts of a single layer and keep their numbers."""
     apart: dict[int, dict[str, mx.array]] = {}
     shared: dict[str, mx.array] = {}
-    for name in filterfalse(mtp_layers.is_copy, carried.names):
+    for name, array in arrays.items():
         plain = name.replace(".transformer.", ".")
         if (ernie := _ERNIE_NAME.fullmatch(plain)) is not None:
             part, number, rest = ernie.groups(default="")
@@ -226,7 +226,7 @@ def _own_names(carried: Carried, family: str) -> list[dict[str, mx.array]]:
             key = LAYER + rest
         shares = layer_number is None or family == "nemotron_h"
         layer = shared if shares else apart.setdefault(int(layer_number or 0), {})
-        layer[key] = carried.read(name)
+        layer[key] = array
     return [{**shared, **apart[number]} for number in sorted(apart)] or [shared]
 
 
