@@ -37,20 +37,16 @@ class Switches:
     """The differences between the kinds, and defaults for entries that config.json may lack.
 
     Attributes:
-        norm_first: Whether a layer norms the input of each part. Otherwise it norms the sum of the
-            part's output and the residual.
-        stack_norm: Whether a norm ends each stack.
+        norm_first: Whether a layer norms the input of each part, and a norm ends each stack.
+            Otherwise a layer norms the sum of the part's output and the residual.
         embedding_norm: Whether a norm follows the embedding.
         positions: A learned table, or the sines and cosines of Marian or of M2M100.
-        bias: Whether the logits have a bias.
         activation, scales, pad, start, end: Defaults for the attributes of `BartConfig`.
     """
 
     norm_first: bool
-    stack_norm: bool
     embedding_norm: bool
     positions: Literal["learned", "marian", "m2m"]
-    bias: bool = True
     activation: str = "gelu"
     scales: bool = False
     pad: int = 1
@@ -59,11 +55,11 @@ class Switches:
 
 
 SWITCHES_OF_TYPE = {
-    "bart": Switches(False, False, True, "learned"),
-    "mbart": Switches(True, True, True, "learned", start=None),
-    "marian": Switches(False, False, False, "marian", pad=-1, start=None, end=0),
-    "m2m_100": Switches(True, True, False, "m2m", bias=False, activation="relu", scales=True),
-    "pegasus": Switches(True, True, False, "marian", pad=0, start=0, end=1),
+    "bart": Switches(False, True, "learned"),
+    "mbart": Switches(True, True, "learned", start=None),
+    "marian": Switches(False, False, "marian", pad=-1, start=None, end=0),
+    "m2m_100": Switches(True, False, "m2m", activation="relu", scales=True),
+    "pegasus": Switches(True, False, "marian", pad=0, start=0, end=1),
 }
 """The switches of each model_type. The model_type of NLLB is m2m_100."""
 
@@ -227,7 +223,7 @@ class BartStack(nn.Module):
             self.layernorm_embedding = nn.LayerNorm(width)
         shape = config.decoder if is_decoder else config.encoder
         self.layers = [BartLayer(config, shape, is_decoder=is_decoder) for _ in range(shape[0])]
-        if switches.stack_norm:
+        if switches.norm_first:
             self.layer_norm = nn.LayerNorm(width)
 
     def normed(self, name: str, states: mx.array) -> mx.array:

@@ -12,7 +12,7 @@ import mlx.nn as nn
 import numpy as np
 
 from ..models.drafters.dflash import DFlash
-from ..models.drafters.layers import DrafterAttention, SourceKeysValues
+from ..models.drafters.layers import DrafterAttention, Source
 from ..models.encoder_decoder.context import EncoderDecoderModel
 from ..models.trainable import Ids
 from ..types import rectangle
@@ -272,7 +272,7 @@ class DSparkTask(Task):
         mask = mx.arange(max(map(len, prompts))) < lengths[:, None]
         return self._base.network.encode(rectangle(prompts), mask), mask
 
-    def _sources(self, anchored: Anchored) -> list[SourceKeysValues | None]:
+    def _sources(self, anchored: Anchored) -> list[Source]:
         """Return each layer's keys and values of the encoder's output, None without an encoder."""
         layers = self.network.layers
         return self.network.sources(*anchored.encoded) if anchored.encoded else [None] * len(layers)

@@ -13,7 +13,7 @@ from ..attention_parts import attend_by_kernel
 from ..encoder_decoder.layers import Offset
 from ..per_layer import spelled_old
 from .files import DrafterFiles, LayerSizes, is_named
-from .layers import DrafterAttention, DrafterLayer, FeedForward, Names, SourceKeysValues
+from .layers import DrafterAttention, DrafterLayer, FeedForward, Names, Source
 
 MUSE_GLIMMER = "muse_glimmer_assistant"
 ASSISTANT_VOCABULARY = 202048
@@ -130,9 +130,7 @@ class Gemma4Layer(DrafterLayer):
         self.post_feedforward_layernorm = nn.RMSNorm(sizes.width, sizes.eps)
         self.layer_scalar = mx.ones((1,))
 
-    def finish(
-        self, rows: mx.array, attended: mx.array, source: SourceKeysValues | None = None
-    ) -> mx.array:
+    def finish(self, rows: mx.array, attended: mx.array, source: Source = None) -> mx.array:
         rows = rows + self.post_attention_layernorm(attended)
         inner = self.mlp(self.pre_feedforward_layernorm(rows))
         return (rows + self.post_feedforward_layernorm(inner)) * self.layer_scalar

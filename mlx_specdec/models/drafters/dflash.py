@@ -22,7 +22,7 @@ from ..encoder_decoder.layers import attend_cached
 from ..rows import Place
 from .block_forms import GATED, MUSE_GLIMMER, NoiseLevel, adapted, center_norms, layer_of
 from .files import ConfigEntries, DrafterFiles, is_named, nested, read_layers
-from .layers import DrafterLayer, SourceKeysValues
+from .layers import DrafterLayer, Source
 from .network import Config, DrafterContext, DrafterKind, DrafterNetwork
 
 LAYER_IDS = "aux_hidden_state_layer_ids"
@@ -214,7 +214,7 @@ class DFlash(DrafterNetwork):
         layer: DrafterLayer,
         states: mx.array,
         attend: Attend,
-        source: SourceKeysValues | None = None,
+        source: Source = None,
     ) -> mx.array:
         """Run a layer over the states of blocks, (batch, slots, width). `source` is the layer's
         entry of `sources`."""
@@ -394,7 +394,7 @@ class DFlash2(DFlash):
         layer: DrafterLayer,
         states: mx.array,
         attend: Attend,
-        source: SourceKeysValues | None = None,
+        source: Source = None,
     ) -> mx.array:
         rows, kernels = layer.attention_conv.before(layer.input_layernorm(states))
         states = states + layer.attention_conv.behind(attend(rows), kernels)

@@ -80,9 +80,10 @@ def yarn(sizes: LayerSizes, scaling: Mapping[str, Any]) -> Callable[..., mx.arra
     return rotate
 
 
-SourceKeysValues = tuple[mx.array, mx.array, mx.array | None]
+Source = tuple[mx.array, mx.array, mx.array | None] | None
 """One layer's keys and values of the encoder's output, (batch, kv_heads, n, head_dim) each, and a
-mask, (batch, 1, 1, n) bool, which is False for padding; None without padding."""
+mask, (batch, 1, 1, n) bool, which is False for padding; None without padding. A layer without an
+attention to the encoder has None."""
 
 
 def add_biases(module: nn.Module, present: Names, path: str) -> None:
@@ -149,15 +150,13 @@ class DrafterLayer(nn.Module):
             self.encoder_attn = Attention(sizes.width, *heads, scale=scale, attended=source)
             self.encoder_attn_layernorm = nn.RMSNorm(sizes.width, sizes.eps)
 
-    def finish(
-        self, rows: mx.array, attended: mx.array, source: SourceKeysValues | None = None
-    ) -> mx.array:
+    def finish(self, rows: mx.array, attended: mx.array, source: Source = None) -> mx.array:
         """Return the layer's output, from the residual and the output of the self-attention,
         (batch, m, width) each. `source` is the layer's entry of `DrafterNetwork.sources`."""
         rows = self.look_at(source, rows + attended)
         return rows + self.mlp(self.post_attention_layernorm(rows))
 
-    def look_at(self, source: SourceKeysValues | None, rows: mx.array) -> mx.array:
+    def look_at(self, source: Source, rows: mx.array) -> mx.array:
         """Add the attention to the encoder's output to rows, (batch, m, width), if the layer has
         such an attention."""
         if "encoder_attn" not in self:

@@ -171,25 +171,9 @@ class MedusaHeads(nn.Module):
         }
 
 
-def stacked(base: Base, tensors: Mapping[str, mx.array], count: int, layers: int) -> MedusaHeads:
-    """Return heads made of tensors that are named as in files. They compute in the dtype of the
-    base model's hidden state."""
-
-    def stack(name: str) -> mx.array:
-        arrays = [tensors[f"{head}.{name}"] for head in range(count)]
-        return mx.stack(arrays).astype(base.state_dtype)
-
-    paths = [f"{layer}.linear" for layer in range(layers)]
-    heads = MedusaHeads(base, [(stack(f"{p}.weight"), stack(f"{p}.bias")) for p in paths])
-    if f"0.{layers}.weight" in tensors:
-        heads.output = stack(f"{layers}.weight")
-    mx.eval(heads.parameters())
-    return heads
-
-
 def attach(files: MedusaFiles, base: Base) -> MedusaHeads:
-    """Return the heads of a directory for a loaded base model. Raises CheckpointError if the heads
-    were made for another base model."""
+    """Return the heads of a directory for a loaded base model. They compute in the dtype of its
+    hidden states. Raises CheckpointError if the heads were made for another base model."""
     for what, expected, actual in (
         ("a hidden state of width", files.width, base.width),
         ("a vocabulary of", files.vocabulary, base.vocabulary),
@@ -199,4 +183,14 @@ def attach(files: MedusaFiles, base: Base) -> MedusaHeads:
                 f"{files.file} has heads for {what} {expected}, and {files.base} has {actual}: "
                 "they belong to another base model"
             )
-    return stacked(base, files.tensors, files.count, files.layers)
+
+    def stack(name: str) -> mx.array:
+        arrays = [files.tensors[f"{head}.{name}"] for head in range(files.count)]
+        return mx.stack(arrays).astype(base.state_dtype)
+
+    paths = [f"{layer}.linear" for layer in range(files.layers)]
+    heads = MedusaHeads(base, [(stack(f"{p}.weight"), stack(f"{p}.bias")) for p in paths])
+    if files.own_output:
+        heads.output = stack(f"{files.layers}.weight")
+    mx.eval(heads.parameters())
+    return heads

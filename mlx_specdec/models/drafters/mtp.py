@@ -22,7 +22,7 @@ from ..base import Base
 from ..number_format import NumberFormat, evaluate
 from ..rows import Place, Rows
 from .files import IN_16_BITS, DrafterFiles
-from .layers import SourceKeysValues
+from .layers import Source
 from .mtp_files import MtpFiles, read, recognizes
 from .network import Chain, ChainContext, DrafterContext, DrafterKind
 
@@ -90,7 +90,7 @@ class Mtp(Chain):
         states: mx.array,
         caches: list[Any],
         place: Place,
-        sources: Sequence[SourceKeysValues | None] = (),
+        sources: Sequence[Source] = (),
     ) -> tuple[mx.array, mx.array]:
         """See `Chain.step`. The layer ignores `sources`, and finds `place` in its caches."""
         both = [self.pre_fc_norm_embedding(self.embed(tokens)), self.pre_fc_norm_hidden(states)]

@@ -34,9 +34,6 @@ _NAME_BEGINNING = re.compile(
     r"|.*mtp\.|model\.mtp_block\.|model\."
 )
 _ERNIE_NAME = re.compile(r"model\.mtp_(?:block|(emb_norm|hidden_norm|linear_proj))\.(\d+)\.(.*)")
-_EXPERT = re.compile(
-    r"layers\.0\.mlp\.experts\.(\d+)\.((?:gate|up|down)_proj\.(?:weight|scales|biases))"
-)
 _GATE_UP, _DOWN = (f"{LAYER}mlp.experts.{part}_proj" for part in ("gate_up", "down"))
 _SWITCH = f"{LAYER}mlp.switch_mlp."
 _ALONE: Mapping[str, Any] = {
@@ -233,6 +230,9 @@ def _own_names(arrays: Mapping[str, mx.array], family: str) -> list[dict[str, mx
 def _in_mlx_lm_layout(tensors: dict[str, mx.array], *, zero_centered: bool) -> dict[str, mx.array]:
     """Convert the tensors of Qwen or Step 3.5 to mlx-lm's layout, in which one tensor holds all
     experts, and norms are around 1."""
+    # Imported here, because T5 targets also import the drafters and must not import mlx-lm.
+    from ..mlx_lm.spellings import stacked
+
     if zero_centered:
         tensors = {
             name: array + 1 if name.endswith("norm.weight") or "pre_fc_norm" in name else array
@@ -243,14 +243,7 @@ def _in_mlx_lm_layout(tensors: dict[str, mx.array], *, zero_centered: bool) -> d
         tensors |= {f"{_SWITCH}gate_proj.weight": gate, f"{_SWITCH}up_proj.weight": up}
     if _DOWN in tensors:
         tensors[f"{_SWITCH}down_proj.weight"] = tensors.pop(_DOWN)
-    apart: dict[str, dict[int, mx.array]] = {}
-    for name in list(tensors):
-        if match := _EXPERT.fullmatch(name):
-            apart.setdefault(match[2], {})[int(match[1])] = tensors.pop(name)
-    for part, experts in apart.items():
-        rows = [experts[number] for number in range(len(experts))]
-        tensors[_SWITCH + part] = mx.stack(rows)
-    return tensors
+    return stacked(tensors)
 
 
 def _block(text: Mapping[str, Any], family: str, depth: int, *, experts: bool) -> dict[str, Any]:

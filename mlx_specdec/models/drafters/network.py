@@ -27,7 +27,7 @@ from ..kv_cache import STEP, KVCache
 from ..number_format import NumberFormat, count, evaluate, expand, quantize
 from ..rows import Place, Rows, RowsContext
 from .files import IN_16_BITS, DrafterFiles
-from .layers import DrafterLayer, SourceKeysValues
+from .layers import DrafterLayer, Source
 
 Config = Mapping[str, Any]
 MOST_WAITING = 64
@@ -193,9 +193,7 @@ class DrafterNetwork(nn.Module, ABC):
         rows: mx.array = embed(tokens)
         return rows.astype(self.dtype)
 
-    def sources(
-        self, encoded: mx.array, mask: mx.array | None = None
-    ) -> list[SourceKeysValues | None]:
+    def sources(self, encoded: mx.array, mask: mx.array | None = None) -> list[Source]:
         """Return each layer's keys and values of the encoder's output, (batch, n, encoder's width),
         or None for layers without an attention to the encoder. `mask`, (batch, n) bool, is False
         for padding."""
@@ -241,7 +239,7 @@ class DrafterContext(RowsContext, ABC):
         self.waiting, self.most_waiting = rows.lengths, MOST_WAITING
         self._parts: list[tuple[mx.array, Sequence[int]]] = []
         self._encoded: EncodedSources | None = None
-        self._sources: list[SourceKeysValues | None] = [None] * len(self._entries)
+        self._sources: list[Source] = [None] * len(self._entries)
 
     @property
     def attends(self) -> bool:
@@ -399,10 +397,6 @@ def gathered(states: mx.array, places: Sequence[range]) -> mx.array:
     return mx.take_along_axis(states, rectangle(places)[..., None], axis=1)
 
 
-Sources = Sequence[SourceKeysValues | None]
-"""The result of `DrafterNetwork.sources`."""
-
-
 class Chain(DrafterNetwork):
     """A network that drafts one token per step. In the next step, its own output takes the place of
     the target's hidden state. A subclass defines two methods:
@@ -420,7 +414,12 @@ class Chain(DrafterNetwork):
         return hidden.astype(self.dtype)
 
     def step(
-        self, tokens: mx.array, states: mx.array, caches: list[Any], place: Place, sources: Sources
+        self,
+        tokens: mx.array,
+        states: mx.array,
+        caches: list[Any],
+        place: Place,
+        sources: list[Source],
     ) -> tuple[mx.array, mx.array]:
         """Run all layers over tokens, (batch, m), and the states of the positions before them,
         (batch, m, width). Add keys and values to the layers' caches, at `place`, and return the

@@ -205,7 +205,9 @@ def _catching(
         try:
             kind = config.get("model_type")
             part = text_config(config) or config
-            given = mends.with_tensors(kind, part, spellings.renamed(kind, tensors))
+            given = spellings.renamed(kind, tensors)
+            if kind in mends.TENSOR_MENDS:
+                given = mends.TENSOR_MENDS[kind](part, given)
             kept = mends.dropped(model, given)
             return given if plain is None else {**plain(model, given), **kept}
         except KeyError as problem:

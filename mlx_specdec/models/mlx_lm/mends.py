@@ -227,18 +227,13 @@ def gelu(network: nn.Module, part: Part) -> None:
     if function is None:
         return
 
-    def gated(_: Any, mlp: nn.Module, x: mx.array) -> mx.array:
-        return mlp.down_proj(function(mlp.gate_proj(x)) * mlp.up_proj(x))
+    def call(_: Any, mlp: nn.Module, x: mx.array) -> mx.array:
+        if "gate_proj" in mlp:
+            return mlp.down_proj(function(mlp.gate_proj(x)) * mlp.up_proj(x))
+        names = ("c_fc", "c_proj") if "c_fc" in mlp else ("dense_h_to_4h", "dense_4h_to_h")
+        return mlp[names[1]](function(mlp[names[0]](x)))
 
-    def plain(_: Any, mlp: nn.Module, x: mx.array) -> mx.array:
-        return mlp.c_proj(function(mlp.c_fc(x)))
-
-    def of_neox(_: Any, mlp: nn.Module, x: mx.array) -> mx.array:
-        return mlp.dense_4h_to_h(function(mlp.dense_h_to_4h(x)))
-
-    for mlp in _named(network, "MLP"):
-        call = gated if "gate_proj" in mlp else plain if "c_fc" in mlp else of_neox
-        patches.ACTIVATION.extend([mlp], __call__=call)
+    patches.ACTIVATION.extend(_named(network, "MLP"), __call__=call)
 
 
 def exact_scale(network: nn.Module, part: Part) -> None:
@@ -358,12 +353,6 @@ def softmax_over_all(network: nn.Module, part: Part) -> None:
 # Tensors.
 
 
-def with_tensors(kind: object, part: Part, tensors: dict[str, mx.array]) -> dict[str, mx.array]:
-    """Return the tensors of a checkpoint of transformers as mlx-lm's `sanitize` should get them."""
-    change = TENSOR_MENDS.get(str(kind))
-    return tensors if change is None else change(part, tensors)
-
-
 def dropped(network: nn.Module, tensors: Mapping[str, mx.array]) -> dict[str, mx.array]:
     """Return the tensors that mlx-lm's `sanitize` drops and that a mend reads, by the names of the
     network's parameters: routing biases, or zeros. Checkpoints that mlx-lm has converted have
@@ -385,12 +374,10 @@ def _of_falcon_h1(part: Part, tensors: dict[str, mx.array]) -> dict[str, mx.arra
         return tensors
     keys, into = part.get("key_multiplier", 1.0), part.get("attention_in_multiplier", 1.0)
     factors = {"k_proj.weight": keys, "k_proj.bias": keys, "v_proj.weight": into}
-    return {
-        name: array * factors.get(".".join(name.split(".")[-2:]), 1.0)
-        if ".self_attn." in name
-        else array
-        for name, array in tensors.items()
-    }
+    for name in tensors:
+        if ".self_attn." in name:
+            tensors[name] *= factors.get(".".join(name.split(".")[-2:]), 1.0)
+    return tensors
 
 
 def _of_gemma3n(part: Part, tensors: dict[str, mx.array]) -> dict[str, mx.array]:
@@ -440,3 +427,5 @@ TENSOR_MENDS = {
     "gemma3n": _of_gemma3n,
     "gemma3n_text": _of_gemma3n,
 }
+"""Type -> a function that returns the tensors of a checkpoint of transformers as mlx-lm's
+`sanitize` should get them."""

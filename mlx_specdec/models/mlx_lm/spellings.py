@@ -78,6 +78,7 @@ FIXED_KEYS: dict[str, dict[str, Any]] = {
     "deepseek_v2": {"rope_scaling": {"factor": 1.0}},
     "gemma4_unified_text": {"hidden_size_per_layer_input": 0},
     "glm_moe_dsa": WITH_EXPERTS,
+    "granitemoehybrid": {"position_embedding_type": "nope"},
     "longcat_flash": {
         "attention_method": "MLA",
         "zero_expert_type": "identity",
@@ -110,36 +111,17 @@ def _of_mimo(part: Part) -> dict[str, Any]:
     }
 
 
-def _of_exaone4(part: Part) -> dict[str, Any]:
-    kinds = part.get("layer_types") or ()
-    return {"sliding_window_pattern": "".join("GL"[kind != "full_attention"] for kind in kinds)}
-
-
-def _of_hybrid(part: Part) -> dict[str, Any]:
-    return {"position_embedding_type": "nope"}
-
-
-def _of_mamba2(part: Part) -> dict[str, Any]:
-    return {"intermediate_size": int(part["num_heads"]) * int(part["head_dim"])}
-
-
-def _of_minimax_m2(part: Part) -> dict[str, Any]:
-    return {"rotary_dim": int((_head_dim(part) or 0) * (_share(part) or 1))}
-
-
-def _of_ministral3(part: Part) -> dict[str, Any]:
-    """A window of all layers is a mend."""
-    count = int(part["num_hidden_layers"])
-    return {"layer_types": part.get("layer_types") or ["full_attention"] * count}
-
-
 DERIVED_KEYS: dict[str, Callable[[Part], dict[str, Any]]] = {
-    "exaone4": _of_exaone4,
-    "granitemoehybrid": _of_hybrid,
-    "mamba2": _of_mamba2,
+    "exaone4": lambda part: {
+        "sliding_window_pattern": "".join(
+            "GL"[kind != "full_attention"] for kind in part.get("layer_types") or ()
+        )
+    },
+    "mamba2": lambda part: {"intermediate_size": int(part["num_heads"]) * int(part["head_dim"])},
     "mimo_v2_flash": _of_mimo,
-    "minimax_m2": _of_minimax_m2,
-    "ministral3": _of_ministral3,
+    "minimax_m2": lambda part: {"rotary_dim": int((_head_dim(part) or 0) * (_share(part) or 1))},
+    # A window of all layers is a mend.
+    "ministral3": lambda part: {"layer_types": ["full_attention"] * int(part["num_hidden_layers"])},
 }
 """Type -> a function that returns keys of mlx-lm's family, for those that config.json lacks."""
 _LAYERS = {"linear_attention": "mamba", "full_attention": "attention"}
@@ -212,7 +194,7 @@ TENSOR_NAMES: dict[str, tuple[tuple[str, str], ...]] = {
     "gemma3n_text": ((r"^model\.", "model.language_model."),),
 }
 """Type -> patterns in the names of tensors, and what replaces them."""
-EXPERT = re.compile(r"(.*)\.experts\.(\d+)\.(gate_proj|up_proj|down_proj)\.weight")
+EXPERT = re.compile(r"(.*)\.experts\.(\d+)\.((?:gate|up|down)_proj\.(?:weight|scales|biases))")
 STACKED = ("qwen3_5_moe", "qwen3_5_moe_text")
 """Types whose experts mlx-lm expects in one tensor, and transformers saves one by one."""
 
@@ -223,18 +205,18 @@ def renamed(kind: object, tensors: Mapping[str, mx.array]) -> dict[str, mx.array
     for pattern, new in TENSOR_NAMES.get(str(kind), ()):
         result = {re.sub(pattern, new, name): array for name, array in result.items()}
     if kind in STACKED:
-        result = _stacked(result)
+        result = stacked(result)
     if kind == "gpt_oss":
         result = dict(_turned(name, array) for name, array in result.items())
     return result
 
 
-def _stacked(tensors: Mapping[str, mx.array]) -> dict[str, mx.array]:
+def stacked(tensors: Mapping[str, mx.array]) -> dict[str, mx.array]:
     """Join the tensors of single experts to one tensor, (experts, output, input)."""
     result, experts = {}, dict[str, dict[int, mx.array]]()
     for name, array in tensors.items():
         if found := EXPERT.fullmatch(name):
-            joined = f"{found[1]}.switch_mlp.{found[3]}.weight"
+            joined = f"{found[1]}.switch_mlp.{found[3]}"
             experts.setdefault(joined, {})[int(found[2])] = array
         else:
             result[name] = array
