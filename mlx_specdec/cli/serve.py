@@ -58,7 +58,6 @@ class NetworkFlags(Flags, panel="Server"):
 
 class Load(Flags, panel="Server"):
     batch_size: int = flag(16, "The number of requests that are decoded at once.", min=1)
-    max_waiting: int = flag(64, "The number of requests that may wait; more are refused.", min=0)
     timeout: float = flag(600.0, "The seconds after which an answer is cut.")
     drain_seconds: float = flag(
         0.0,
@@ -235,7 +234,6 @@ def serve(
     registry = Registry(
         [model_of(preset) for preset in presets],
         batch_size=load.batch_size,
-        waiting=load.max_waiting,
         memory_budget=memory_budget,
         idle_seconds=math.inf if load.idle_unload is None else 60 * load.idle_unload,
         waits=not load.no_wait,
@@ -280,7 +278,7 @@ def _model(preset: Preset[OneModel], load: Load, store: Store, *, several: bool)
         loading,
         names[1:],
         ServiceSettings(
-            Limits(waiting=load.max_waiting, seconds=load.timeout, context=flags.max_model_len),
+            Limits(seconds=load.timeout, context=flags.max_model_len),
             drawn_seeds=flags.seed is None,
             tool_call_parser=flags.tool_call_parser or "",
             thinking_budget=flags.thinking_budget,

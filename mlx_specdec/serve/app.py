@@ -7,7 +7,7 @@ import ipaddress
 import logging
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,13 +31,9 @@ from .fields import parse, problem_of
 from .problems import Problem, busy, failed
 from .service import Service, service_of
 
-MOST_LARGE = 4
-"""Bodies of the largest size that may be received at the same time."""
-SMALL_BODY = 1 << 16
-"""Bytes of each body that do not count towards the limit of all bodies together."""
-METHODS = ("DELETE", "GET", "POST")
+METHODS = ("DELETE", "GET", "HEAD", "POST")
 PUBLIC = ("/health", "/v1/health")
-PAGE = (("GET", "/"), ("HEAD", "/"))
+PAGE = ("GET", "/")
 """The page asks for the key itself."""
 MONITORED_PATHS = (*PUBLIC, "/metrics")
 PAGE_HEADERS = {
@@ -93,7 +89,12 @@ def make_app(service: Service, access: Access) -> FastAPI:
     app = FastAPI(
         title="mlx-specdec",
         version=__version__,
-        middleware=[Middleware(AccessLog), *between, Middleware(Guard, access), Middleware(Bodies)],
+        middleware=[
+            Middleware(logged),
+            *between,
+            Middleware(guarded, access=access),
+            Middleware(limited),
+        ],
         exception_handlers=handlers,
         docs_url=None,
         redoc_url=None,
@@ -135,22 +136,21 @@ def _of_validation(http: Request, error: RequestValidationError) -> Response:
 
 def _of_starlette(http: Request, problem: Exception) -> Response:
     assert isinstance(problem, HTTPException)
-    headers = dict(problem.headers or {})
+    headers, message = dict(problem.headers or {}), problem.detail
+    if problem.status_code == 404:
+        message = "nothing is served at this path: /openapi.json lists what is"
     if problem.status_code == 405:
         # Starlette names only the methods of the first route with this path.
-        scopes = {method: {**http.scope, "method": method} for method in METHODS}
-        found = {
-            method
-            for method, scope in scopes.items()
-            if any(route.matches(scope)[0] is Match.FULL for route in http.app.routes)
-        }
-        headers["Allow"] = ", ".join(sorted(found | ({"HEAD"} if "GET" in found else set())))
-    messages = {
-        404: "nothing is served at this path: /openapi.json lists what is",
-        405: f"this path does not take {http.method:.20}: use {headers.get('Allow')}",
-    }
-    message = messages.get(problem.status_code, problem.detail)
+        found = [method for method in METHODS if _takes(http, method)]
+        headers["Allow"] = ", ".join(found)
+        message = f"this path does not take {http.method:.20}: use {headers['Allow']}"
     return error_response(Problem(problem.status_code, message, headers=headers))
+
+
+def _takes(http: Request, method: str) -> bool:
+    # Every path that answers GET requests also answers HEAD.
+    scope = {**http.scope, "method": method.replace("HEAD", "GET")}
+    return any(route.matches(scope)[0] is Match.FULL for route in http.app.routes)
 
 
 async def page() -> Response:
@@ -158,138 +158,109 @@ async def page() -> Response:
     return FileResponse(Path(__file__).with_name("page.html"), headers=PAGE_HEADERS)
 
 
-class Bodies:
-    """Middleware with the limits of bodies, and of the time for a request. It hides the type of a
-    body, so that FastAPI hands its bytes to the models, which read them."""
+def limited(app: ASGIApp) -> ASGIApp:
+    """Return an application with a limit of bodies, and of the time for a request. It hides the
+    type of a body, so that FastAPI hands its bytes to the models, which read them."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-        self._large_bytes = 0
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        limits, loop = scope["app"].state.service.limits, asyncio.get_running_loop()
-        deadline = scope["deadline"] = loop.time() + limits.seconds
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        limits, size = service_of(Request(scope)).registry.first.settings.limits, 0
         coding = Headers(scope=scope).get("content-encoding", "identity")
         scope["headers"] = [field for field in scope["headers"] if field[0] != b"content-type"]
-        size, large, complete = 0, 0, False
 
-        async def limited() -> Message:
-            nonlocal size, large, complete
-            if complete:
-                return await receive()
+        async def bounded() -> Message:
+            nonlocal size
             if coding != "identity":
-                message = (
-                    f"a body with the content encoding {coding:.20} is not read: send it plainly"
-                )
-                raise Problem(415, message)
-            try:
-                async with asyncio.timeout_at(deadline):
-                    part = await receive()
-            except TimeoutError:
-                raise Problem(408, "the body took too long to come") from None
-            if part["type"] == "http.disconnect":
-                raise Problem(499, "the client has left")
-            complete = not part.get("more_body", False)
+                message = f"a body with the content encoding {coding:.20} is not read"
+                raise Problem(415, f"{message}: send it plainly")
+            part = await receive()
             size += len(part.get("body", b""))
             if size > limits.body_bytes:
                 raise Problem(413, f"the body has more than {limits.body_bytes} bytes: shorten it")
-            more = max(0, size - SMALL_BODY) - large
-            if self._large_bytes + more > MOST_LARGE * limits.body_bytes:
-                self._large_bytes, large = self._large_bytes - large, 0
-                raise busy("too many large bodies come at once: try again", 429)
-            self._large_bytes, large = self._large_bytes + more, large + more
             return part
 
         try:
-            await self._app(scope, limited, send)
-        finally:
-            self._large_bytes -= large
+            async with asyncio.timeout(limits.seconds) as scope["limit"]:
+                await app(scope, bounded, send)
+        except TimeoutError:
+            problem = busy("the time of this request was over: try again later", code="timeout")
+            await error_response(problem, Request(scope))(scope, receive, send)
+
+    return answer
 
 
-class Guard:
-    """Middleware that refuses requests without a key and requests of foreign web pages. It sets the
-    tenant of other requests, which is a digest of the key."""
+def guarded(app: ASGIApp, access: Access) -> ASGIApp:
+    """Return an application that refuses requests without a key and requests of foreign web pages.
+    It sets the tenant of other requests, which is a digest of the key."""
+    keys = [key.encode("utf-8", "surrogateescape") for key in access.keys]
+    checks_host = access.loopback_name is not None and "*" not in access.origins
+    named = (urlsplit(origin).hostname for origin in access.origins)
+    names = {"localhost", (access.loopback_name or "localhost").lower(), *named}
 
-    def __init__(self, app: ASGIApp, access: Access) -> None:
-        self._app = app
-        self._keys = [key.encode("utf-8", "surrogateescape") for key in access.keys]
-        self._origins = frozenset(access.origins)
-        self._checks_host = access.loopback_name is not None and "*" not in access.origins
-        named = (urlsplit(origin).hostname for origin in access.origins)
-        self._names = {"localhost", (access.loopback_name or "localhost").lower(), *named}
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        problem = self._problem(scope) if scope["type"] == "http" else None
-        if scope["type"] == "http":
-            key = _key_of(Headers(scope=scope))
-            scope["tenant"] = hashlib.sha256(key).hexdigest() if key else ""
-        answer = self._app if problem is None else error_response(problem)
-        await answer(scope, receive, send)
-
-    def _problem(self, scope: Scope) -> Problem | None:
-        headers = Headers(scope=scope)
+    def problem_of_page(headers: Headers) -> Problem | None:
         host, origin = headers.get("host", ""), headers.get("origin")
-        local = self._is_local(host)
-        if self._checks_host and host and not local:
+        local = _is_local(host, names)
+        if checks_host and host and not local:
             error = (
                 "the Host header names neither this machine nor an address: ask at localhost, or "
                 "start the server with --host NAME or --cors-origin http://NAME"
             )
             return Problem(403, error, code="host_not_allowed")
         # Pages of this server may send requests.
-        of_this_server = local and (origin or "").partition("://")[2] == host
-        if origin is not None and not self._origins & {origin, "*"} and not of_this_server:
-            error = "pages of this origin may not ask this server: start it with --cors-origin"
-            return Problem(403, error, code="origin_not_allowed")
-        method, path = scope["method"], scope["path"]
-        public = path in PUBLIC or (method, path) in PAGE or method == "OPTIONS"
-        sent = _key_of(headers)
-        matches = [hmac.compare_digest(sent, key) for key in self._keys]
-        if any(matches) or not matches or public:
+        if origin is None or origin in access.origins or "*" in access.origins:
             return None
-        error = "the API key is missing or wrong: send it as Authorization: Bearer KEY"
-        return Problem(401, error, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+        if local and origin.partition("://")[2] == host:
+            return None
+        error = "pages of this origin may not ask this server: start it with --cors-origin"
+        return Problem(403, error, code="origin_not_allowed")
 
-    def _is_local(self, host: str) -> bool:
-        """Return whether a Host header cannot come from a foreign web page, which would reach this
-        server by a name in the public DNS."""
-        try:
-            name = urlsplit(f"//{host}").hostname or ""
-            local = name in self._names or name.endswith((".localhost", ".internal"))
-            return local or bool(ipaddress.ip_address(name))
-        except ValueError:
-            return False
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        headers, method, path = Headers(scope=scope), scope["method"], scope["path"]
+        key, problem = _key_of(headers), problem_of_page(headers)
+        scope["tenant"] = hashlib.sha256(key).hexdigest() if key else ""
+        public = path in PUBLIC or (method, path) == PAGE or method == "OPTIONS"
+        known = [hmac.compare_digest(key, one) for one in keys]
+        if keys and not any(known) and not public and problem is None:
+            error = "the API key is missing or wrong: send it as Authorization: Bearer KEY"
+            authenticate = {"WWW-Authenticate": "Bearer"}
+            problem = Problem(401, error, code="invalid_api_key", headers=authenticate)
+        chosen = app if problem is None else error_response(problem)
+        await chosen(scope, receive, send)
+
+    return answer
+
+
+def _is_local(host: str, names: Collection[str | None]) -> bool:
+    """Return whether a Host header cannot come from a foreign web page, which would reach this
+    server by a name in the public DNS."""
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+        local = name in names or name.endswith((".localhost", ".internal"))
+        return local or bool(ipaddress.ip_address(name))
+    except ValueError:
+        return False
 
 
 def _key_of(headers: Headers) -> bytes:
-    header = headers.get("authorization", "")
-    kind, _, key = header.partition(" ")
+    kind, _, key = headers.get("authorization", "").partition(" ")
     key = key.strip(" \t") if kind.lower() == "bearer" else headers.get("x-api-key", "")
     return key.encode("latin-1")  # as starlette decodes headers
 
 
-class AccessLog:
-    """Middleware that logs a line for each request: client, path, status, seconds and numbers of
-    tokens. It adds an id to each answer, in the headers of OpenAI's and of Anthropic's API."""
+def logged(app: ASGIApp) -> ASGIApp:
+    """Return an application that logs a line for each request: client, path, status, seconds and
+    numbers of tokens. It adds an id to each answer, in the headers of OpenAI's and of Anthropic's
+    API."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         # Monitoring requests these paths every few seconds.
-        level = logging.DEBUG if scope.get("path") in MONITORED_PATHS else logging.INFO
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
+        level = logging.DEBUG if scope["path"] in MONITORED_PATHS else logging.INFO
         if scope["method"] == "HEAD":
             # Every path that answers GET requests also answers HEAD.
             scope = {**scope, "method": "GET"}
-        started, fields = time.perf_counter(), scope.setdefault("log_fields", {})
-        id = f"req_{uuid.uuid4().hex}"
+        started, id = time.perf_counter(), f"req_{uuid.uuid4().hex}"
         status = 500  # After an exception, Starlette sends 500 outside of all middleware.
+        counts: dict[str, int] = {}
+        scope["log_fields"] = counts
 
         async def listen(message: Message) -> None:
             nonlocal status
@@ -300,10 +271,17 @@ class AccessLog:
             await send(message)
 
         try:
-            await self._app(scope, receive, listen)
+            await app(scope, receive, listen)
         finally:
-            client = (scope.get("client") or ("unknown",))[0]
-            line = f"client={client} method={quote(scope['method'])} path={quote(scope['path'])}"
-            line += f" status={status} seconds={time.perf_counter() - started:.3f}"
-            fields["request"] = id
-            log.log(level, " ".join([line, *(f"{name}={fields[name]}" for name in fields)]))
+            fields = {
+                "client": (scope.get("client") or ("unknown",))[0],
+                "method": quote(scope["method"]),
+                "path": quote(scope["path"]),
+                "status": status,
+                "seconds": f"{time.perf_counter() - started:.3f}",
+                **counts,
+                "request": id,
+            }
+            log.log(level, " ".join(f"{name}={value}" for name, value in fields.items()))
+
+    return answer

@@ -13,13 +13,13 @@ from ..engine.embeddings import Vector, embed
 from ..engine.memory import Extent
 from ..text.prompts import prompt_ids
 from .answers import Payload
+from .engine import EngineTask
 from .fields import Body
 from .internal import Count
 from .openai_bodies import Prompt, several
 from .problems import invalid, too_long
 from .requests import LoadedModel
 from .service import run
-from .tasks import EngineTask
 
 router = APIRouter()
 

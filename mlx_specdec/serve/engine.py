@@ -1,17 +1,15 @@
-"""The thread that owns the models and decodes. Other threads submit requests and receive the steps
-of completions. They never touch an array."""
+"""The thread that owns a model and decodes. Other threads submit requests and receive the steps of
+completions. They never touch an array."""
 
-import atexit
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass
-from functools import partial
-from queue import Full, SimpleQueue
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor, wait
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
-from weakref import WeakSet
 
 from .. import system
 from ..core.options import Options
@@ -24,8 +22,9 @@ from ..engine.scheduler import Failures, Scheduler
 from ..engine.turns import Turns
 from ..models.wired_memory import release
 from ..results import Step
-from .metrics import Metrics
-from .tasks import EngineTask, TaskQueue
+from .metrics import CANCELLED, FAILED, REJECTED, Metrics
+from .problems import busy
+from .settings import CONNECTIONS
 
 Listener = Callable[[Step], None]
 """A callback for the steps of a request, which must return at once. It is called by the engine's
@@ -37,29 +36,33 @@ PREFILL_SECONDS = 10.0
 """Seconds of a prefill after which, and interval at which, the log says how far it is."""
 STEP_SECONDS = 300.0
 """Seconds after which an unfinished step is assumed to hang."""
-EXIT_SECONDS = 20.0
-"""Seconds in which the thread of an engine has to finish its step when Python exits."""
 log = logging.getLogger(__name__)
 
 
-class Worker(threading.Thread):
-    """A thread that runs one engine after the other. MLX keeps a thread for each thread that has
-    computed something, even after its end."""
+def engine_threads(count: int) -> ThreadPoolExecutor:
+    """Return the threads of at most `count` engines at a time. Engines that follow each other share
+    a thread, because MLX keeps a thread for each thread that has computed something."""
+    return ThreadPoolExecutor(count, "engine", system.clear_at_end)
 
-    def __init__(self) -> None:
-        super().__init__(name="engine", daemon=True)
-        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self.start()
-        _workers.add(self)
 
-    def run(self) -> None:
-        system.clear_at_end()
-        while (job := self._jobs.get()) is not None:
-            job()
+@dataclass(frozen=True)
+class EngineTask:
+    """An answer that the engine's thread computes between the steps of the scheduler, such as
+    embeddings.
 
-    def do(self, job: Callable[[], None] | None) -> None:
-        """Run a job after the jobs before, or end the thread if it is None."""
-        self._jobs.put(job)
+    Attributes:
+        steps: A generator that pauses often and returns a result.
+        nbytes: The largest number of bytes that it needs at once.
+        answer: Turns the result into the body of the answer, in another thread.
+        prompt_tokens: The number of tokens that it reads, for the log.
+        future: The result or the exception. To cancel the future is to cancel the task.
+    """
+
+    steps: Generator[None, None, Any]
+    nbytes: int
+    answer: Callable[[Any], dict[str, Any]]
+    prompt_tokens: int
+    future: Future[Any] = field(default_factory=Future)
 
 
 @dataclass
@@ -76,15 +79,15 @@ class Engine:
 
     Args:
         load: Returns the models and the default options. It is called in the thread.
+        most: Largest number of requests that have not ended.
         store: The files of the prompt cache, or None for no prompt cache.
         memory_budget: Bytes for all sequences, or None for the scheduler's default.
         metrics: The counters, which outlive the engine.
         turns: Decides when prompts are prefilled; all engines of a server share it.
     Attributes:
         ready: Set while `pair`, `options` and `budget` can be read.
+        closed: Whether the engine accepts no more requests.
         problem: The exception that ended the engine early, or None.
-        worker: The thread, which another engine may use after this one is unloaded.
-        weight_bytes: Size of the weights of all models of the pair, set before `ready`.
         nbytes: Bytes of the prompt cache, of the completions that lookup searches, and of the
             budget.
     """
@@ -98,7 +101,7 @@ class Engine:
         load: Callable[[], tuple[Pair, Options]],
         *,
         batch_size: int,
-        waiting: int,
+        most: int = CONNECTIONS,
         store: Store | None = None,
         memory_budget: int | None = None,
         metrics: Metrics | None = None,
@@ -107,27 +110,25 @@ class Engine:
         self.metrics = metrics or Metrics()
         self.failures = Failures()
         self.ready = threading.Event()
+        self.closed = False
         self.problem: BaseException | None = None
         self.batch_size = batch_size
-        self.reserved_bytes = self.weight_bytes = 0
+        self.reserved_bytes = 0
         self.nbytes = (0, 0, 0)
         self._load = load
         self._store = store
         self._memory_budget = memory_budget
         self._turns = turns or Turns()
         self._cache: PromptCache | None = None
-        self._most = batch_size + waiting
+        self._most = most
         self._changed = threading.Condition()
         self._pending: dict[int, _Pending] = {}
         self._arrived: list[tuple[int, Request]] = []
         self._cancelled: list[int] = []
-        self._tasks = TaskQueue()
-        self._numbers = 0
-        self._waiting = 0
-        self._closed = self._unloads = False
-        self.worker: Worker | None = None
-        self._ended = threading.Event()
+        self._tasks: deque[EngineTask] = deque()
+        self._numbers = self._waiting = 0
         self._stepped = self._logged = 0.0
+        self._work: Future[None] = Future()
 
     @property
     def requests(self) -> tuple[int, int]:
@@ -139,16 +140,14 @@ class Engine:
             return running + min(tasks, 1), waiting + max(0, tasks - 1)
 
     @property
-    def closed(self) -> bool:
-        """Whether the engine accepts no more requests."""
-        return self._closed
+    def ended(self) -> bool:
+        """Whether the engine has ended and has given its memory back."""
+        return self._work.done()
 
     @property
     def trouble(self) -> str | None:
         """The reason why requests make no progress, or None. Read this only after `ready` is
         set."""
-        if self.problem is not None or self.worker is None or self._ended.is_set():
-            return "the engine has ended"
         if self.failures.passes >= FAILED_PASSES:
             return f"{self.failures.passes} passes have failed one after the other"
         with self._changed:
@@ -163,30 +162,14 @@ class Engine:
         self._memory_budget = self.budget.nbytes = nbytes
         self._measure()
 
-    def start(self, then: Callable[[], None] = lambda: None, worker: Worker | None = None) -> None:
-        """Load the models, then decode.
-
-        Args:
-            then: Called after loading, and again after a problem.
-            worker: The thread of an engine that was unloaded, or None for a new one.
-        """
-        self.worker = worker or Worker()
-        _engines.add(self)
-        self.worker.do(partial(self._work, then))
+    def start(self, threads: ThreadPoolExecutor | None = None) -> None:
+        """Load the models, then decode, in one of the threads, or in a new one."""
+        self._work = (threads or engine_threads(1)).submit(self._run)
 
     def submit(self, requests: Sequence[Request], listener: Listener) -> list[int]:
-        """Accept all requests or none, and return their numbers.
-
-        Raises:
-            queue.Full: If too many requests wait.
-            RuntimeError: If the engine is closed.
-        """
+        """Accept all requests or none, and return their numbers. Raises Problem."""
         with self._changed:
-            if self._closed:
-                raise RuntimeError(STOPPING)
-            if len(self._pending) + len(requests) > self._most:
-                self.metrics.count("rejected", len(requests))
-                raise Full
+            self._check_open(len(requests))
             first, self._numbers = self._numbers, self._numbers + len(requests)
             numbers = list(range(first, self._numbers))
             self._arrived += zip(numbers, requests, strict=True)
@@ -195,22 +178,19 @@ class Engine:
             self._changed.notify()
         return numbers
 
-    def run(self, task: EngineTask) -> Future[Any]:
-        """Accept a task, and return its future result, an exception if it fails.
-
-        Raises:
-            queue.Full: If too many tasks or requests wait.
-            RuntimeError: If the engine is closed.
-        """
+    def run(self, task: EngineTask) -> None:
+        """Accept a task. Raises Problem."""
         with self._changed:
-            if self._closed:
-                raise RuntimeError(STOPPING)
-            if len(self._pending) + len(self._tasks) >= self._most:
-                self.metrics.count("rejected")
-                raise Full
-            future = self._tasks.add(task)
+            self._check_open(1)
+            self._tasks.append(task)
             self._changed.notify()
-        return future
+
+    def _check_open(self, more: int) -> None:
+        if self.closed:
+            raise busy(STOPPING)
+        if len(self._pending) + len(self._tasks) + more > self._most:
+            self.metrics.count(REJECTED, more)
+            raise busy("too many requests wait already: try again", 429, "queue_full")
 
     def cancel(self, numbers: Sequence[int]) -> None:
         """Cancel requests, except for requests that have ended."""
@@ -218,79 +198,59 @@ class Engine:
             pending = [number for number in numbers if self._pending.pop(number, None) is not None]
             self._cancelled += pending
             self._changed.notify()
-        self.metrics.count("cancelled", len(pending))
+        self.metrics.count(CANCELLED, len(pending))
 
     def close(self) -> None:
-        """Accept no more requests, and end pending requests with an error at once."""
+        """Accept no more requests, and end pending requests with an error at once. The memory is
+        given back after the current step."""
         with self._changed:
-            self._closed = True
+            self.closed = True
             self._changed.notify()
         self._publish(self._all_with(STOPPING))
 
-    def unload(self) -> None:
-        """Close the engine, and give its memory back. Call this only after `ready` is set."""
-        self._unloads = True
-        self.close()
-
     def join(self, seconds: float) -> bool:
-        """Wait for the end of the engine and of its thread, and return whether both have ended. If
-        the engine was unloaded, its thread still serves other models, and does not count."""
-        assert self.worker is not None, "the engine was not started"
-        ended = self._ended.wait(seconds)
-        if ended and not self._unloads:
-            self.worker.join(seconds)
-            ended = not self.worker.is_alive()
-        return ended
+        """Wait for the end of the engine, and return whether it has ended."""
+        return bool(wait([self._work], seconds).done)
 
-    def _work(self, then: Callable[[], None]) -> None:
+    def _run(self) -> None:
         try:
-            self._load_and_decode(then)
+            self._load_and_decode()
         except BaseException as problem:
-            # The caller of `start` reports it.
             self.problem = problem
-            self.close()
-            then()
-        self._tasks.end()
+        self.close()
+        for task in self._tasks:
+            task.future.cancel()
         if self._cache is not None:
             self._cache.close()
-        if self._unloads:
-            # Requests that have ended may still refer to the engine.
-            self.ready.clear()
-            del self.pair, self.options, self.budget
-            self._cache, self.nbytes = None, (0, 0, 0)
-            system.release_memory()
+        # Requests that have ended may still refer to the engine.
+        self.ready.clear()
+        for name in ("pair", "options", "budget"):
+            vars(self).pop(name, None)
+        self._cache, self.nbytes = None, (0, 0, 0)
+        system.release_memory()
         release()
-        self._ended.set()
-        if not self._unloads:
-            assert self.worker is not None
-            self.worker.do(None)
 
-    def _load_and_decode(self, then: Callable[[], None]) -> None:
+    def _load_and_decode(self) -> None:
+        """Decode until the engine is closed. An error in a step ends all pending requests. An error
+        that leaves the ranks of a distributed target out of step ends the engine."""
         self.pair, self.options = self._load()
         if self._store is not None:
             self._cache = self._store.open(self.pair)
         scheduler = self._begin()
         if self.batch_size > 1 and scheduler.why_not is not None:
             log.info("requests are decoded one at a time: %s", scheduler.why_not)
-        self.weight_bytes = self.pair.target.nbytes + self.pair.draft_bytes
         self.ready.set()
-        then()
-        self._decode(scheduler)
-
-    def _decode(self, scheduler: Scheduler) -> None:
-        """Decode until the engine is closed. An error in a step ends all pending requests. An error
-        that leaves the ranks of a distributed target out of step ends the engine."""
         while True:
             with self._changed:
                 while scheduler.idle and not (
-                    self._arrived or self._cancelled or self._closed or self._tasks
+                    self._arrived or self._cancelled or self.closed or self._tasks
                 ):
                     self._changed.wait()
-                if self._closed:
+                if self.closed:
                     break
                 arrived, cancelled = self._arrived, self._cancelled
                 self._arrived, self._cancelled = [], []
-            scheduler.held = self._tasks.nbytes
+            scheduler.held = self._tasks[0].nbytes if self._tasks else 0
             try:
                 for number, request in arrived:
                     scheduler.add(number, request)
@@ -312,9 +272,23 @@ class Engine:
             if self._tasks and (
                 scheduler.idle or scheduler.reserved_bytes <= scheduler.budget.nbytes
             ):
-                self._tasks.step()
+                self._advance(self._tasks[0])
         scheduler.keep()
         scheduler.save_costs()
+
+    def _advance(self, task: EngineTask) -> None:
+        """Take a step of a task. An exception ends the task and becomes its result."""
+        with suppress(InvalidStateError):  # the future is cancelled at any time
+            try:
+                if not task.future.cancelled():
+                    next(task.steps)
+                    return
+            except StopIteration as end:
+                task.future.set_result(end.value)
+            except Exception as problem:
+                task.future.set_exception(problem)
+        self._tasks.popleft()
+        task.steps.close()
 
     def _log_prefill(self, scheduler: Scheduler) -> None:
         """Log now and then how far each long prefill is."""
@@ -376,20 +350,5 @@ class Engine:
             if step.result is not None:
                 self.metrics.finished(step.result, now - pending.came)
             elif step.error is not None:
-                self.metrics.count("failed")
+                self.metrics.count(FAILED)
             pending.listener(step)
-
-
-_engines: WeakSet[Engine] = WeakSet()
-_workers: WeakSet[Worker] = WeakSet()
-
-
-@atexit.register
-def end_all() -> None:
-    """End the threads of all engines before Python exits. A thread that returned from MLX after
-    that would abort the process: Python ends it in a destructor of MLX, which must not throw."""
-    for engine in list(_engines):
-        engine.close()
-    for worker in list(_workers):
-        worker.do(None)
-        worker.join(EXIT_SECONDS)

@@ -168,7 +168,7 @@ async def props(http: Request) -> Payload:
     pair, options, limits = model.pair, model.options, model.settings.limits
     generation = ("max_tokens", "temperature", "top_p", "top_k", "min_p")
     seed = None if model.settings.drawn_seeds else options.seed
-    shown = ("body_bytes", "waiting", "seconds", "choices")
+    shown = ("body_bytes", "context", "seconds", "connections")
     tokenizer = pair.tokenizer
     template = ""
     if isinstance(tokenizer, DirectoryTokenizer) and tokenizer.has_chat_template:

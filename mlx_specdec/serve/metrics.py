@@ -1,65 +1,53 @@
 """Counters of each model in Prometheus' text format, under vLLM's names where vLLM has one, so that
 tools for vLLM can read them."""
 
-import copy
+import math
 import threading
-from bisect import bisect_left
-from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from itertools import accumulate
+from collections import Counter
+from collections.abc import Mapping
 
 from ..results import Result
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
-POSITIONS, FINISH_REASONS = "positions", "reasons"
-"""Keys of counts that have a label, which is the position or the finish reason."""
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, math.inf)
+TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, math.inf)
+GENERATED = "vllm:generation_tokens_total"
+CANCELLED = "mlx_specdec:requests_cancelled_total"
+REJECTED = "mlx_specdec:requests_rejected_total"
+FAILED = "mlx_specdec:requests_failed_total"
 COUNTERS = {
-    "vllm:prompt_tokens_total": ("prompt", "Tokens of prompts."),
-    "vllm:generation_tokens_total": ("generated", "Tokens of answers."),
-    "vllm:prefix_cache_queries_total": ("prompt", "Prompt tokens looked for in the cache."),
-    "vllm:prefix_cache_hits_total": ("cached", "Prompt tokens that were not read again."),
-    "mlx_specdec:requests_cancelled_total": ("cancelled", "Clients that left, or were too late."),
-    "mlx_specdec:requests_rejected_total": ("rejected", "Requests that found the queue full."),
-    "mlx_specdec:requests_failed_total": ("failed", "Requests that an error here ended."),
-    "vllm:spec_decode_num_drafts_total": ("drafts", "Rounds with draft tokens, of each request."),
-    "vllm:spec_decode_num_draft_tokens_total": ("drafted", "Draft tokens."),
-    "vllm:spec_decode_num_accepted_tokens_total": ("accepted", "Draft tokens that were accepted."),
-    "vllm:spec_decode_num_accepted_tokens_per_pos_total": (
-        POSITIONS,
-        "Accepted tokens by their position in the draft.",
-    ),
-    "vllm:request_success_total": (FINISH_REASONS, "Requests with a whole answer."),
+    "vllm:prompt_tokens_total": "Tokens of prompts.",
+    GENERATED: "Tokens of answers.",
+    "vllm:prefix_cache_queries_total": "Prompt tokens looked for in the cache.",
+    "vllm:prefix_cache_hits_total": "Prompt tokens that were not read again.",
+    CANCELLED: "Clients that left, or were too late.",
+    REJECTED: "Requests that found the queue full.",
+    FAILED: "Requests that an error here ended.",
+    "vllm:spec_decode_num_drafts_total": "Rounds with draft tokens, of each request.",
+    "vllm:spec_decode_num_draft_tokens_total": "Draft tokens.",
+    "vllm:spec_decode_num_accepted_tokens_total": "Draft tokens that were accepted.",
 }
-"""The key of the count and the description of each counter, by the counter's name."""
+"""The description of each counter without a label, by its name."""
+POSITIONS = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+FINISHED = "vllm:request_success_total"
+LABELLED = {
+    POSITIONS: "Accepted tokens by their position in the draft.",
+    FINISHED: "Requests with a whole answer.",
+}
+"""The description of each counter with a label, by its name."""
+FIRST_TOKEN = "vllm:time_to_first_token_seconds"
+BETWEEN_TOKENS = "vllm:inter_token_latency_seconds"
+LAST_TOKEN = "vllm:e2e_request_latency_seconds"
+HISTOGRAMS = {
+    FIRST_TOKEN: "From the request to its first token.",
+    BETWEEN_TOKENS: "From token to token.",
+    LAST_TOKEN: "From the request to its last token.",
+}
+"""The description of each histogram, by its name."""
+KINDS = {"counter": COUNTERS | LABELLED, "histogram": HISTOGRAMS}
 VLLM = "vllm:"
 ENGINE = 'engine="0"'
 """A label that vLLM adds to its metrics. vLLM can have several engines for a model."""
-
-
-class Histogram:
-    """The number of observations up to each of `edges`, and above the last one."""
-
-    def __init__(self, name: str, edges: tuple[float, ...], description: str) -> None:
-        self.name = name
-        self.edges = edges
-        self.description = description
-        self.counts = [0] * (len(edges) + 1)
-        self.sum = 0.0
-
-    def observe(self, value: float, times: int = 1) -> None:
-        """Count `times` observations of the same value."""
-        self.counts[bisect_left(self.edges, value)] += times
-        self.sum += times * value
-
-    def lines(self, labels: str) -> Iterator[str]:
-        """Yield the lines of this histogram in Prometheus' text format."""
-        name, totals = self.name, accumulate(self.counts)
-        for edge, total in zip([*self.edges, "+Inf"], totals, strict=True):
-            yield f'{name}_bucket{{{labels},le="{edge}"}} {total}'
-        yield f"{name}_sum{{{labels}}} {self.sum}"
-        yield f"{name}_count{{{labels}}} {sum(self.counts)}"
 
 
 class Metrics:
@@ -67,53 +55,56 @@ class Metrics:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # Numbers by label, of each key. A number without a label has the label "".
-        self._counts: dict[str, defaultdict[str, float]] = {
-            key: defaultdict(int, {} if key in (POSITIONS, FINISH_REASONS) else {"": 0})
-            for key, _ in COUNTERS.values()
-        }
-        first = "vllm:time_to_first_token_seconds", SECONDS, "From the request to its first token."
-        between = "vllm:inter_token_latency_seconds", TOKEN_SECONDS, "From token to token."
-        last = "vllm:e2e_request_latency_seconds", SECONDS, "From the request to its last token."
-        self._first_token, self._between_tokens = Histogram(*first), Histogram(*between)
-        self._answers = Histogram(*last)
+        # Numbers by name and label. A number without a label has the label "".
+        self._numbers = Counter[tuple[str, str]](
+            dict.fromkeys(((name, "") for name in COUNTERS), 0)
+        )
+        for name in HISTOGRAMS:
+            self._observe(name, 0.0, 0)
 
-    def count(self, what: str, by: int = 1) -> None:
+    def count(self, name: str, by: int = 1) -> None:
         """Count cancelled, rejected or failed requests."""
         with self._lock:
-            self._counts[what][""] += by
+            self._numbers[name, ""] += by
 
     def tokens(self, count: int, seconds: float, *, first: bool) -> None:
         """Count new tokens. seconds: Time since the request's last tokens, or since its arrival."""
         with self._lock:
-            self._counts["generated"][""] += count
+            self._numbers[GENERATED, ""] += count
             if first:
-                self._first_token.observe(seconds)
+                self._observe(FIRST_TOKEN, seconds)
             else:
-                self._between_tokens.observe(seconds / count, count)
+                self._observe(BETWEEN_TOKENS, seconds / count, count)
 
     def finished(self, result: Result, seconds: float) -> None:
         """Count a request that ended. seconds: Time since its arrival."""
         stats, labels = result.stats, result.labels
+        counts = {
+            "vllm:prompt_tokens_total": labels.prompt_tokens,
+            "vllm:prefix_cache_queries_total": labels.prompt_tokens,
+            "vllm:prefix_cache_hits_total": labels.cached_tokens,
+            "vllm:spec_decode_num_drafts_total": next(iter(stats.drafted_by_position), 0),
+            "vllm:spec_decode_num_draft_tokens_total": stats.drafted,
+            "vllm:spec_decode_num_accepted_tokens_total": stats.accepted,
+        }
         with self._lock:
-            self._answers.observe(seconds)
-            self._counts[FINISH_REASONS][f'finished_reason="{result.finish_reason}"'] += 1
-            for what, by in (
-                ("prompt", labels.prompt_tokens),
-                ("cached", labels.cached_tokens),
-                ("drafted", stats.drafted),
-                ("accepted", stats.accepted),
-                ("drafts", next(iter(stats.drafted_by_position), 0)),
-            ):
-                self._counts[what][""] += by
+            self._observe(LAST_TOKEN, seconds)
+            self._numbers[FINISHED, f'finished_reason="{result.finish_reason}"'] += 1
+            self._numbers.update({(name, ""): count for name, count in counts.items()})
             for position, accepted in enumerate(stats.accepted_by_position):
-                self._counts[POSITIONS][f'position="{position}"'] += accepted
+                self._numbers[POSITIONS, f'position="{position}"'] += accepted
 
-    def now(self) -> tuple[Mapping[str, Mapping[str, float]], list[Histogram]]:
-        """Return copies of the numbers, by key and label, and of the histograms."""
-        histograms = [self._first_token, self._between_tokens, self._answers]
+    def _observe(self, name: str, seconds: float, times: int = 1) -> None:
+        for edge in TOKEN_SECONDS if name == BETWEEN_TOKENS else SECONDS:
+            label = 'le="+Inf"' if edge == math.inf else f'le="{edge}"'
+            self._numbers[f"{name}_bucket", label] += times * (seconds <= edge)
+        self._numbers[f"{name}_sum", ""] += times * seconds  # type: ignore[assignment]
+        self._numbers[f"{name}_count", ""] += times
+
+    def now(self) -> Counter[tuple[str, str]]:
+        """Return a copy of the numbers, by name and label."""
         with self._lock:
-            return copy.deepcopy((self._counts, histograms))
+            return self._numbers.copy()
 
 
 def as_text(
@@ -127,41 +118,30 @@ def as_text(
         models: The metrics of each model, by name.
         gauges: Further numbers, or numbers by model, and their descriptions, by name.
     """
-    labels = [_label(model) for model in models]
-    counts, histograms = zip(*(metrics.now() for metrics in models.values()), strict=True)
     lines: list[str] = []
     for name, (number, description) in gauges.items():
         lines += _head(name, "gauge", description)
         by_model = number if isinstance(number, Mapping) else {"": number}
-        for model, value in by_model.items():
-            lines += _lines(name, model and _label(model), {"": value})
-    for name, (key, description) in COUNTERS.items():
-        lines += _head(name, "counter", description)
-        numbers = [of_model[key] for of_model in counts]
-        if name.startswith(VLLM):
-            for label, values in zip(labels, numbers, strict=True):
-                lines += _lines(name, label, values)
-        else:
-            total = {one: sum(of.get(one, 0) for of in numbers) for of in numbers for one in of}
-            lines += _lines(name, "", total)
-    for alike in zip(*histograms, strict=True):
-        lines += _head(alike[0].name, "histogram", alike[0].description)
-        for label, histogram in zip(labels, alike, strict=True):
-            lines += histogram.lines(f"{label},{ENGINE}")
+        lines += (_line(name, model, "", value) for model, value in by_model.items())
+    numbers = {model: metrics.now() for model, metrics in models.items()}
+    total = {"": Counter[tuple[str, str]]()}
+    for counts in numbers.values():
+        total[""].update(counts)
+    for kind, descriptions in KINDS.items():
+        for name, description in descriptions.items():
+            lines += _head(name, kind, description)
+            for model, counts in (numbers if name.startswith(VLLM) else total).items():
+                found = (place for place in counts if place[0].startswith(name))
+                lines += (_line(own, model, label, counts[own, label]) for own, label in found)
     return "\n".join([*lines, ""])
 
 
-def _lines(name: str, model: str, values: Mapping[str, float]) -> Iterator[str]:
-    """Yield a line for each number by label. model: The label of the model, or ""."""
-    engine = ENGINE if name.startswith(VLLM) else ""
-    for label, value in values.items():
-        labels = ",".join(filter(None, [model, engine, label]))
-        yield f"{name}{{{labels}}} {value}" if labels else f"{name} {value}"
-
-
-def _label(model: str) -> str:
+def _line(name: str, model: str, label: str, value: float) -> str:
+    """Return the line of a number. model: The name of a model, or ""."""
     escaped = model.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
-    return f'model_name="{escaped}"'
+    engine = ENGINE if name.startswith(VLLM) else ""
+    labels = ",".join(filter(None, [model and f'model_name="{escaped}"', engine, label]))
+    return f"{name}{{{labels}}} {value}" if labels else f"{name} {value}"
 
 
 def _head(name: str, kind: str, description: str) -> list[str]:

@@ -18,6 +18,7 @@ from ..engine.embeddings import Vector
 from ..text.messages import Message
 from .answers import Choice, Payload, Writer
 from .embeddings import task_of
+from .engine import EngineTask
 from .events import Arguments, Call, Event, Text
 from .fields import MESSAGES, Body, Boolean, Number, Object, Several, String, integral, worded
 from .internal import Chat, Count, Sampled, TextConstraint, ToolChoice, Tools, Wanted
@@ -27,7 +28,6 @@ from .registry import ServedModel
 from .requests import LoadedModel, Prepared
 from .service import Service, complete, compute, run, service_of
 from .shared_bodies import SWITCHES, EarlierCall, Reasoned, Role, constraint_of
-from .tasks import EngineTask
 
 NDJSON = "application/x-ndjson"
 VERSION = "0.12.6"
@@ -457,7 +457,7 @@ async def running(http: Request) -> Payload:
     for model in registry.models:
         if model.state != "loaded" or model.facts is None:
             continue
-        left = model.keep - (0.0 if model.busy else registry.clock() - model.idle_since)
+        left = model.keep - (0.0 if model.busy else registry.clock() - model.used)
         kept = FOREVER if left > LONGEST_KEPT else now + timedelta(seconds=max(0.0, left))
         figures = {"size_vram": model.nbytes, "context_length": model.facts.longest}
         models.append({**_described(service, model), **figures, "expires_at": _time(kept)})

@@ -307,7 +307,7 @@ class LoadedModel:
             markers: The markers of reasoning and tool calls in the completions of a chat.
             settings: Further arguments of each Request.
         """
-        sampling, count, most = wanted.sampling, wanted.count, self.settings.limits.choices
+        sampling, count, most = wanted.sampling, wanted.count, self.settings.limits.connections
         if len(prompts) * count > most:
             param = "n" if count > most else "prompt"
             message = f"the number of prompts times n must be at most {most}: send several requests"

@@ -14,7 +14,9 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from types import FrameType
+from typing import Any
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -25,14 +27,12 @@ from .registry import Registry, ServedModel
 from .requests import Facts
 from .service import Service
 
-FINISH_SECONDS = 20.0
+FINISH_SECONDS = 20
 """Seconds to finish pending answers when the server ends."""
 CUT_SECONDS = 2
 """Seconds to send the end of answers that were cut."""
 WRITE_SECONDS = 300
 """Seconds for the last step and for writing the prompt cache to disk."""
-MOST_CONNECTIONS = 1024
-"""Connections that are answered. A quarter more get an error, and further ones are closed."""
 BACKLOG = 128
 """Connections that wait to be accepted, and the most that asyncio accepts at once."""
 OPEN_FILES = 4096
@@ -54,53 +54,48 @@ def serve(
     Raises:
         OptionError: If the port cannot be used. Errors of loading a single model are raised, too.
     """
-    listener = _listen(host, port)
+    listener = listen(host, port)
     address, port = listener.getsockname()[:2]
     loopback = ipaddress.ip_address(address).is_loopback
     where = f"[{address}]" if ":" in address else address
     reached = "127.0.0.1" if address in ("0.0.0.0", "::") else where
     access = replace(access, loopback_name=host if loopback else None)
     # The rest is for weights, caches, and connections that were accepted and are closed at once.
-    most = min(MOST_CONNECTIONS, _allow_files() // 3)
+    limits, files = registry.first.settings.limits, _allow_files()
+    most = min(limits.connections, files // 3)
     service = Service(registry)
-    server = _Server(
-        uvicorn.Config(
-            make_app(service, access),
-            log_config=None,
-            access_log=False,
-            lifespan="off",
-            ws="none",
-            loop="asyncio",
-            http=Connection,
-            server_header=False,
-            proxy_headers=False,
-            headers=[("Keep-Alive", f"timeout={KEEP_ALIVE - 5}")],
-            backlog=min(BACKLOG, most // 3),
-            limit_concurrency=most,
-            timeout_keep_alive=KEEP_ALIVE,
-            timeout_graceful_shutdown=int(FINISH_SECONDS) + 2 * CUT_SECONDS,
-        ),
-        service,
-        f"http://{reached}:{port}",
-        next(iter(access.keys), None),
-        drain_seconds,
+    config = uvicorn.Config(
+        make_app(service, access),
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        ws="none",
+        loop="asyncio",
+        http=partial(Connection, most, limits.seconds + CUT_SECONDS),  # type: ignore[arg-type]
+        server_header=False,
+        proxy_headers=False,
+        headers=[("Keep-Alive", f"timeout={KEEP_ALIVE - 5}")],
+        backlog=min(BACKLOG, most // 3),
+        timeout_keep_alive=KEEP_ALIVE,
+        timeout_graceful_shutdown=FINISH_SECONDS + CUT_SECONDS,
     )
+    key = next(iter(access.keys), None)
+    server = _Server(config, service, f"http://{reached}:{port}", key, drain_seconds)
     numbers = signal.SIGINT, signal.SIGTERM
     earlier = {number: signal.signal(number, server.handle_exit) for number in numbers}
     log.info("listening on http://%s:%d", where, port)
     if not access.keys and not loopback:
         log.warning("anybody who reaches %s may ask: set an --api-key", where)
-    registry.begin(server.loaded)
+    registry.begin()
     with listener:
         server.run(sockets=[listener])
     registry.close()
-    engines = registry.engines
     ended = all([_join(model) for model in registry.models])  # noqa: C419
     for number, handler in earlier.items():
         signal.signal(number, handler)
-    for engine in engines:
-        if ended and engine.problem is not None:
-            raise engine.problem
+    registry.refresh()
+    if registry.fatal is not None:
+        raise registry.fatal
     if not (ended and any(model.stays for model in registry.models)):
         # MLX's threads sometimes abort Python's own exit, which only other machines need.
         with contextlib.suppress(OSError):
@@ -161,64 +156,34 @@ def configuration(url: str, model: str, facts: Facts, key: str | None) -> list[s
 
 
 class Connection(H11Protocol):
-    """A connection to a client, which is closed if the client is silent for too long, or at once
-    if there are too many connections.
+    """A connection to a client. It is closed at once if there are too many, and after a time in
+    which it has completed no answer, because uvicorn waits for ever for a client that is silent or
+    reads nothing.
 
-    Attributes:
-        head_seconds: Limit for the headers of a request, and the rest of a body answered early.
-        stall_seconds: Limit in which a client must read a part of the answer.
+    Args:
+        most: Largest number of connections.
+        seconds: Time for an answer, from the beginning of the connection or the answer before.
+        settings: Of uvicorn's protocol.
     """
 
-    head_seconds = 10.0
-    stall_seconds = 30.0
-    _late: asyncio.TimerHandle | None = None
-    _stalled: asyncio.TimerHandle | None = None
+    def __init__(self, most: int, seconds: float, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._most, self._seconds = most, seconds
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > 1.25 * (self.limit_concurrency or MOST_CONNECTIONS):
+        self._late = self.loop.call_later(self._seconds, transport.abort)
+        if len(self.connections) > self._most:
             transport.abort()
-            return
-        # This limit makes asyncio call pause_writing for any byte that the client has not read.
-        transport.set_write_buffer_limits(high=0)
-        # asyncio sets TCP_NODELAY only for sockets that name their protocol. On macOS, this call
-        # fails if the client has already closed the connection.
-        with contextlib.suppress(OSError):
-            transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._late = self.loop.call_later(self.head_seconds, transport.abort)
 
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        if self.cycle is not None and not self.cycle.response_complete:
-            _cancel(self._late)
-            self._late = None
-        elif self._late is None:
-            self._late = self.loop.call_later(self.head_seconds, self.transport.abort)
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self._stalled = self.loop.call_later(self.stall_seconds, self._check_reading, None)
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        _cancel(self._stalled)
+    def on_response_complete(self) -> None:
+        self._late.cancel()
+        self._late = self.loop.call_later(self._seconds, self.transport.abort)
+        super().on_response_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._late.cancel()
         super().connection_lost(exc)
-        _cancel(self._late)
-        _cancel(self._stalled)
-
-    def _check_reading(self, before: int | None) -> None:
-        left = self.transport.get_write_buffer_size()
-        if before is not None and left >= before:
-            self.transport.abort()
-        else:
-            self._stalled = self.loop.call_later(self.stall_seconds, self._check_reading, left)
-
-
-def _cancel(timer: asyncio.TimerHandle | None) -> None:
-    if timer is not None:
-        timer.cancel()
 
 
 class _Server(uvicorn.Server):
@@ -235,22 +200,10 @@ class _Server(uvicorn.Server):
         self._registry = service.registry
         self._url, self._key = url, key
         # The models whose clients have no printed configuration yet, from when the server is ready.
-        self._unshown: list[ServedModel] = []
+        self._unshown: list[ServedModel] | None = None
         self._drain_seconds = drain_seconds
         self._accepts_until = 0.0
         self._interrupted = False
-
-    def loaded(self) -> None:
-        """Called when a single model has been loaded, or could not be, or at the beginning if there
-        are several."""
-        engines = self._registry.engines
-        if any(engine.problem is not None for engine in engines):
-            self.should_exit = True
-        else:
-            log.info("ready")
-            sdk = f"OPENAI_BASE_URL={self._url}/v1 OPENAI_API_KEY={_word(self._key)}"
-            print(f"Browser      {self._url}", f"OpenAI SDK   {sdk}", sep="\n", flush=True)
-            self._unshown = list(self._registry.models)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -263,7 +216,7 @@ class _Server(uvicorn.Server):
         cache are complete files at any time."""
         if self.should_exit and not self._draining:
             try:
-                asyncio.get_running_loop().call_soon_threadsafe(self._cut)
+                asyncio.get_running_loop().call_soon_threadsafe(self._registry.close)
             except RuntimeError:  # no requests are served
                 os._exit(0)
         self.should_exit = self._service.stopping = True
@@ -277,13 +230,20 @@ class _Server(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """Return whether to accept no more connections. Called by uvicorn ten times a second."""
-        self._registry.refresh()
+        registry = self._registry
+        registry.refresh()
+        self.should_exit = self.should_exit or registry.fatal is not None
+        if self._unshown is None and not registry.begins:
+            log.info("ready")
+            sdk = f"OPENAI_BASE_URL={self._url}/v1 OPENAI_API_KEY={_word(self._key)}"
+            print(f"Browser      {self._url}", f"OpenAI SDK   {sdk}", sep="\n", flush=True)
+            self._unshown = list(registry.models)
         # The abilities of one of several models are known when it has been loaded.
-        for model in [model for model in self._unshown if model.facts is not None]:
-            assert model.facts is not None
-            for line in configuration(self._url, model.name, model.facts, self._key):
-                print(line, flush=True)
-            self._unshown.remove(model)
+        for model in self._unshown or ():
+            if model.facts is not None:
+                for line in configuration(self._url, model.name, model.facts, self._key):
+                    print(line, flush=True)
+        self._unshown = self._unshown and [one for one in self._unshown if one.facts is None]
         return await super().on_tick(counter) and not self._draining
 
     async def shutdown(self, sockets: Sequence[socket.socket] | None = None) -> None:
@@ -296,27 +256,20 @@ class _Server(uvicorn.Server):
             log.info("finishing %s%s", what, hint)
         else:
             log.info("shutting down")
-        cut = asyncio.get_running_loop().call_later(FINISH_SECONDS, self._cut)
+        cut = asyncio.get_running_loop().call_later(FINISH_SECONDS, self._registry.close)
         await super().shutdown(list(sockets or ()))
         cut.cancel()
 
-    def _cut(self) -> None:
-        """End all answers with an error, and close connections whose clients do not read it in
-        time. Cancelling the tasks would log a traceback for each of them."""
-        self._registry.close()
-        asyncio.get_running_loop().call_later(CUT_SECONDS, self._abort_connections)
 
-    def _abort_connections(self) -> None:
-        for connection in list(self.server_state.connections):
-            connection.transport.abort()
-
-
-def _listen(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens. Raises OptionError if the address cannot be used."""
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+        made = socket.create_server((host, port), family=family, backlog=BACKLOG)
     except OSError as problem:
         raise OptionError(
             f"cannot listen on {host} port {port} ({problem.strerror}): choose another --host or "
             "--port"
         ) from None
+    # asyncio sets TCP_NODELAY only for sockets that name their protocol.
+    return socket.socket(made.family, made.type, socket.IPPROTO_TCP, made.detach())

@@ -3,10 +3,10 @@ over HTTP."""
 
 import asyncio
 import contextlib
+import math
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from dataclasses import replace
-from queue import Full
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from starlette.background import BackgroundTask
@@ -17,14 +17,13 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from ..errors import DecodingError, SpecdecError
 from ..results import STUCK, Step
 from .answers import Choice, Payload, Writer
-from .engine import STOPPING, Engine
+from .engine import STOPPING, Engine, EngineTask
 from .events import Event
 from .fields import Body
 from .problems import Problem, busy, failed, invalid
 from .registry import Registry, ServedModel
 from .requests import LoadedModel
 from .stored import StoredResponses
-from .tasks import EngineTask, Stopped
 
 HEARTBEAT_SECONDS = 15.0
 """Seconds between two comments in a silent stream. They keep proxies from closing it."""
@@ -37,19 +36,20 @@ Sent = TypeVar("Sent", bound=Body)
 Made = TypeVar("Made")
 
 
+@dataclass
 class Service:
     """The models, and what all endpoints share.
 
     Attributes:
+        created: Time of the server's start, in seconds since 1970.
+        responses: The responses that clients can fetch or continue.
         stopping: Whether the server will soon refuse requests; /health reports this.
     """
 
-    def __init__(self, registry: Registry) -> None:
-        self.registry = registry
-        self.limits = registry.first.settings.limits
-        self.created = int(time.time())
-        self.responses = StoredResponses()
-        self.stopping = False
+    registry: Registry
+    created: int = field(default_factory=lambda: int(time.time()))
+    responses: StoredResponses = field(default_factory=StoredResponses)
+    stopping: bool = False
 
 
 def service_of(http: Request) -> Service:
@@ -75,7 +75,7 @@ async def complete(
     """
     async with _using(http, body) as (model, engine):
         writer = await _made(make, model, body)
-        stream = ResponseStream(engine, writer, http.scope["deadline"])
+        stream = ResponseStream(engine, writer, http.scope["limit"])
 
     async def end() -> None:
         stream.close()
@@ -109,30 +109,26 @@ async def run(
     async with _using(http, body) as (model, engine):
         task = await _made(make, model, body)
         _log(http, prompt_tokens=task.prompt_tokens)
-        with _refused():
-            future = asyncio.wrap_future(engine.run(task))
-    deadline, loop = http.scope["deadline"], asyncio.get_running_loop()
+        engine.run(task)
+    future = asyncio.wrap_future(task.future)
     try:
-        while not (await asyncio.wait([future], timeout=POLL_SECONDS))[0]:
+        while not future.done():
+            await asyncio.wait([future], timeout=POLL_SECONDS)
             if await http.is_disconnected():
                 raise ClientDisconnect
             if engine.closed:  # the current step may take long
-                raise Stopped
-            if loop.time() > deadline:
-                raise busy("the time of this request was over: try again later", 503, "timeout")
+                raise busy(STOPPING)
         return await run_in_threadpool(lambda: JSONResponse(task.answer(future.result())))
     except DecodingError as error:
         raise failed(str(error)) from None
     except SpecdecError as error:
         raise invalid(str(error), "input") from None
-    except Stopped:
-        raise busy(STOPPING) from None
     finally:
         future.cancel()
 
 
 def _log(http: Request, **fields: int) -> None:
-    http.scope.setdefault("log_fields", {}).update(fields)
+    http.scope["log_fields"].update(fields)
 
 
 @contextlib.asynccontextmanager
@@ -154,21 +150,20 @@ async def _using(http: Request, body: Body) -> AsyncIterator[tuple[LoadedModel, 
 async def _wait(http: Request, registry: Registry, model: ServedModel) -> float:
     """Return after a model takes requests, with the seconds for which the request has waited.
     Raises Problem, at once unless requests wait, and ClientDisconnect if the client leaves."""
-    loop = asyncio.get_running_loop()
-    began, counted = loop.time(), False
+    began, counted = time.monotonic(), False
     try:
         while not registry.prepare(model):
             # Requests for a loaded model that must leave do not count, or it would never leave.
             if not counted and model.state != "loaded":
                 model.waiting, counted = model.waiting + 1, True
-            if not registry.waits or loop.time() > http.scope["deadline"]:
+            if not registry.waits:
                 raise registry.not_loaded(model)
             if await http.is_disconnected():
                 raise ClientDisconnect
             await asyncio.sleep(LOAD_POLL_SECONDS)
     finally:
         model.waiting -= counted
-    return loop.time() - began
+    return time.monotonic() - began
 
 
 async def _made(make: Callable[[LoadedModel, Sent], Made], model: LoadedModel, body: Sent) -> Made:
@@ -181,26 +176,15 @@ async def _made(make: Callable[[LoadedModel, Sent], Made], model: LoadedModel, b
         raise invalid(str(error), name if name in type(body).model_fields else None) from None
 
 
-@contextlib.contextmanager
-def _refused() -> Iterator[None]:
-    """Raise Problem if the engine accepts no more requests."""
-    try:
-        yield
-    except Full:
-        raise busy("too many requests wait already: try again", 429, "queue_full") from None
-    except RuntimeError:
-        raise busy(STOPPING) from None
-
-
 Output = tuple[Choice, Step | None, list[Event]]
 """A choice, its newest step (None at the end of the choice), and the events in the step's text."""
 
 
 class ResponseStream:
     """The answer to one request, on its way from the engine to the client. Raises Problem if the
-    engine accepts no more requests. deadline: The time of the event loop at which it is cut."""
+    engine accepts no more requests. limit: The limit of time, which cuts the answer."""
 
-    def __init__(self, engine: Engine, writer: Writer, deadline: float) -> None:
+    def __init__(self, engine: Engine, writer: Writer, limit: asyncio.Timeout) -> None:
         prepared = writer.prepared
         self.choices = [
             Choice(at, prepared.reader(), thoughts=request.thoughts)
@@ -209,10 +193,10 @@ class ResponseStream:
         self._engine = engine
         self._writer = writer
         self._loop = asyncio.get_running_loop()
-        self._deadline = deadline
+        self._deadline = limit.when() or math.inf
         self._arrived: asyncio.Queue[Step] = asyncio.Queue()
-        with _refused():
-            numbers = engine.submit(prepared.requests, self._receive)
+        numbers = engine.submit(prepared.requests, self._receive)
+        limit.reschedule(None)
         self._open = dict(zip(numbers, self.choices, strict=True))
 
     async def complete(self, http: Request) -> Payload | list[Payload]:

@@ -2,6 +2,10 @@
 
 from dataclasses import dataclass
 
+CONNECTIONS = 1024
+"""Connections that are accepted, and completions of an engine that have not ended. Further
+connections are closed."""
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -9,17 +13,15 @@ class Limits:
 
     Attributes:
         body_bytes: Size of a body.
-        waiting: Requests in the queue.
-        seconds: Time for a request.
-        choices: Completions of a request.
         context: Tokens of a prompt and its completion together, or None for the model's context.
+        seconds: Time for a request, from its beginning to its answer.
+        connections: Connections at a time, and completions that have not ended.
     """
 
     body_bytes: int = 16 << 20
-    waiting: int = 64
-    seconds: float = 600.0
-    choices: int = 16
     context: int | None = None
+    seconds: float = 600.0
+    connections: int = CONNECTIONS
 
 
 @dataclass(frozen=True)

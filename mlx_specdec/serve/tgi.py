@@ -17,7 +17,7 @@ from .fields import Body, Boolean, ByType, Fields
 from .internal import STOPS, Count, MaxTokens, Sampled, TextConstraint, Wanted
 from .problems import Problem
 from .requests import LoadedModel, Prepared
-from .service import complete, loaded_of, service_of
+from .service import complete, loaded_of
 from .shared_bodies import JsonSchema, Written, constraint_of
 
 TGI_REASONS = {"eos": "eos_token", "stop": "stop_sequence"}
@@ -214,12 +214,12 @@ async def generate_either(body: GenerateRequest, http: Request) -> Response:
 @router.get("/info", summary="Describes the server to TGI's clients")
 async def info(http: Request) -> Payload:
     """Describe the server."""
-    model, registry = loaded_of(http), service_of(http).registry
+    model = loaded_of(http)
     return {
         "model_id": model.name,
         "model_dtype": model.pair.dtype,
         "model_pipeline_tag": "text-generation",
-        "max_concurrent_requests": registry.batch_size + registry.waiting,
+        "max_concurrent_requests": model.settings.limits.connections,
         "max_best_of": 1,
         "max_stop_sequences": STOPS,
         "max_input_tokens": model.longest - 1,

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from mlx_specdec.serve import embeddings
-from mlx_specdec.serve.tasks import EngineTask, Stopped, TaskQueue
+from mlx_specdec.serve.engine import EngineTask
+from mlx_specdec.serve.problems import Problem
 
 from ..support.serving import COMPLETIONS, TEXT, client_of, ok, running, wait_until
 
@@ -23,21 +24,24 @@ def counting(steps: list[str], name: str, most: int) -> Generator[None, None, st
     return name
 
 
-def test_tasks_run_one_after_the_other() -> None:
-    queue, steps = TaskQueue(), list[str]()
-    named = [("first", 2, 5), ("left", 9, 7), ("wrong", 1, 6), ("last", 1, 8)]
-    tasks = [
-        EngineTask(counting(steps, name, most), nbytes, dict, 0) for name, most, nbytes in named
-    ]
-    first, left, wrong, last = [queue.add(task) for task in tasks]
-    assert queue.nbytes == 5
-    left.cancel()
-    while len(queue) > 1:
-        queue.step()
-    assert steps == ["first", "first", "wrong"] and first.result() == "first"
-    assert isinstance(wrong.exception(), ValueError) and queue.nbytes == 8
-    queue.end()
-    assert isinstance(last.exception(), Stopped) and not len(queue)
+def test_tasks_run_one_after_the_other(llama: tuple[Path, Path]) -> None:
+    steps, may_begin = list[str](), threading.Event()
+
+    def first() -> Generator[None, None, None]:
+        assert may_begin.wait(60)
+        yield
+
+    named = [("left", 9), ("wrong", 1), ("last", 2)]
+    with running(llama) as engine:
+        engine.run(EngineTask(first(), 0, dict, 0))
+        tasks = [EngineTask(counting(steps, name, most), 0, dict, 0) for name, most in named]
+        left, wrong, last = tasks
+        for task in tasks:
+            engine.run(task)
+        left.future.cancel()
+        may_begin.set()
+        assert last.future.result(60) == "last" and steps == ["wrong", "last", "last"]
+        assert isinstance(wrong.future.exception(), ValueError)
 
 
 def test_a_task_holds_its_memory_while_it_runs(llama: tuple[Path, Path]) -> None:
@@ -51,18 +55,19 @@ def test_a_task_holds_its_memory_while_it_runs(llama: tuple[Path, Path]) -> None
                 yield
             return 7
 
-        future = engine.run(EngineTask(steps(), 1 << 22, dict, 0))
+        task = EngineTask(steps(), 1 << 22, dict, 0)
+        engine.run(task)
         with ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(ok, client, COMPLETIONS, prompt=TEXT, max_tokens=3)
             # The task counts as well.
             wait_until(lambda: engine.requests == (1, 1))
             before = taken[0]
             wait_until(lambda: taken[0] > before + 20)
-            assert engine.requests == (1, 1) and not future.done()
+            assert engine.requests == (1, 1) and not task.future.done()
             gauges = client.get("/metrics").text
             assert 'model_requests_running{model_name="tiny"} 1.0' in gauges
             may_end.set()
-            assert future.result(60) == 7 and waiting.result(60)["choices"]
+            assert task.future.result(60) == 7 and waiting.result(60)["choices"]
 
 
 def test_the_end_of_the_server_does_not_wait_for_a_step(
@@ -91,8 +96,9 @@ def test_the_end_of_the_server_ends_tasks(llama: tuple[Path, Path]) -> None:
         while True:
             yield
 
+    task = EngineTask(endless(), 0, dict, 0)
     with running(llama) as engine:
-        future = engine.run(EngineTask(endless(), 0, dict, 0))
-    assert isinstance(future.exception(60), Stopped)
-    with pytest.raises(RuntimeError):
+        engine.run(task)
+    assert task.future.cancelled()
+    with pytest.raises(Problem, match="shutting down"):
         engine.run(EngineTask(endless(), 0, dict, 0))

@@ -3,7 +3,6 @@
 import gc
 import threading
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
@@ -35,23 +34,19 @@ class PretendedEngine:
 
     def __init__(self, load: object, **settings: Any) -> None:
         self.ready, self.ended, self.problem = threading.Event(), False, None
-        self.requests, self.weight_bytes = (0, 0), 0
+        self.closed, self.requests = False, (0, 0)
         self.nbytes = (0, 0, settings["memory_budget"] or 0)
         self.pair = self.options = self.budget = None
 
-    def start(self, then: object, worker: object) -> None:
-        self.worker = worker or SimpleNamespace()
+    def start(self, threads: object) -> None: ...
 
     def limit(self, nbytes: int) -> None:
         assert self.requests == (0, 0), "a request that was accepted might not fit any more"
         self.nbytes = (0, 0, nbytes)
 
-    def unload(self) -> None:
+    def close(self) -> None:
         assert self.requests == (0, 0), "a model with requests is unloaded"
-        self.ended = True
-
-    def join(self, seconds: float) -> bool:
-        return self.ended
+        self.closed = self.ended = True
 
 
 class Several:
@@ -74,7 +69,7 @@ class Several:
         return self.registry.prepare(self[name])
 
     def loaded(self, name: str, nbytes: int = 100) -> None:
-        self[name].engine.weight_bytes = nbytes
+        self[name].nbytes = nbytes
         self[name].engine.ready.set()
         self.registry.refresh()
 
@@ -158,12 +153,11 @@ def test_a_size_is_learned_when_a_model_is_loaded(monkeypatch: pytest.MonkeyPatc
     assert several.states["b"] == "unloaded"
     several.ask("b")
     several.loaded("b", 250)
-    # The other one had to leave, and is about to.
-    assert several.states == {"a": "unloading", "b": "loading"}
-    several.registry.refresh()
+    # There is too little room for both now, so the least recently used one leaves.
+    assert several.states == {"a": "unloading", "b": "loaded"}
     several.registry.refresh()
     assert several.states == {"a": "unloaded", "b": "loaded"}
-    assert several.ask("b") and several["b"].nbytes == 250
+    assert several.ask("b")
     several["b"].nbytes = 400
     several.registry.unload(several["b"])
     several.registry.refresh()
@@ -172,17 +166,17 @@ def test_a_size_is_learned_when_a_model_is_loaded(monkeypatch: pytest.MonkeyPatc
     assert refused.value.status == 500 and refused.value.headers["x-should-retry"] == "false"
 
 
-def test_two_models_that_turn_out_too_large_together_do_not_wait_for_each_other(
+def test_models_are_loaded_one_after_the_other_and_others_answer_meanwhile(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    several = Several(monkeypatch, "ab", budget=300)
-    several.ask("a")
+    several = Several(monkeypatch, "abc", budget=1000)
+    several.use("a")
     several.ask("b")
-    assert set(several.states.values()) == {"loading"}
-    several.loaded("a", 200)
-    assert several.states == {"a": "unloading", "b": "loading"}
-    several.loaded("b", 200)
-    assert several.states["b"] == "loaded" and several.ask("b")
+    several.ask("c")
+    assert several.states == {"a": "loaded", "b": "loading", "c": "unloaded"}
+    assert several.ask("a")
+    several.loaded("b")
+    assert several.states == {"a": "loaded", "b": "loaded", "c": "loading"}
 
 
 def test_a_model_that_several_machines_share_stays(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,7 +225,7 @@ def test_unloading_gives_the_memory_back(llama: tuple[Path, Path]) -> None:
     assert mx.get_active_memory() - before < registry.first.nbytes / 10
     assert client.get("/health").status_code == 200
     # MLX would keep a thread for each thread of an engine.
-    threads = {thread for thread in threading.enumerate() if thread.name == "engine"}
+    threads = {thread for thread in threading.enumerate() if thread.name.startswith("engine")}
     assert ok(client, COMPLETIONS, prompt=TEXT, max_tokens=8)
-    assert threads == {thread for thread in threading.enumerate() if thread.name == "engine"}
+    assert threads >= {one for one in threading.enumerate() if one.name.startswith("engine")}
     ended(registry)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -26,7 +27,7 @@ from mlx_specdec.results import Step
 from mlx_specdec.serve.app import Access, make_app
 from mlx_specdec.serve.engine import Engine
 from mlx_specdec.serve.registry import Registry, ServedModel
-from mlx_specdec.serve.server import Connection
+from mlx_specdec.serve.server import Connection, listen
 from mlx_specdec.serve.service import Service
 from mlx_specdec.serve.settings import Limits, ServiceSettings
 
@@ -44,7 +45,6 @@ def running(
     options: Options = OPTIONS,
     *,
     batch_size: int = 4,
-    waiting: int = LIMITS.waiting,
     store: Store | None = None,
     memory_budget: int | None = None,
     history: bool = False,
@@ -54,13 +54,11 @@ def running(
     engine = Engine(
         lambda: (remembering(load(*directories)), options),
         batch_size=batch_size,
-        waiting=waiting,
         store=store,
         memory_budget=memory_budget,
     )
-    loaded = threading.Event()
-    engine.start(then=loaded.set)
-    assert loaded.wait(60) and engine.problem is None
+    engine.start()
+    assert engine.ready.wait(60) and engine.problem is None
     try:
         yield engine
     finally:
@@ -112,8 +110,9 @@ def service_of(
     settings = settings or ServiceSettings()
     served = {"engine": engine, "metrics": engine.metrics, "stays": True}
     model = ServedModel("tiny", lambda: None, names, settings, **served)
-    size, waiting = engine.batch_size, settings.limits.waiting
-    return Service(Registry([model], size, waiting, strict=strict))
+    registry = Registry([model], engine.batch_size, strict=strict)
+    model.facts = registry.loaded(model).facts
+    return Service(registry)
 
 
 class App:
@@ -213,10 +212,17 @@ def answer_of(connection: socket.socket) -> tuple[int, Any]:
 def served(app: Any, **settings: Any) -> Iterator[tuple[uvicorn.Server, int]]:
     """Serve an application on loopback, and yield the server and its port."""
     config = uvicorn.Config(
-        app, **{"log_config": None, "lifespan": "off", "ws": "none", "http": Connection, **settings}
+        app,
+        **{
+            "log_config": None,
+            "lifespan": "off",
+            "ws": "none",
+            "http": partial(Connection, LIMITS.connections, PATIENCE),
+            **settings,
+        },
     )
     server = uvicorn.Server(config)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+    with listen("127.0.0.1", 0) as listener:
         thread = threading.Thread(target=lambda: server.run(sockets=[listener]))
         thread.start()
         try:
