@@ -45,13 +45,8 @@ PAGE_HEADERS = {
     "Referrer-Policy": "no-referrer",
 }
 """The page may send requests only to this server, and no other page may show it in a frame."""
-ERRORS = {
-    f"{prefix}{route.path}": module.error
-    for module in (anthropic, ollama, responses, tgi)
-    for route in module.router.routes
-    for prefix in ("", "/v1")
-}
-"""The function that writes an error, by the path of a route. Other routes have OpenAI's errors."""
+ERRORS = {module.__name__: module.error for module in (anthropic, ollama, responses, tgi)}
+"""Module of a route -> the function that writes its errors. Other routes have OpenAI's errors."""
 log = logging.getLogger(__name__)
 
 
@@ -72,12 +67,8 @@ class Access:
 
 def make_app(service: Service, access: Access) -> FastAPI:
     """Return the application around a service."""
-    cors = Middleware(
-        CORSMiddleware,
-        allow_origins=access.origins,
-        allow_methods=["GET", "POST", "DELETE"],
-        allow_headers=["*"],
-    )
+    methods = ["GET", "POST", "DELETE"]
+    cors = Middleware(CORSMiddleware, access.origins, allow_methods=methods, allow_headers=["*"])
     between = [cors] if access.origins else []
     handlers: dict[Any, Any] = {
         HTTPException: _of_starlette,
@@ -89,12 +80,7 @@ def make_app(service: Service, access: Access) -> FastAPI:
     app = FastAPI(
         title="mlx-specdec",
         version=__version__,
-        middleware=[
-            Middleware(logged),
-            *between,
-            Middleware(guarded, access=access),
-            Middleware(limited),
-        ],
+        middleware=[Middleware(logged), *between, Middleware(guarded, access), Middleware(limited)],
         exception_handlers=handlers,
         docs_url=None,
         redoc_url=None,
@@ -102,10 +88,8 @@ def make_app(service: Service, access: Access) -> FastAPI:
     )
     app.state.service = service
     # Some clients omit "/v1" from paths.
-    for router in (
-        *(openai.router, responses.router, anthropic.router),
-        *(embeddings.router, llama_cpp.v1),
-    ):
+    routers = openai.router, responses.router, anthropic.router, embeddings.router, llama_cpp.v1
+    for router in routers:
         app.include_router(router, prefix="/v1")
         app.include_router(router, include_in_schema=False)
     for router in (tgi.router, llama_cpp.router, ollama.router):
@@ -117,8 +101,8 @@ def make_app(service: Service, access: Access) -> FastAPI:
 def error_response(problem: Problem, http: Request | None = None) -> Response:
     """Return an error in the format of a request's route, or in OpenAI's format without one."""
     route = None if http is None else http.scope.get("route")
-    write = openai.error if route is None else ERRORS.get(route.path, openai.error)
-    status, payload = write(problem)
+    module = "" if route is None else route.endpoint.__module__
+    status, payload = ERRORS.get(module, openai.error)(problem)
     return JSONResponse(payload, status, problem.headers)
 
 

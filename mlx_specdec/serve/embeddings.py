@@ -42,23 +42,20 @@ def embedded(model: LoadedModel, body: EmbeddingsRequest) -> EngineTask:
     """Return the task of a body. Raises Problem and PromptError."""
 
     def answer(prompt_tokens: int, vectors: Sequence[Vector]) -> Payload:
-        written = [
-            base64.b64encode(vector.astype("<f4").tobytes()).decode()
-            if body.encoding_format == "base64"
-            else vector.tolist()
-            for vector in vectors
+        packed = body.encoding_format == "base64"
+        written = [_base64(vector) if packed else vector.tolist() for vector in vectors]
+        data = [
+            {"object": "embedding", "index": at, "embedding": vector}
+            for at, vector in enumerate(written)
         ]
-        return {
-            "object": "list",
-            "model": model.name,
-            "data": [
-                {"object": "embedding", "index": at, "embedding": vector}
-                for at, vector in enumerate(written)
-            ],
-            "usage": {"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens},
-        }
+        usage = {"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens}
+        return {"object": "list", "model": model.name, "data": data, "usage": usage}
 
     return task_of(model, several(body.input), "input", answer, dimensions=body.dimensions)
+
+
+def _base64(vector: Vector) -> str:
+    return base64.b64encode(vector.astype("<f4").tobytes()).decode()
 
 
 def task_of(
@@ -84,9 +81,8 @@ def task_of(
     if dimensions not in (None, width):
         message = f"dimensions must be {width}, the width of this model: leave it out"
         raise invalid(message, "dimensions")
-    longest = fits = model.longest
-    if model.budget is not None:
-        fits = model.budget.longest_prompt(longest)
+    longest, budget = model.longest, model.budget
+    fits = longest if budget is None else budget.longest_prompt(longest)
     advice = "shorten it" if fits == longest else "shorten it, or raise memory-budget"
     texts = []
     for text in inputs:
@@ -99,15 +95,11 @@ def task_of(
         if len(text) > fits:
             raise too_long(field, len(text), fits, fits, advice)
         texts.append(text)
-    count, nbytes = sum(map(len, texts)), _nbytes(model, texts)
+    count, nbytes = sum(map(len, texts)), 0
+    if budget is not None and count:
+        # The longest text needs the most.
+        ids = max(texts, key=len)
+        cached = len(model.pair.target.prefix(ids))
+        rows = [Extent(len(ids), cached, cached)]
+        nbytes = budget.of_caches(rows) + budget.of_prefill(rows)
     return EngineTask(embed(model.pair, texts), nbytes, functools.partial(answer, count), count)
-
-
-def _nbytes(model: LoadedModel, texts: Sequence[Sequence[int]]) -> int:
-    """Return the bytes that the longest text needs."""
-    longest, budget = max(texts, key=len, default=()), model.budget
-    if budget is None or not longest:
-        return 0
-    cached = len(model.pair.target.prefix(longest))
-    rows = [Extent(len(longest), cached, cached)]
-    return budget.of_caches(rows) + budget.of_prefill(rows)

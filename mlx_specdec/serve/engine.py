@@ -1,6 +1,7 @@
 """The thread that owns a model and decodes. Other threads submit requests and receive the steps of
 completions. They never touch an array."""
 
+import itertools
 import logging
 import threading
 import time
@@ -67,24 +68,25 @@ class EngineTask:
 
 @dataclass
 class _Pending:
-    """A request that has not ended. came: Time of arrival. newest: Time of the last tokens."""
+    """A request that has not ended. came: Time of arrival. newest: Time of the last tokens, or of
+    arrival."""
 
     listener: Listener
     came: float
-    newest: float | None = None
+    newest: float
 
 
+@dataclass(eq=False)
 class Engine:
     """A scheduler that decodes requests in a thread of its own until it is closed.
 
-    Args:
+    Attributes:
         load: Returns the models and the default options. It is called in the thread.
         most: Largest number of requests that have not ended.
         store: The files of the prompt cache, or None for no prompt cache.
         memory_budget: Bytes for all sequences, or None for the scheduler's default.
         metrics: The counters, which outlive the engine.
         turns: Decides when prompts are prefilled; all engines of a server share it.
-    Attributes:
         ready: Set while `pair`, `options` and `budget` can be read.
         closed: Whether the engine accepts no more requests.
         problem: The exception that ended the engine early, or None.
@@ -92,41 +94,32 @@ class Engine:
             budget.
     """
 
-    pair: Pair
-    options: Options
-    budget: MemoryBudget
+    load: Callable[[], tuple[Pair, Options]]
+    batch_size: int
+    most: int = CONNECTIONS
+    store: Store | None = None
+    memory_budget: int | None = None
+    metrics: Metrics = field(default_factory=Metrics)
+    turns: Turns = field(default_factory=Turns)
 
-    def __init__(
-        self,
-        load: Callable[[], tuple[Pair, Options]],
-        *,
-        batch_size: int,
-        most: int = CONNECTIONS,
-        store: Store | None = None,
-        memory_budget: int | None = None,
-        metrics: Metrics | None = None,
-        turns: Turns | None = None,
-    ) -> None:
-        self.metrics = metrics or Metrics()
+    def __post_init__(self) -> None:
+        self.pair: Pair
+        self.options: Options
+        self.budget: MemoryBudget
         self.failures = Failures()
         self.ready = threading.Event()
         self.closed = False
         self.problem: BaseException | None = None
-        self.batch_size = batch_size
         self.reserved_bytes = 0
         self.nbytes = (0, 0, 0)
-        self._load = load
-        self._store = store
-        self._memory_budget = memory_budget
-        self._turns = turns or Turns()
         self._cache: PromptCache | None = None
-        self._most = most
         self._changed = threading.Condition()
         self._pending: dict[int, _Pending] = {}
         self._arrived: list[tuple[int, Request]] = []
         self._cancelled: list[int] = []
         self._tasks: deque[EngineTask] = deque()
-        self._numbers = self._waiting = 0
+        self._numbers = itertools.count()
+        self._waiting = 0
         self._stepped = self._logged = 0.0
         self._work: Future[None] = Future()
 
@@ -159,7 +152,7 @@ class Engine:
     def limit(self, nbytes: int) -> None:
         """Change the bytes for all sequences. Call this only while there are no requests, since a
         request that was accepted might not fit any more."""
-        self._memory_budget = self.budget.nbytes = nbytes
+        self.memory_budget = self.budget.nbytes = nbytes
         self._measure()
 
     def start(self, threads: ThreadPoolExecutor | None = None) -> None:
@@ -170,13 +163,12 @@ class Engine:
         """Accept all requests or none, and return their numbers. Raises Problem."""
         with self._changed:
             self._check_open(len(requests))
-            first, self._numbers = self._numbers, self._numbers + len(requests)
-            numbers = list(range(first, self._numbers))
-            self._arrived += zip(numbers, requests, strict=True)
-            came = time.perf_counter()
-            self._pending.update({number: _Pending(listener, came) for number in numbers})
+            arrived = [(next(self._numbers), request) for request in requests]
+            now = time.perf_counter()
+            self._arrived += arrived
+            self._pending.update({number: _Pending(listener, now, now) for number, _ in arrived})
             self._changed.notify()
-        return numbers
+        return [number for number, _ in arrived]
 
     def run(self, task: EngineTask) -> None:
         """Accept a task. Raises Problem."""
@@ -188,7 +180,7 @@ class Engine:
     def _check_open(self, more: int) -> None:
         if self.closed:
             raise busy(STOPPING)
-        if len(self._pending) + len(self._tasks) + more > self._most:
+        if len(self._pending) + len(self._tasks) + more > self.most:
             self.metrics.count(REJECTED, more)
             raise busy("too many requests wait already: try again", 429, "queue_full")
 
@@ -233,9 +225,9 @@ class Engine:
     def _load_and_decode(self) -> None:
         """Decode until the engine is closed. An error in a step ends all pending requests. An error
         that leaves the ranks of a distributed target out of step ends the engine."""
-        self.pair, self.options = self._load()
-        if self._store is not None:
-            self._cache = self._store.open(self.pair)
+        self.pair, self.options = self.load()
+        if self.store is not None:
+            self._cache = self.store.open(self.pair)
         scheduler = self._begin()
         if self.batch_size > 1 and scheduler.why_not is not None:
             log.info("requests are decoded one at a time: %s", scheduler.why_not)
@@ -269,9 +261,8 @@ class Engine:
             self._log_prefill(scheduler)
             self._publish(steps)
             # A task waits until running requests leave enough memory, and new requests wait for it.
-            if self._tasks and (
-                scheduler.idle or scheduler.reserved_bytes <= scheduler.budget.nbytes
-            ):
+            fits = scheduler.idle or scheduler.reserved_bytes <= scheduler.budget.nbytes
+            if self._tasks and fits:
                 self._advance(self._tasks[0])
         scheduler.keep()
         scheduler.save_costs()
@@ -292,31 +283,16 @@ class Engine:
 
     def _log_prefill(self, scheduler: Scheduler) -> None:
         """Log now and then how far each long prefill is."""
-        now = self._stepped
-        if now - self._logged < PREFILL_SECONDS:
-            return
-        for row in scheduler.rows_in_prefill:
-            if (seconds := now - row.began) >= PREFILL_SECONDS:
+        text = "prefill of a prompt: %d of %d tokens after %.0f s"
+        now, due = self._stepped, self._stepped - PREFILL_SECONDS
+        for row in scheduler.rows_in_prefill if self._logged <= due else ():
+            if row.began <= due:
                 self._logged = now
-                log.info(
-                    "prefill of a prompt: %d of %d tokens after %.0f s",
-                    row.processed,
-                    len(row.prompt),
-                    seconds,
-                )
+                log.info(text, row.processed, len(row.prompt), now - row.began)
 
     def _begin(self) -> Scheduler:
-        size, budget = BatchSize(self.batch_size), self._memory_budget
-        scheduler = Scheduler(
-            self.pair,
-            None,
-            self.options,
-            size,
-            self._cache,
-            self.failures,
-            budget,
-            turns=self._turns,
-        )
+        arguments = self.pair, None, self.options, BatchSize(self.batch_size), self._cache
+        scheduler = Scheduler(*arguments, self.failures, self.memory_budget, turns=self.turns)
         self.budget, self.reserved_bytes, self._waiting = scheduler.budget, 0, 0
         self._measure()
         return scheduler
@@ -343,9 +319,8 @@ class Engine:
             now = time.perf_counter()
             if step.tokens:
                 self.failures.passes = 0
-                since = pending.came if pending.newest is None else pending.newest
-                first = pending.newest is None
-                self.metrics.tokens(len(step.tokens), now - since, first=first)
+                first = pending.newest == pending.came
+                self.metrics.tokens(len(step.tokens), now - pending.newest, first=first)
                 pending.newest = now
             if step.result is not None:
                 self.metrics.finished(step.result, now - pending.came)

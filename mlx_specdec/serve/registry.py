@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 from .. import system
@@ -52,7 +53,6 @@ class ServedModel:
         engine: The engine, unless the model is unloaded.
         keep: Seconds without a request after which the model is unloaded.
         used: The last time at which the model had a request, or at which it was loaded.
-        wanted_since: Time of the oldest request that wants the model to be loaded, or 0.
         leases: Requests that are being read and are not submitted yet.
         waiting: Requests that wait until the model is loaded.
         problem: The error of the last load, for the requests that waited for it.
@@ -70,7 +70,6 @@ class ServedModel:
     engine: Engine | None = None
     keep: float = math.inf
     used: float = 0.0
-    wanted_since: float = 0.0
     leases: int = 0
     waiting: int = 0
     problem: Problem | None = None
@@ -143,22 +142,21 @@ class Registry:
         self._threads = engine_threads(len(self.models))
         self._turns = Turns()
         self._by_name: dict[str, ServedModel] = {}
+        self._wanted: list[ServedModel] = []
         for model in self.models:
             for name in dict.fromkeys((model.name, *model.aliases)):
                 if name in self._by_name:
                     raise OptionError(f"two models are named {name:.80}: give each its own name")
                 self._by_name[name] = model
-        # Several models share this number of bytes. A single model's engine gets `memory_budget`.
-        self._shared = self._shared_bytes() if len(self.models) > 1 else math.inf
+        if len(self.models) > 1 and self.memory_budget is None:
+            stores = (model.store for model in self.models if model.store is not None)
+            rest = int((1 - RESERVE) * system.usable_memory())
+            self.memory_budget = rest - min(sum(store.memory_bytes for store in stores), rest // 2)
+        # Several models share a number of bytes. A single model's engine gets `memory_budget`.
+        shared = self.memory_budget if len(self.models) > 1 else None
+        self._shared = math.inf if shared is None else shared
         # Each loaded model keeps at least this number of bytes for its requests.
-        self._least = int(RESERVE * self._shared) if len(self.models) > 1 else 0
-
-    def _shared_bytes(self) -> int:
-        if self.memory_budget is not None:
-            return self.memory_budget
-        cached = sum(model.store.memory_bytes for model in self.models if model.store is not None)
-        rest = int((1 - RESERVE) * system.usable_memory())
-        return rest - min(cached, rest // 2)
+        self._least = 0 if shared is None else int(RESERVE * shared)
 
     @property
     def first(self) -> ServedModel:
@@ -203,8 +201,8 @@ class Registry:
             raise busy(STOPPING)
         if model.engine is None and model.problem is None:
             self._check_fits(model)
-            model.used = self.clock()
-            model.wanted_since = model.wanted_since or model.used
+            if model not in self._wanted:
+                self._wanted.append(model)
         self.refresh()
         if model.problem is not None:
             problem = model.problem
@@ -226,18 +224,14 @@ class Registry:
         Seconds for which the request has waited for the model."""
         if (engine := model.engine) is None or model.state != "loaded":
             raise self.not_loaded(model)
-
-        def keep(seconds: float) -> None:
-            model.keep = seconds
-
-        of_engine = (engine.pair, engine.options, model.settings, model.name, engine.budget)
-        return LoadedModel(*of_engine, tenant, keep, load_seconds)
+        of_engine = engine.pair, engine.options, model.settings, model.name, engine.budget
+        return LoadedModel(*of_engine, tenant, partial(setattr, model, "keep"), load_seconds)
 
     def not_loaded(self, model: ServedModel) -> Problem:
         """Return the error for a request to a model that takes none yet."""
         seconds = min(1 + model.nbytes // LOADING_SPEED, MOST_RETRY_SECONDS)
         text = f"the model {model.name:.80} is loading: try again in {seconds} s"
-        if model.engine is None and not model.wanted_since:
+        if model.engine is None and model not in self._wanted:
             text = f"the model {model.name:.80} is not in memory: a completion loads it"
         elif not self.waits:
             text += ", or start the server without --no-wait"
@@ -260,10 +254,8 @@ class Registry:
                 engine.close()
         if self._closed:
             return
-        wanted = [model for model in self.models if model.wanted_since]
-        first = min(wanted, key=lambda model: model.wanted_since, default=None)
-        if self._has_room(first) and first is not None:
-            self._start(first)
+        if self._has_room(self._wanted[:1]) and self._wanted:
+            self._start(self._wanted.pop(0))
 
     def unload(self, model: ServedModel) -> None:
         """Unload a model as soon as it has no requests."""
@@ -277,15 +269,6 @@ class Registry:
             engine.close()
         self._threads.shutdown(wait=False)
 
-    def pending(self) -> list[str]:
-        """Describe the requests and the models that the server's end has to wait for."""
-        counts = [(model, sum(model.requests)) for model in self.models if model.engine is not None]
-        return [
-            f"{count} of {model.name}" if count else f"{model.name}, which is {model.state}"
-            for model, count in counts
-            if count or model.state != "loaded"
-        ]
-
     def _start(self, model: ServedModel) -> None:
         def load() -> tuple[Pair, Options]:
             log.info("loading %s", model.name)
@@ -298,16 +281,10 @@ class Registry:
             log.info("loaded %s, %s", model.name, show_size(model.nbytes))
             return pair, options
 
-        model.engine = Engine(
-            load,
-            batch_size=self.batch_size,
-            most=model.settings.limits.connections,
-            store=model.store,
-            memory_budget=self._least or self.memory_budget,
-            metrics=model.metrics,
-            turns=self._turns,
-        )
-        model.wanted_since, model.keep = 0.0, self.idle_seconds
+        most, budget = model.settings.limits.connections, self._least or self.memory_budget
+        of_model = most, model.store, budget, model.metrics
+        model.engine = Engine(load, self.batch_size, *of_model, self._turns)
+        model.keep = self.idle_seconds
         model.engine.start(self._threads)
 
     def _forget(self, model: ServedModel, engine: Engine) -> None:
@@ -338,26 +315,23 @@ class Registry:
         """Return the bytes of models with the least budget for their requests."""
         return sum(model.nbytes + self._least for model in models)
 
-    def _has_room(self, wanted: ServedModel | None) -> bool:
-        """Return whether there is room for a model that is wanted. If not, the models in memory
-        take no new requests. When these have finished theirs, unload as many of them as necessary,
-        the least recently used ones first."""
+    def _has_room(self, wanted: Sequence[ServedModel]) -> bool:
+        """Return whether there is room for a model that is wanted, if there is one. If not, the
+        models in memory take no new requests. When they have finished theirs, unload as many of
+        them as necessary, the least recently used ones first."""
         held = [model for model in self.models if model.engine is not None]
-        if any(model.state == "loading" for model in held):
-            self._makes_room = False
-            return False
-        needed = held if wanted is None else [*held, wanted]
-        fits = self._taken(needed) <= self._shared
-        self._makes_room = bool(held) and not (fits and wanted is None)
+        loading = any(model.state == "loading" for model in held)
+        fits = self._taken([*held, *wanted]) <= self._shared
+        self._makes_room = bool(held) and not loading and bool(wanted or not fits)
         if not self._makes_room:
-            return True
+            return not loading
         if not all(model.idle for model in held):
             return False
-        for model in sorted(held, key=lambda model: model.used):
-            if self._taken(needed) > self._shared and model.engine is not None:
-                model.engine.close()
-                needed.remove(model)
         self._makes_room = not fits
+        for model in sorted(held, key=lambda model: model.used):
+            if self._taken([*held, *wanted]) > self._shared and model.engine is not None:
+                model.engine.close()
+                held.remove(model)
         return fits
 
     def _share(self) -> None:

@@ -12,9 +12,12 @@ import signal
 import socket
 import sys
 import time
+import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
+from string import Template
 from types import FrameType
 from typing import Any
 
@@ -40,6 +43,8 @@ OPEN_FILES = 4096
 KEEP_ALIVE = 75
 """Seconds that an idle connection stays open. The header Keep-Alive names 5 s less, so that clients
 close a connection before the server does."""
+KEY = "MLX_SPECDEC_API_KEY"
+CLIENTS = Path(__file__).with_name("clients.toml")
 log = logging.getLogger(__name__)
 
 
@@ -59,13 +64,12 @@ def serve(
     loopback = ipaddress.ip_address(address).is_loopback
     where = f"[{address}]" if ":" in address else address
     reached = "127.0.0.1" if address in ("0.0.0.0", "::") else where
-    access = replace(access, loopback_name=host if loopback else None)
     # The rest is for weights, caches, and connections that were accepted and are closed at once.
     limits, files = registry.first.settings.limits, _allow_files()
     most = min(limits.connections, files // 3)
     service = Service(registry)
     config = uvicorn.Config(
-        make_app(service, access),
+        make_app(service, replace(access, loopback_name=host if loopback else None)),
         log_config=None,
         access_log=False,
         lifespan="off",
@@ -79,7 +83,7 @@ def serve(
         timeout_keep_alive=KEEP_ALIVE,
         timeout_graceful_shutdown=FINISH_SECONDS + CUT_SECONDS,
     )
-    key = next(iter(access.keys), None)
+    key = KEY if access.keys else ""
     server = _Server(config, service, f"http://{reached}:{port}", key, drain_seconds)
     numbers = signal.SIGINT, signal.SIGTERM
     earlier = {number: signal.signal(number, server.handle_exit) for number in numbers}
@@ -129,30 +133,21 @@ def _join(model: ServedModel) -> bool:
     return ended
 
 
-def _word(key: str | None) -> str:
-    return "unused" if key is None else "$MLX_SPECDEC_API_KEY"
-
-
-def configuration(url: str, model: str, facts: Facts, key: str | None) -> list[str]:
+def configuration(url: str, model: str, facts: Facts, key: str) -> list[str]:
     """Return a line with the configuration of each client that can use a model; see
-    docs/agents.md."""
-    word, tools = _word(key), "tools" in facts.capabilities
-    env_key = "" if key is None else ', env_key="MLX_SPECDEC_API_KEY"'
-    provider = f'{{name="local", base_url="{url}/v1", wire_api="responses"{env_key}}}'
-    options = f'"options": {{"baseURL": "{url}/v1"}}, "models": {{"{model}": {{}}}}'
-    package = '"npm": "@ai-sdk/openai-compatible"'
-    continued = f"provider: openai, apiBase: {url}/v1, apiKey: {word}, model: {model}"
-    codex = f"-m {model} -c model_provider=local -c 'model_providers.local={provider}'"
-    claude = f"ANTHROPIC_BASE_URL={url} ANTHROPIC_AUTH_TOKEN={word} claude --model {model}"
-    cline = f"provider OpenAI Compatible, base URL {url}/v1, key {word}, model {model}"
-    lines = (
-        (tools, f"Codex        codex {codex}"),
-        (tools, f"Claude Code  {claude}"),
-        (facts.chats, f"Cline        {cline}"),
-        (facts.chats, f"Continue     models: [{{name: local, {continued}}}]"),
-        (tools, f'opencode     {{"provider": {{"local": {{{package}, {options}}}}}}}'),
-    )
-    return [line for supported, line in lines if supported]
+    docs/agents.md. key: The name of the variable with the key, or ""."""
+    env_key = f', env_key="{key}"' if key else ""
+    values = {"url": url, "model": model, "key": _word(key), "env_key": env_key}
+    able = {"chat": facts.chats, "tools": "tools" in facts.capabilities}
+    return [
+        f"{name:<13}{Template(client['line']).substitute(values)}"
+        for name, client in tomllib.loads(CLIENTS.read_text("utf-8")).items()
+        if able[client["needs"]]
+    ]
+
+
+def _word(key: str) -> str:
+    return f"${key}" if key else "unused"
 
 
 class Connection(H11Protocol):
@@ -188,19 +183,14 @@ class Connection(H11Protocol):
 
 class _Server(uvicorn.Server):
     def __init__(
-        self,
-        config: uvicorn.Config,
-        service: Service,
-        url: str,
-        key: str | None,
-        drain_seconds: float,
+        self, config: uvicorn.Config, service: Service, url: str, key: str, drain_seconds: float
     ) -> None:
         super().__init__(config)
-        self._service = service
-        self._registry = service.registry
+        self._service, self._registry = service, service.registry
         self._url, self._key = url, key
-        # The models whose clients have no printed configuration yet, from when the server is ready.
-        self._unshown: list[ServedModel] | None = None
+        self._ready = False
+        # The models whose clients have no printed configuration yet.
+        self._unshown = list(service.registry.models)
         self._drain_seconds = drain_seconds
         self._accepts_until = 0.0
         self._interrupted = False
@@ -233,27 +223,25 @@ class _Server(uvicorn.Server):
         registry = self._registry
         registry.refresh()
         self.should_exit = self.should_exit or registry.fatal is not None
-        if self._unshown is None and not registry.begins:
+        if not (self._ready or registry.begins):
+            self._ready = True
             log.info("ready")
             sdk = f"OPENAI_BASE_URL={self._url}/v1 OPENAI_API_KEY={_word(self._key)}"
             print(f"Browser      {self._url}", f"OpenAI SDK   {sdk}", sep="\n", flush=True)
-            self._unshown = list(registry.models)
         # The abilities of one of several models are known when it has been loaded.
-        for model in self._unshown or ():
+        for model in self._unshown if self._ready else ():
             if model.facts is not None:
                 for line in configuration(self._url, model.name, model.facts, self._key):
                     print(line, flush=True)
-        self._unshown = self._unshown and [one for one in self._unshown if one.facts is None]
+        if self._ready:
+            self._unshown = [model for model in self._unshown if model.facts is None]
         return await super().on_tick(counter) and not self._draining
 
     async def shutdown(self, sockets: Sequence[socket.socket] | None = None) -> None:
         """Called by uvicorn when connections are no longer accepted."""
         if count := len(self.server_state.tasks):
             hint = "; press Ctrl-C again to stop" if self._interrupted else ""
-            what = f"{count} request{'' if count == 1 else 's'}"
-            if pending := self._registry.pending():
-                what += f" ({', '.join(pending)})"
-            log.info("finishing %s%s", what, hint)
+            log.info("finishing %d request%s%s", count, "" if count == 1 else "s", hint)
         else:
             log.info("shutting down")
         cut = asyncio.get_running_loop().call_later(FINISH_SECONDS, self._registry.close)

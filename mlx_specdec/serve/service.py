@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from starlette.background import BackgroundTask
 from starlette.concurrency import run_in_threadpool
@@ -21,7 +21,7 @@ from .engine import STOPPING, Engine, EngineTask
 from .events import Event
 from .fields import Body
 from .problems import Problem, busy, failed, invalid
-from .registry import Registry, ServedModel
+from .registry import Registry
 from .requests import LoadedModel
 from .stored import StoredResponses
 
@@ -73,19 +73,16 @@ async def complete(
     Args:
         make: Prepares the request and returns its Writer. It runs in another thread.
     """
-    async with _using(http, body) as (model, engine):
-        writer = await _made(make, model, body)
+    async with _made(http, body, make) as (writer, engine):
         stream = ResponseStream(engine, writer, http.scope["limit"])
 
     async def end() -> None:
-        stream.close()
-        _log(http, **stream.figures())
+        http.scope["log_fields"].update(stream.close())
 
     if writer.stream:
         # The task runs even if the client has left.
-        task = BackgroundTask(end)
-        events = stream.events()
-        return StreamingResponse(events, 200, STREAM_HEADERS, writer.media, background=task)
+        sent = stream.events(), 200, STREAM_HEADERS, writer.media, BackgroundTask(end)
+        return StreamingResponse(*sent)
     try:
         return JSONResponse(await stream.complete(http))
     finally:
@@ -97,8 +94,8 @@ async def compute(
 ) -> Response:
     """Answer a request without the engine. Raises Problem. make: Returns the answer. It runs in
     another thread."""
-    async with _using(http, body) as (model, _):
-        return JSONResponse(await _made(make, model, body))
+    async with _made(http, body, make) as (answer, _):
+        return JSONResponse(answer)
 
 
 async def run(
@@ -106,16 +103,14 @@ async def run(
 ) -> Response:
     """Let the engine compute an answer. Raises Problem. make: Returns the task. It runs in another
     thread."""
-    async with _using(http, body) as (model, engine):
-        task = await _made(make, model, body)
-        _log(http, prompt_tokens=task.prompt_tokens)
+    async with _made(http, body, make) as (task, engine):
         engine.run(task)
+    http.scope["log_fields"]["prompt_tokens"] = task.prompt_tokens
     future = asyncio.wrap_future(task.future)
     try:
         while not future.done():
             await asyncio.wait([future], timeout=POLL_SECONDS)
-            if await http.is_disconnected():
-                raise ClientDisconnect
+            await _check_connected(http)
             if engine.closed:  # the current step may take long
                 raise busy(STOPPING)
         return await run_in_threadpool(lambda: JSONResponse(task.answer(future.result())))
@@ -127,29 +122,20 @@ async def run(
         future.cancel()
 
 
-def _log(http: Request, **fields: int) -> None:
-    http.scope["log_fields"].update(fields)
+async def _check_connected(http: Request) -> None:
+    if await http.is_disconnected():
+        raise ClientDisconnect
 
 
 @contextlib.asynccontextmanager
-async def _using(http: Request, body: Body) -> AsyncIterator[tuple[LoadedModel, Engine]]:
-    """Keep the model of a body in memory while a request is being read. Raises Problem, and
-    ClientDisconnect if the client leaves while the model is loaded."""
-    service = service_of(http)
-    model = service.registry.find(body.model)
-    waited = await _wait(http, service.registry, model)
-    model.leases += 1
-    try:
-        loaded = service.registry.loaded(model, http.scope.get("tenant", ""), waited)
-        assert model.engine is not None, "a loaded model has an engine"
-        yield loaded, model.engine
-    finally:
-        model.leases -= 1
-
-
-async def _wait(http: Request, registry: Registry, model: ServedModel) -> float:
-    """Return after a model takes requests, with the seconds for which the request has waited.
-    Raises Problem, at once unless requests wait, and ClientDisconnect if the client leaves."""
+async def _made(
+    http: Request, body: Sent, make: Callable[[LoadedModel, Sent], Made]
+) -> AsyncIterator[tuple[Made, Engine]]:
+    """Wait until the model of a body takes requests, at most until the end of the time, and prepare
+    the request in another thread. The model stays in memory until the context ends. Raises Problem,
+    and ClientDisconnect if the client leaves while the model is loaded."""
+    registry = service_of(http).registry
+    model = registry.find(body.model)
     began, counted = time.monotonic(), False
     try:
         while not registry.prepare(model):
@@ -158,22 +144,22 @@ async def _wait(http: Request, registry: Registry, model: ServedModel) -> float:
                 model.waiting, counted = model.waiting + 1, True
             if not registry.waits:
                 raise registry.not_loaded(model)
-            if await http.is_disconnected():
-                raise ClientDisconnect
+            await _check_connected(http)
             await asyncio.sleep(LOAD_POLL_SECONDS)
+        model.leases += 1
     finally:
         model.waiting -= counted
-    return time.monotonic() - began
-
-
-async def _made(make: Callable[[LoadedModel, Sent], Made], model: LoadedModel, body: Sent) -> Made:
-    """Call `make` in another thread. Raises Problem."""
     try:
-        return await run_in_threadpool(make, model, body)
+        loaded = registry.loaded(model, http.scope["tenant"], time.monotonic() - began)
+        made = await run_in_threadpool(make, loaded, body)
+        assert model.engine is not None, "a loaded model has an engine"
+        yield made, model.engine
     except SpecdecError as error:
         # Errors of options begin with their names.
         name = str(error).partition(" ")[0].replace("-", "_")
         raise invalid(str(error), name if name in type(body).model_fields else None) from None
+    finally:
+        model.leases -= 1
 
 
 Output = tuple[Choice, Step | None, list[Event]]
@@ -202,8 +188,7 @@ class ResponseStream:
     async def complete(self, http: Request) -> Payload | list[Payload]:
         """Return the complete answer. Raises Problem, and ClientDisconnect if the client leaves."""
         async for _ in self._outputs(POLL_SECONDS):
-            if await http.is_disconnected():
-                raise ClientDisconnect
+            await _check_connected(http)
         return self._writer.answer(self.choices)
 
     async def events(self) -> AsyncIterator[bytes]:
@@ -228,19 +213,16 @@ class ResponseStream:
         except Problem as problem:
             yield sent(writer.failed(problem))
 
-    def figures(self) -> dict[str, int]:
-        """Return the numbers of tokens, for the log."""
+    def close(self) -> dict[str, int]:
+        """Cancel what has not been generated yet, and return the numbers of tokens, for the log."""
+        self._engine.cancel(list(self._open))
+        self._open = {}
         return {
             "prompt_tokens": self._writer.prepared.prompt_tokens,
             "tokens": sum(choice.tokens for choice in self.choices),
             "draft_n": sum(choice.drafted for choice in self.choices),
             "draft_n_accepted": sum(choice.accepted for choice in self.choices),
         }
-
-    def close(self) -> None:
-        """Cancel what has not been generated yet."""
-        self._engine.cancel(list(self._open))
-        self._open = {}
 
     async def _outputs(self, every: float) -> AsyncIterator[Output | None]:
         """Yield the steps of all choices, and None after each `every` seconds without a step. When
@@ -268,8 +250,7 @@ class ResponseStream:
                 raise (invalid if step.error == STUCK else failed)(step.error)
             choice = self._open[step.number]
             choice.take(step)
-            by_drafted = self._writer.include_drafted
-            for piece in _by_drafted(step) if by_drafted else [step]:
+            for piece in _by_drafted(step) if self._writer.include_drafted else [step]:
                 yield choice, piece, await _read(choice, piece.text)
             if step.last:
                 del self._open[step.number]
@@ -278,7 +259,7 @@ class ResponseStream:
         self.close()
         if cut and not any(choice.tokens for choice in self.choices):
             message = "the time of this request was over before it had a token: try again later"
-            raise Problem(503, message, code="timeout", headers={"Retry-After": "10"})
+            raise busy(message, code="timeout", seconds=10)
         for choice in cut:
             choice.finish_reason = "length"
             yield choice, None, await _read(choice, None)
@@ -299,21 +280,14 @@ async def _read(choice: Choice, text: str | None) -> list[Event]:
 def _by_drafted(step: Step) -> list[Step]:
     """Split a step into accepted draft tokens and the target's own tokens."""
     count, chars = step.accepted, step.accepted_chars
-    if count == len(step.tokens):
+    if count in (0, len(step.tokens)):
         return [step]
-    of_drafts = replace(
-        step,
-        tokens=step.tokens[:count],
-        text=step.text[:chars],
-        logprobs=step.logprobs[:count],
-        finish_reason=None,
+    drafted = _part(step, slice(count), slice(chars), accepted=count, finish_reason=None)
+    return [drafted, _part(step, slice(count, None), slice(chars, None), accepted=0)]
+
+
+def _part(step: Step, tokens: slice, text: slice, **fields: Any) -> Step:
+    logprobs = step.logprobs[tokens]
+    return replace(
+        step, tokens=step.tokens[tokens], text=step.text[text], logprobs=logprobs, **fields
     )
-    own = replace(
-        step,
-        tokens=step.tokens[count:],
-        accepted=0,
-        text=step.text[chars:],
-        accepted_chars=0,
-        logprobs=step.logprobs[count:],
-    )
-    return [of_drafts, own] if count else [step]

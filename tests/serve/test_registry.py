@@ -32,10 +32,10 @@ FACTS = Facts(100, ("completion",), True, "llama", "float32")
 class PretendedEngine:
     """An engine without a thread. The test decides when it is ready and what it decodes."""
 
-    def __init__(self, load: object, **settings: Any) -> None:
+    def __init__(self, load: object, size: int, most: int, store: object, *more: Any) -> None:
         self.ready, self.ended, self.problem = threading.Event(), False, None
         self.closed, self.requests = False, (0, 0)
-        self.nbytes = (0, 0, settings["memory_budget"] or 0)
+        self.nbytes = (0, 0, more[0] or 0)
         self.pair = self.options = self.budget = None
 
     def start(self, threads: object) -> None: ...
@@ -185,14 +185,6 @@ def test_a_model_that_several_machines_share_stays(monkeypatch: pytest.MonkeyPat
     several.use("a")
     several.registry.unload(several["a"])
     assert several.states["a"] == "loaded"
-
-
-def test_what_the_end_waits_for_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    several = Several(monkeypatch, "abc")
-    several.use("a", "b")
-    several.ask("c")
-    several.run("a", 2)
-    assert several.registry.pending() == ["2 of a", "c, which is loading"]
 
 
 def registry_of(directories: dict[str, tuple[Path, Path | None]], **settings: Any) -> Registry:
