@@ -17,7 +17,7 @@ from ..system import show_size
 from ..version import __version__
 from . import render
 from .flags import command
-from .pairs import SLOW_ROWS, has_slow_rows
+from .pairs import SLOW_ROWS
 
 PACKAGES = ("mlx", "mlx-lm", "transformers", "tokenizers", "huggingface-hub")
 EXTRAS = {"server": ("fastapi", "uvicorn"), "grammar": ("llguidance",), "llm": ("llm",)}
@@ -77,7 +77,7 @@ def _machine() -> Iterator[Finding]:
     import mlx.core as mx
 
     machine = this_machine()
-    advice = SLOW_ROWS if has_slow_rows() else ""
+    advice = SLOW_ROWS if machine.slow_rows else ""
     if sys.platform == "darwin" and not mx.metal.is_available():
         advice = "MLX finds no GPU here: in a virtual machine or under Rosetta it has none"
     yield "device", machine.name, advice

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from ..checkpoints.source import ROOT
 from ..checkpoints.stored_models import names as stored_names
 from ..core.options import Options, proposers
-from ..engine.known_pairs import AUTO, TOKENS, USES, best_for, draft_for, this_machine
+from ..engine.known_pairs import AUTO, FAST, TOKENS, USES, best_for, draft_for, this_machine
 from ..errors import OptionError
 from ..models.cache_settings import CacheSettings
 from ..models.drafters import DRAFTER_KINDS
 from ..system import parse_size, show_size
 from . import render
 from .flags import REQUIRED, Flags, ModelSampling, flag
-from .pairs import told_gain
+from .pairs import told_speed
 
 if TYPE_CHECKING:
     from ..engine.pair import Pair
@@ -44,7 +44,7 @@ DTYPE = "The number format to compute in."
 
 def targets() -> list[str]:
     """Return names that --model may have, for the completion of a shell."""
-    return [AUTO, f"{AUTO}:{USES[1]}", *stored_names()]
+    return [AUTO, f"{AUTO}:{USES[1]}", f"{AUTO}:{FAST}", *stored_names()]
 
 
 def drafts() -> list[str]:
@@ -63,7 +63,8 @@ class Sources(Flags, panel="Model"):
     model: str | None = flag(
         None,
         "The target: a directory, a name on the Hub, lmstudio:PUBLISHER/NAME or ollama:NAME:TAG. "
-        "With auto or auto:code, the table of pairs names the pair that gains most here.",
+        "With auto, auto:code or auto:fast, the table of pairs names the best pair for chat or "
+        "code, or the fastest one.",
         "--model-name",
         show_default="the shipped translator",
         autocompletion=targets,
@@ -72,7 +73,7 @@ class Sources(Flags, panel="Model"):
         None,
         "The draft model or hidden-state drafter: a directory or a name on the Hub. With mtp, the "
         "target drafts with its layers for multi-token prediction; mtp:NAME fetches such layers "
-        "from another model. With auto, the table of pairs names the draft that gains most.",
+        "from another model. With auto, the table of pairs names the fastest draft.",
         "--draft-model-name",
         autocompletion=drafts,
     )
@@ -101,7 +102,8 @@ class Sources(Flags, panel="Model"):
         nbytes = pair.target.download(bits)
         if self.draft_model in (None, AUTO):
             nbytes += pair.draft.download(pair.draft_bits(bits))
-            gain = f" Drafts bring {told_gain(pair, bits, use)}."
+            speed = told_speed(pair, bits, USES[0] if use == FAST else use, machine)
+            gain = f" Speed here: {speed}."
         else:
             draft, draft_q_bits, gain = self.draft_model, self.draft_q_bits, ""
         render.note(

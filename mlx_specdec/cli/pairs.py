@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..engine.known_pairs import (
     BITS,
@@ -23,40 +22,24 @@ from ..system import show_size
 from . import render
 from .flags import Flags, Json, command, flag
 
-if TYPE_CHECKING:
-    pass
-
-DISPENSABLE_COLUMNS = dict.fromkeys(("others", "16 bits", "measured by"), "")
-DISPENSABLE_COLUMNS |= {"draft": "kind", **dict.fromkeys(("8 bits", "gain", "4 bits"), "")}
+DISPENSABLE_COLUMNS = dict.fromkeys(("others", "16 bits", "contrary", "measured by"), "")
+DISPENSABLE_COLUMNS |= {"draft": "kind", **dict.fromkeys(("8 bits", "4 bits", "class", "bits"), "")}
 """Columns that are left out on a narrow terminal, in this order. The kind of the draft is shown if
 its name is left out."""
 PAIRS_NOTE = (
     "Sizes are those of target and draft at so many bits and of caches of 8k tokens; those in "
-    "parentheses do not fit. Gains are speeds relative to plain decoding, for "
-    "chat and code, at the most bits that fit. Others have measured them with their own programs; "
-    "(1.5) is an estimate from published tokens per round, or from usual ones. A wide terminal "
-    "shows the names of drafts, which --draft-model auto takes. This program was tested with the "
-    "two pairs in weights/. Loading a pair compares both tokenizers token by token, and bench "
-    "measures any pair."
+    "parentheses do not fit. Without a chip, an M4 Pro is assumed. Tokens/s are without and with "
+    "drafts, for chat, at the bits that are "
+    "fastest here: what others measured with their own programs, times the ratio of memory "
+    "bandwidths. Those in parentheses are computed, since nobody has published the gain at these "
+    "bits. The class is the quality of the target, A to E. A wide terminal shows the names of "
+    "drafts, which --draft-model auto takes. This program was run with the pairs in weights/ only. "
+    "Loading a pair compares both tokenizers token by token, and bench measures any pair."
 )
 SLOW_ROWS = (
     "The GPU of an M1 or M2 reads quantized weights once for every row of a pass, so drafts of a "
     "model gain little there or lose. Lookup (--proposer ngram) still pays where text repeats."
 )
-WIDE_KERNELS = 15
-"""The first generation of Apple's GPUs (M3) on which a pass over a few rows costs little more than
-a pass over one row."""
-
-
-def has_slow_rows() -> bool:
-    """Return whether this is a Mac whose GPU reads quantized weights again for every row."""
-    import mlx.core as mx
-
-    if not mx.metal.is_available():
-        return False
-    name = str(mx.device_info(mx.gpu)["architecture"])  # such as "applegpu_g14s"
-    found = re.search(r"_g(\d+)", name)
-    return found is not None and int(found[1]) < WIDE_KERNELS
 
 
 class Which(Flags, panel="Pairs"):
@@ -64,16 +47,16 @@ class Which(Flags, panel="Pairs"):
         None, "Show the pairs whose names contain this word.", argument=True, metavar="NAME"
     )
     memory: str | None = flag(
-        None, "Show what a Mac with this memory can run, such as 32GB.", metavar="SIZE"
+        None, "Show what a Mac can run: its memory, such as 32GB or 'M4 Pro 48GB'.", metavar="SIZE"
     )
 
 
-@command("mlx-specdec pairs", "mlx-specdec pairs qwen3", "mlx-specdec pairs --memory 32GB")
+@command("mlx-specdec pairs", "mlx-specdec pairs qwen3", "mlx-specdec pairs --memory 'M4 Pro 48GB'")
 def pairs(which: Which, output: Json) -> None:
     """Show targets and drafts that fit a machine.
 
     Nothing is downloaded. --draft-model auto takes the draft from this table, --model auto and
-    auto:code take the pair with the largest gain for chat and for code."""
+    auto:code take the best pair for chat and for code, and auto:fast takes the fastest one."""
     wanted = (which.name or "").lower()
     machine = this_machine() if which.memory is None else mac(which.memory)
     limit = machine.room
@@ -88,7 +71,7 @@ def pairs(which: Which, output: Json) -> None:
     }
     subject = "This machine" if which.memory is None else "Such a machine"
     text = f"{subject} ({machine.name}) has {show_size(limit)} for models and caches."
-    if which.memory is None and has_slow_rows():
+    if machine.slow_rows:
         text += f" {SLOW_ROWS}"
     if hidden := len({one.target.name for one in found}) - len(targets):
         text += f" Left out are {hidden} larger targets; mlx-specdec pairs NAME shows them."
@@ -121,22 +104,13 @@ def pairs(which: Which, output: Json) -> None:
 
 def _row(several: Sequence[KnownPair], machine: Machine) -> dict[str, str]:
     """Return the cells of a target by column. several: All pairs of the target. The row shows the
-    pair with the largest gain."""
-
-    def fitting(one: KnownPair) -> int:
-        fits = (n for n in BITS[1::-1] if one.nbytes(n, machine.on_cpu) <= machine.room)
-        return next(fits, BITS[0])
-
-    one = max(several, key=lambda one: one.gain(fitting(one), USES[0]) or 0)
-    gains = {use: one.gain(fitting(one), use) for use in USES}
-    shown = [  # estimates are in parentheses
-        f"({gain:.1f})" if one.published_gain(fitting(one), use) is None else f"{gain:.2f}"
-        for use, gain in gains.items()
-        if gain is not None
-    ]
+    fastest pair, without a speed if no pair gains."""
+    choice = best(several, USES[0], replace(machine, auto_room=machine.room), any_class=True)
+    one, bits = choice or (several[0], 0)
     sizes = {f"{n} bits": one.nbytes(n, machine.on_cpu) for n in one.target.bits}
     return {
         "target": one.target.name,
+        "class": one.target.quality,
         **dict.fromkeys((f"{n} bits" for n in BITS), ""),
         **{
             column: show_size(size) if size <= machine.room else f"({show_size(size)})"
@@ -144,8 +118,10 @@ def _row(several: Sequence[KnownPair], machine: Machine) -> dict[str, str]:
         },
         "draft": one.draft.name,
         "kind": one.kind,
-        "gain": " / ".join(dict.fromkeys(shown)),
+        "bits": str(bits or ""),
+        "tokens/s": _speeds(one, bits, machine) if choice else "",
         "measured by": _by(one) if one.gains else "",
+        "contrary": one.contrary,
         "others": ", ".join(pair.kind for pair in several if pair is not one),
     }
 
@@ -164,23 +140,38 @@ def command_line(one: KnownPair, bits: int, command: str = "chat") -> str:
     return " ".join(words)
 
 
-def told_gain(one: KnownPair, bits: int, use: str) -> str:
-    """Return a sentence on the gain of a pair and on who has measured it."""
-    gain = one.gain(bits, use)
-    if gain is None:
+def told_speed(one: KnownPair, bits: int, use: str, machine: Machine) -> str:
+    """Return a sentence on the speed of a pair on a machine, and on who has measured it."""
+    if not (speed := machine.speed * one.speed(bits, use)):
         return "nobody has published what it gains"
-    if one.source is not None and one.published_gain(bits, use) is not None:
-        source = f"{_by(one)}, {one.source['date']}, {one.source['where']}"
-        return f"{gain:.2f} times plain decoding for {use}, measured by {source}"
-    basis = f", from figures by {_by(one)}" if one.source else ""
-    return f"about {gain:.1f} times plain decoding for {use}, an estimate{basis}"
+    plain = machine.speed * one.speed(bits, "plain")
+    gain = told_gain(one, bits, use)
+    return f"about {speed:.0f} tokens/s for {use}, {plain:.0f} without drafts; {gain}"
+
+
+def told_gain(one: KnownPair, bits: int, use: str) -> str:
+    """Return what others have measured at exactly these bits, and what contradicts it."""
+    if (gain := one.gain(bits, use)) is None or one.source is None:
+        return f"nobody has published the gain at {bits} bits"
+    source = f"{_by(one)}, {one.source['date']}, {one.source['where']}"
+    plain = one.plain.get(str(bits))
+    speeds = f"{plain:g} to {plain * gain:.1f} tokens/s, " if plain else ""
+    contrary = f"; others found {one.contrary}" if one.contrary else ""
+    return f"{speeds}{gain:.2f} times plain decoding for {use}, measured by {source}{contrary}"
+
+
+def _speeds(one: KnownPair, bits: int, machine: Machine) -> str:
+    """Return tokens per second without and with drafts, in parentheses if the gain is computed."""
+    plain, fast = (machine.speed * one.speed(bits, use) for use in ("plain", USES[0]))
+    shown = f"{plain:.0f} to {fast:.0f}"
+    return f"({shown})" if one.gain(bits, USES[0]) is None else shown
 
 
 def _advice(heading: str, use: str, one: KnownPair, bits: int, machine: Machine) -> Iterator[str]:
     size = show_size(one.nbytes(bits, machine.on_cpu))
-    yield f"For {heading}: {one.target.name} at {bits} bits, {size}."
+    yield f"For {heading}: {one.target.name} at {bits} bits, class {one.target.quality}, {size}."
     yield f"  {command_line(one, bits)}"
-    yield f"  Gain: {told_gain(one, bits, use)}."
+    yield f"  Speed: {told_speed(one, bits, use, machine)}."
     if one.kind != "mtp":
         yield f"  What it gains here: {command_line(one, bits, 'estimate')}"
 
@@ -194,11 +185,14 @@ def _payload(one: KnownPair, machine: Machine) -> dict[str, Any]:
         "draft_billions": one.draft.billions,
         "kind": one.kind,
         "run": one.run,
+        "quality": one.target.quality,
         "gains": one.gains,
-        "estimated_gains": {
-            use: {bits: one.gain(bits, use) for bits in one.target.bits} for use in USES
+        "tokens_per_second": {
+            bits: {use: round(machine.speed * speed, 1) for use, speed in speeds.items()}
+            for bits, speeds in one.speeds.items()
         },
         "source": one.source,
+        "contrary": one.contrary,
         "bytes": sizes,
         "fits": [bits for bits, size in sizes.items() if size <= machine.room],
     }

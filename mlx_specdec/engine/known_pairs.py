@@ -1,4 +1,4 @@
-"""The table of matching pairs in pairs.json, their gains, and the choice of a pair to run.
+"""The table of matching pairs in pairs.json, their speeds, and the choice of a pair to run.
 
 Importing this module does not import MLX."""
 
@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from .. import system
 from ..errors import OptionError
@@ -20,6 +21,12 @@ AUTO = "auto"
 the best pair that fits."""
 USES = ("chat", "code")
 """The uses for which `--model auto` chooses a pair. The first one is the default."""
+FAST = "fast"
+"""With this word in place of a use, `--model auto` takes the fastest pair for the first use."""
+ENOUGH = 20.0
+"""Tokens per second that a pair must reach if `--model auto` is to prefer it for its quality."""
+SAME = 0.9
+"""Speeds from this share of the largest one on count as equal, as published figures scatter."""
 DRAFT, MTP = "draft", "mtp"
 """The kind of a draft model, and the name of the layers with which a model drafts for itself."""
 TOKENS = 8192
@@ -31,22 +38,14 @@ SYSTEM_SHARE = 0.35
 bytes, and at least this share. Macs whose models took more have frozen."""
 CPU_SHARE = 0.25
 """The share of the room that `--model auto` may take on a CPU, on which large models are slow."""
-COMPETING = 0.5
-"""Models of less than this share of the largest fitting model's size are not chosen, however much
-drafts gain, because users want a capable model."""
-ROUND_COSTS = {4: 1.9, 8: 1.5, 16: 1.5}
-"""Typical duration of a round with 7 draft tokens, in plain steps of a dense model, by bits. Each
-value is the median of tokens per round divided by gain in measurements of mlx-dspark (M4 Pro)."""
-EXPERTS_COST = 3.3
-"""The same duration for a mixture of experts, in which each row of a pass reads other experts."""
-SHORT_COSTS = (1.2, 1.5)
-"""The same durations for a round with one or two draft tokens. The first is for a dense model, and
-the second is for a mixture of experts."""
-SHORT = frozenset((MTP, "eagle", "eagle3", "gemma4_assistant"))
-"""The kinds of drafters that draft one or two tokens on Macs."""
-DRAFTED = 3
-"""The number of tokens that a draft model drafts in a round, each of which takes time."""
+TYPICAL_CHIP = "M4 Pro"
+"""The chip that is assumed if none is known. Most of the table was measured on it."""
 _TABLE = Path(__file__).resolve().parents[1] / "pairs.json"
+SLOW_CHIPS = ("M1", "M2")
+"""The beginnings of the names of chips whose GPU (of a generation below 15) reads quantized weights
+again for every row of a pass."""
+_MAC = re.compile(r"(?:apple )?(m\d+(?: (?:pro|max|ultra))?)?[ ,]*(.*)", re.IGNORECASE)
+"""Matches a chip, which may be missing, and a size."""
 _CONVERTED = re.compile(r"(-mlx)?(-([2-8])bit|-bf16|-fp16|-mxfp[48]|-nvfp4|-dwq|-mlx|-q[48])*$")
 """Matches the endings that conversions, such as mlx-community's, append to a model's name."""
 
@@ -59,12 +58,16 @@ class Machine:
         name: The name of its accelerator, or "cpu".
         room: The bytes that models and caches may take. Passes need the rest.
         auto_room: The bytes that a pair for `--model auto` may take, which are at most `room`.
-        on_cpu: Whether it computes on the CPU."""
+        on_cpu: Whether it computes on the CPU.
+        speed: The memory bandwidth divided by that of TYPICAL_CHIP.
+        slow_rows: Whether its GPU reads quantized weights again for every row of a pass."""
 
     name: str
     room: int
     auto_room: int
     on_cpu: bool
+    speed: float
+    slow_rows: bool
 
 
 def this_machine() -> Machine:
@@ -77,23 +80,29 @@ def this_machine() -> Machine:
     return _machine(system.device_name(), system.usable_memory(), memory, on_cpu())
 
 
-def mac(size: str) -> Machine:
-    """Return a Mac with the memory that `size` states, such as 32GB. Like Apple, this function
-    counts 1 GB as 2^30 bytes. Raises OptionError if `size` is no size."""
+def mac(described: str) -> Machine:
+    """Return a Mac with a chip and a memory, such as "M4 Pro 48GB", or with a memory alone, such as
+    32GB. Like Apple, this function counts 1 GB as 2^30 bytes. Raises OptionError if there is no
+    size."""
+    chip, size = _MAC.fullmatch(described.strip()).groups()  # type: ignore[union-attr]
     memory = parse_size("--memory", size, kilo=1024)
     share = 2 / 3 if memory <= 36 << 30 else 3 / 4  # what Metal recommends for the GPU
-    return _machine(f"a Mac with {memory / (1 << 30):g} GB", share * memory, memory, False)
+    name = f"{chip.title() if chip else 'a Mac'} with {memory / (1 << 30):g} GB"
+    return _machine(name, share * memory, memory, False)
 
 
 def _machine(name: str, usable: float, memory: float, on_cpu: bool) -> Machine:
-    """Return a machine. usable, memory: The bytes that models may use, and all that macOS shares
-    with them."""
+    """Return a machine, whose name contains its chip. usable, memory: The bytes that models may
+    use, and all that macOS shares with them."""
     from .memory import RESERVE
 
     room = (1 - RESERVE) * usable
     left = min(memory - SYSTEM_BYTES, (1 - SYSTEM_SHARE) * memory)
     auto_room = min(room * (CPU_SHARE if on_cpu else 1), max(0, left))
-    return Machine(name, int(room), int(auto_room), on_cpu)
+    chips = _table()["chips"]
+    chip = max((chip for chip in chips if chip in name), key=len, default=TYPICAL_CHIP)
+    speed, slow_rows = chips[chip] / chips[TYPICAL_CHIP], chip.startswith(SLOW_CHIPS)
+    return Machine(name, int(room), int(auto_room), on_cpu, speed, slow_rows)
 
 
 @dataclass(frozen=True)
@@ -107,7 +116,10 @@ class KnownModel:
         type: The model_type in config.json, or "" for a drafter.
         active: Billions of weights that a token uses, if it is a mixture of experts.
         conversions: Repositories of conversions to MLX's format, by bits as a string.
-        bits: The numbers of bits at which it is available. BITS stands for any number."""
+        bits: The numbers of bits at which it is available. BITS stands for any number.
+        quality: The quality class of a target, "A" to "E": the size of a dense model, or the
+            geometric mean of all and active weights, from 20, 8, 3 and 2 billion on. Models before
+            2026 are one class lower."""
 
     name: str
     billions: float
@@ -116,12 +128,7 @@ class KnownModel:
     active: float | None = None
     conversions: Mapping[str, str] = field(default_factory=dict)
     bits: Sequence[int] = BITS
-
-    @property
-    def size(self) -> float:
-        """The billions of weights of a dense model with about the same abilities. For a mixture of
-        experts, this is the geometric mean of all weights and the active weights."""
-        return math.sqrt(self.billions * (self.active or self.billions))
+    quality: str = "E"
 
     def nbytes(self, bits: int, on_cpu: bool) -> int:
         """Return the bytes that weights and KV cache need. bits: Bits per weight."""
@@ -155,12 +162,16 @@ class KnownPair:
         run: Whether this program was tested with the pair.
         uses: The uses for which `--model auto` may choose it.
         gains: Published speeds relative to plain decoding, by bits as a string and use.
-        tokens: Tokens per round. If nobody has published them, the table has 2.5 for a draft model
-            (DRAFTED draft tokens, each accepted with a probability of 0.7) and 1.8 for MTP layers
-            (one, accepted with 0.8). None for encoder-decoders, whose costs do not follow from
-            their weights, and for other drafters.
-        source: The publisher of these figures (`by`), the place (`where`), the date in ISO 8601
-            and the machine; None without figures."""
+        source: The publisher of these figures (`by`), the place (`where`), the date in ISO 8601,
+            the machine and its chip; None without figures.
+        plain: Published tokens per second of plain decoding on that machine, by bits.
+        tokens: Published tokens per round. If nobody has published them, the table has 2.5 for a
+            draft model (3 draft tokens, each accepted with a probability of 0.7) and 1.8 for MTP
+            layers (one, accepted with 0.8). None for encoder-decoders, whose costs do not follow
+            from their weights, and for other drafters.
+        speeds: Tokens per second on TYPICAL_CHIP, by bits and use, and of plain decoding (`plain`).
+            benchmarks/fill_pairs.py computes them from the figures above.
+        contrary: What others found instead, or ""."""
 
     target: KnownModel
     draft: KnownModel
@@ -168,8 +179,11 @@ class KnownPair:
     run: bool = False
     uses: Sequence[str] = ()
     gains: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    tokens: float | None = None
     source: Mapping[str, str] | None = None
+    plain: Mapping[str, float] = field(default_factory=dict)
+    tokens: float | None = None
+    speeds: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    contrary: str = ""
 
     def draft_bits(self, bits: int) -> int:
         """Return the bits of the draft if the target has `bits` bits. Drafters keep their 16."""
@@ -180,37 +194,27 @@ class KnownPair:
         draft = self.draft.nbytes(self.draft_bits(bits), on_cpu)
         return self.target.nbytes(bits, on_cpu) + draft
 
-    def published_gain(self, bits: int, use: str) -> float | None:
-        """Return the published gain, or None if nobody has published it."""
+    def gain(self, bits: int, use: str) -> float | None:
+        """Return the published gain at exactly these bits, or None if nobody has published it."""
         return self.gains.get(str(bits), {}).get(use)
 
-    def gain(self, bits: int, use: str) -> float | None:
-        """Return the published or the estimated gain, or None if there are no figures to estimate
-        from."""
-        from ..core.worth import values
+    def speed(self, bits: int, use: str) -> float:
+        """Return tokens per second on TYPICAL_CHIP, or 0 if the gain is unknown. use: One of USES,
+        or "plain" for the speed without drafts."""
+        stored = next(n for n in BITS if n >= bits)
+        return self.speeds.get(str(stored), {}).get(use, 0.0)
 
-        if (published := self.published_gain(bits, use)) is not None:
-            return published
-        timed = (gains[use] * self._cost(int(n)) for n, gains in self.gains.items() if use in gains)
-        if (tokens := next(timed, self.tokens)) is None:
-            return None
-        return [*values([tokens - 1], [1.0, self._cost(bits)])][1]
-
-    def rank(self, bits: int, use: str) -> tuple[float, bool, float, int]:
-        """Return what decides between pairs that fit; the largest one wins. Figures are published
-        with two digits."""
-        published = self.published_gain(bits, use) is not None
-        return round(self.gain(bits, use) or 0, 2), published, self.target.size, bits
-
-    def _cost(self, bits: int) -> float:
-        """Return the typical duration of a round in plain steps."""
-        experts = self.target.active is not None
-        if self.kind in SHORT:
-            return SHORT_COSTS[experts]
-        cost = EXPERTS_COST if experts else ROUND_COSTS[_nearest(bits)]
-        if self.kind == DRAFT:
-            cost += DRAFTED * self.draft.billions / (self.target.active or self.target.billions)
-        return cost
+    def pays(self, bits: int, use: str, machine: Machine) -> bool:
+        """Return whether the pair fits into `machine.auto_room` and gains there. With slow rows,
+        only a gain at 16 bits counts, or one that was measured on such a machine."""
+        chip = (self.source or {}).get("chip", "")
+        measured = str(bits) in self.gains and chip.startswith(SLOW_CHIPS)
+        return (
+            (self.target.bits == BITS or bits in self.target.bits)
+            and (not machine.slow_rows or bits == max(BITS) or measured)
+            and self.speed(bits, use) > self.speed(bits, "plain")
+            and self.nbytes(bits, machine.on_cpu) <= machine.auto_room
+        )
 
     def draft_source(self, bits: int) -> tuple[str, int | None]:
         """Return the draft's name to load, and the bits for its quantization on load, or None."""
@@ -225,35 +229,42 @@ class KnownPair:
 
 
 def best(
-    pairs: Sequence[KnownPair], use: str, machine: Machine, bits: Sequence[int] = BITS[:2]
+    pairs: Sequence[KnownPair],
+    use: str,
+    machine: Machine,
+    bits: Sequence[int] = BITS,
+    any_class: bool = False,
 ) -> tuple[KnownPair, int] | None:
-    """Return the pair with the largest gain that fits into `machine.auto_room`, and its bits per
-    weight, or None if no pair with a gain fits. Only targets of at least COMPETING times the size
-    of the largest fitting one compete. If gains are equal, a published gain and a larger model
-    win."""
-    fitting = [
-        (one, n)
-        for one in pairs
-        for n in bits
-        if (one.target.bits == BITS or n in one.target.bits)
-        and one.gain(n, use) is not None
-        and one.nbytes(n, machine.on_cpu) <= machine.auto_room
-    ]
-    least = COMPETING * max((one.target.size for one, _ in fitting), default=0)
-    fitting = [choice for choice in fitting if choice[0].target.size >= least]
-    return max(fitting, key=lambda choice: choice[0].rank(choice[1], use), default=None)
+    """Return the fastest pair that pays, and its bits per weight, or None if there is no pair. Of
+    pairs that reach ENOUGH, only the highest quality class counts, unless `any_class` is true.
+    Among equal speeds, published gains win, and then more bits."""
+    paying = ((one, n) for one in pairs for n in bits if one.pays(n, use, machine))
+    found = [(machine.speed * one.speed(n, use), one, n) for one, n in paying]
+    enough = [] if any_class else [choice for choice in found if choice[0] >= ENOUGH]
+    highest = min((one.target.quality for _, one, _ in enough), default="")
+    found = [choice for choice in enough if choice[1].target.quality == highest] or found
+    fastest = max((speed for speed, _, _ in found), default=0)
+    near = [choice for choice in found if choice[0] >= SAME * fastest]
+    near.sort(key=lambda choice: (choice[1].gain(choice[2], use) is not None, choice[2], choice[0]))
+    return near[-1][1:] if near else None
 
 
 def best_for(use: str, machine: Machine, q_bits: int | None = None) -> tuple[KnownPair, int]:
     """Return the pair that `--model auto` means on a machine, and the bits per weight. Raises
-    OptionError if no pair fits, or if `use` is unknown. q_bits: The bits that the user has chosen.
-    """
-    if use not in USES:
-        raise OptionError(f"--model auto is for chat or code: give auto or auto:code, not {use!r}")
-    pairs = [one for one in known_pairs() if use in one.uses]
-    bits = BITS[:2] if q_bits is None else (q_bits,)
-    if found := best(pairs, use, machine, bits):
+    OptionError if no pair fits, or if `use` is unknown.
+
+    Args:
+        use: One of USES, or FAST.
+        q_bits: The bits that the user has chosen."""
+    if use not in (*USES, FAST):
+        raise OptionError(f"give auto, auto:code or auto:fast, not auto:{use}")
+    purpose = USES[0] if use == FAST else use
+    pairs = [one for one in known_pairs() if purpose in one.uses]
+    bits = BITS if q_bits is None else (q_bits,)
+    if found := best(pairs, purpose, machine, bits, any_class=use == FAST):
         return found
+    if machine.slow_rows and q_bits is not None:
+        raise OptionError(f"on an M1 or M2 no pair for {use} gains at {q_bits} bits: try 16")
     least = min(one.nbytes(bits[0], machine.on_cpu) for one in pairs)
     raise OptionError(
         f"no pair for {use} fits: the smallest takes {show_size(least)} with {TOKENS:,} tokens, "
@@ -262,9 +273,9 @@ def best_for(use: str, machine: Machine, q_bits: int | None = None) -> tuple[Kno
 
 
 def draft_for(target: str) -> str:
-    """Return the table's draft that gains most for a target, or the smallest one if no gain is
-    known. The target may be a conversion of a model in the table. Raises OptionError if the table
-    has no draft for it."""
+    """Return the table's fastest draft for a target, or the smallest one if no gain is known. The
+    target may be a conversion of a model in the table. Raises OptionError if the table has no draft
+    for it."""
     base, bits = _base(target)
     found = [one for one in known_pairs() if _base(one.target.name)[0] == base]
     if not found:
@@ -272,7 +283,7 @@ def draft_for(target: str) -> str:
             f"the table of pairs has no draft for {target}: name a smaller model with the target's "
             "own tokenizer, or --proposer ngram, which needs no draft"
         )
-    pair = max(found, key=lambda one: (one.gain(bits, USES[0]) or 0, -one.draft.billions))
+    pair = max(found, key=lambda one: (one.speed(bits, USES[0]), -one.draft.billions))
     return pair.draft_name(target)
 
 
@@ -298,9 +309,14 @@ def _nearest(bits: int) -> int:
 
 def known_pairs() -> list[KnownPair]:
     """Return the pairs of the table."""
-    table = json.loads(_TABLE.read_text(encoding="utf-8"))
+    table = _table()
     models = {key: KnownModel(**{"name": key, **entry}) for key, entry in table["models"].items()}
     for entry in table["pairs"]:
         entry["target"], entry["draft"] = models[entry["target"]], models[entry["draft"]]
         entry["source"] = table["sources"].get(entry.get("source"))
     return [KnownPair(**entry) for entry in table["pairs"]]
+
+
+def _table() -> Any:
+    """Return the content of pairs.json."""
+    return json.loads(_TABLE.read_text(encoding="utf-8"))

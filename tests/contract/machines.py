@@ -13,14 +13,15 @@ def pretender(patch: pytest.MonkeyPatch) -> Pretend:
     """Return a function that says what this machine is. Nothing can be computed afterwards."""
 
     def pretend(
-        nbytes: int, *, cpu: bool = False, mac: int | None = None, chip: str = "applegpu_g16s"
+        nbytes: int, *, cpu: bool = False, mac: int | None = None, chip: str = "Apple M4 Pro"
     ) -> None:
         """nbytes: What models may take. cpu: Whether there is no accelerator. mac: The memory of a
         Mac, or None for another machine."""
         described: dict[str, int | str] = {
             "max_recommended_working_set_size": nbytes,
             "memory_size": mac or nbytes,
-            "architecture": chip,
+            "architecture": "applegpu_g16s",
+            "device_name": chip,
         }
         device = mx.Device(mx.cpu if cpu else mx.gpu)
         patch.setattr(mx.metal, "is_available", lambda: mac is not None)

@@ -55,7 +55,7 @@ def test_facts_and_choices_are_reported(cache: Path) -> None:
     assert facts["cache of the Hub"] == f"{cache}: 1 model, 1.0 kB, 500.0 GB free"
     assert facts["own cache"].endswith("own: 0 bytes")
     assert facts["downloads"] == "allowed"
-    assert facts["fits for chat"].startswith("mlx-community/Qwen3.8-27B-8bit with ")
+    assert facts["fits for chat"].startswith("mlx-community/Qwen3.8-27B-4bit with ")
     assert facts["fits for code"].endswith("GB")
 
 
