@@ -41,7 +41,7 @@ SPEED = re.compile(r"tokens in [\d.]+ s, ([\d.]+) tokens/s")
 
 def run(*words: str, inside: Path = ROOT) -> subprocess.CompletedProcess[str]:
     """Run the program in a directory that sees weights/ and prompts/, and return the result."""
-    command = [sys.executable, str(ROOT / "main.py"), *words]
+    command = [sys.executable, "-m", "mlx_specdec", *words]
     return subprocess.run(command, cwd=inside, capture_output=True, text=True, check=True)
 
 
