@@ -144,7 +144,7 @@ class Requests(OneModel, panel="Model"):
 
     model: list[str] | None = flag(  # type: ignore[assignment]
         None,
-        "A target: a directory, a name on the Hub, or auto or auto:code for the best pair of the "
+        "A target: a directory, a name on the Hub, or auto, auto:code or auto:fast for the best pair of the "
         "table that fits this machine. The flag may be repeated: requests select one of the models "
         "by its name, and each is loaded for its first request.",
         "--model-name",

@@ -1,8 +1,8 @@
 """`estimate` computes what a pair takes from config.json and the headers of the weights. The tests
 compute the same by hand from the shapes of tiny models."""
 
-import re
 import json
+import re
 from pathlib import Path
 from typing import Any
 
