@@ -1,14 +1,15 @@
 """Send many requests at once to a server, and compare each text with the same request alone.
 
     python benchmarks/load_server.py
-    python benchmarks/load_server.py --no-compare -- \\
+    python benchmarks/load_server.py --no-compare --no-seeds -- \\
         python -m mlx_lm server --model weights/py-llama --port 8096
 
     python benchmarks/load_server.py --model a --model b -- \\
         mlx-specdec serve --models-preset FILE --port 8096
 
-With --model, requests take turns between models, and alone they are sent model by model. The
-command behind `--` must listen on port 8096; by default it serves the shipped Python pair.
+With --model, requests take turns between models, and alone they are sent model by model. Use
+--no-seeds for mlx_lm.server, which batches only requests without a seed. The command behind `--`
+must listen on port 8096; by default it serves the shipped Python pair.
 Some of the 16 clients leave early. Prints a line of JSON. The exit code is 1 if a text differs."""
 
 import argparse

@@ -190,7 +190,7 @@ class Constraints(Flags, panel="Constraints"):
     regex: str | None = flag(None, "The regular expression of the completion.")
     grammar: Path | None = flag(
         None,
-        "A file with the grammar of the completion, in llguidance's variant of Lark.",
+        "A file with the grammar of the completion, in llguidance's variant of Lark or in GBNF.",
         metavar="FILE",
     )
 

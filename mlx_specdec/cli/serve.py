@@ -144,9 +144,9 @@ class Requests(OneModel, panel="Model"):
 
     model: list[str] | None = flag(  # type: ignore[assignment]
         None,
-        "A target: a directory, a name on the Hub, or auto, auto:code or auto:fast for the best pair of the "
-        "table that fits this machine. The flag may be repeated: requests select one of the models "
-        "by its name, and each is loaded for its first request.",
+        "A target: a directory, a name on the Hub, or auto, auto:code or auto:fast for a pair of "
+        "the table that fits this machine. The flag may be repeated: requests select one of the "
+        "models by its name, and each is loaded for its first request.",
         "--model-name",
         show_default="the shipped translator",
     )

@@ -30,7 +30,7 @@ DRAFTING = DrafterConfig()
 class TrainingFlags(ModelFlags, panel="Training"):
     data: Path = flag(
         REQUIRED,
-        'A file with one text a line, or JSON lines with "prompt" and maybe "target".',
+        'A file with one prompt a line, or JSON lines with "prompt" and maybe "target".',
         metavar="FILE",
     )
     no_self_distill: bool = flag(False, "Train on the data, instead of completions by the model.")
