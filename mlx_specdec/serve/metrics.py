@@ -15,7 +15,14 @@ GENERATED = "vllm:generation_tokens_total"
 CANCELLED = "mlx_specdec:requests_cancelled_total"
 REJECTED = "mlx_specdec:requests_rejected_total"
 FAILED = "mlx_specdec:requests_failed_total"
-COUNTERS = {
+POSITIONS = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+FINISHED = "vllm:request_success_total"
+FIRST_TOKEN = "vllm:time_to_first_token_seconds"
+BETWEEN_TOKENS = "vllm:inter_token_latency_seconds"
+LAST_TOKEN = "vllm:e2e_request_latency_seconds"
+HISTOGRAMS = (FIRST_TOKEN, BETWEEN_TOKENS, LAST_TOKEN)
+LABELLED = (*HISTOGRAMS, POSITIONS, FINISHED)
+DESCRIPTIONS = {
     "vllm:prompt_tokens_total": "Tokens of prompts.",
     GENERATED: "Tokens of answers.",
     "vllm:prefix_cache_queries_total": "Prompt tokens looked for in the cache.",
@@ -26,25 +33,13 @@ COUNTERS = {
     "vllm:spec_decode_num_drafts_total": "Rounds with draft tokens, of each request.",
     "vllm:spec_decode_num_draft_tokens_total": "Draft tokens.",
     "vllm:spec_decode_num_accepted_tokens_total": "Draft tokens that were accepted.",
-}
-"""The description of each counter without a label, by its name."""
-POSITIONS = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
-FINISHED = "vllm:request_success_total"
-LABELLED = {
     POSITIONS: "Accepted tokens by their position in the draft.",
     FINISHED: "Requests with a whole answer.",
-}
-"""The description of each counter with a label, by its name."""
-FIRST_TOKEN = "vllm:time_to_first_token_seconds"
-BETWEEN_TOKENS = "vllm:inter_token_latency_seconds"
-LAST_TOKEN = "vllm:e2e_request_latency_seconds"
-HISTOGRAMS = {
     FIRST_TOKEN: "From the request to its first token.",
     BETWEEN_TOKENS: "From token to token.",
     LAST_TOKEN: "From the request to its last token.",
 }
-"""The description of each histogram, by its name."""
-KINDS = {"counter": COUNTERS | LABELLED, "histogram": HISTOGRAMS}
+"""The description of each counter and histogram, by its name."""
 VLLM = "vllm:"
 ENGINE = 'engine="0"'
 """A label that vLLM adds to its metrics. vLLM can have several engines for a model."""
@@ -56,9 +51,8 @@ class Metrics:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         # Numbers by name and label. A number without a label has the label "".
-        self._numbers = Counter[tuple[str, str]](
-            dict.fromkeys(((name, "") for name in COUNTERS), 0)
-        )
+        self._numbers: Counter[tuple[str, str]] = Counter()
+        self._numbers.update({(name, ""): 0 for name in DESCRIPTIONS if name not in LABELLED})
         for name in HISTOGRAMS:
             self._observe(name, 0.0, 0)
 
@@ -127,12 +121,11 @@ def as_text(
     total = {"": Counter[tuple[str, str]]()}
     for counts in numbers.values():
         total[""].update(counts)
-    for kind, descriptions in KINDS.items():
-        for name, description in descriptions.items():
-            lines += _head(name, kind, description)
-            for model, counts in (numbers if name.startswith(VLLM) else total).items():
-                found = (place for place in counts if place[0].startswith(name))
-                lines += (_line(own, model, label, counts[own, label]) for own, label in found)
+    for name, description in DESCRIPTIONS.items():
+        lines += _head(name, "histogram" if name in HISTOGRAMS else "counter", description)
+        for model, counts in (numbers if name.startswith(VLLM) else total).items():
+            found = (place for place in counts if place[0].startswith(name))
+            lines += (_line(own, model, label, counts[own, label]) for own, label in found)
     return "\n".join([*lines, ""])
 
 

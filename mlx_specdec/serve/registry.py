@@ -6,7 +6,7 @@ models with requests are never unloaded. Only the event loop calls the registry.
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
@@ -137,7 +137,9 @@ class Registry:
     fatal: BaseException | None = None
 
     def __post_init__(self) -> None:
-        self._closed = self._makes_room = False
+        self._closed = False
+        # The models that take no new requests, because another one needs memory.
+        self._resting: list[ServedModel] = []
         self.begins = len(self.models) == 1
         self._threads = engine_threads(len(self.models))
         self._turns = Turns()
@@ -209,8 +211,7 @@ class Registry:
             if model.waiting <= 1:
                 model.problem = None  # the next request tries again
             raise problem
-        # A model that must make room for another one serves only the requests that it has.
-        if model.state != "loaded" or (self._makes_room and not model.waiting):
+        if model.state != "loaded" or model in self._resting:
             return False
         if not model.busy:
             self._share()
@@ -311,28 +312,34 @@ class Registry:
                 f"may take {show_size(int(self._shared))}: raise --memory-budget"
             )
 
-    def _taken(self, models: Iterable[ServedModel]) -> int:
-        """Return the bytes of models with the least budget for their requests."""
-        return sum(model.nbytes + self._least for model in models)
+    def _taken(self, models: Sequence[ServedModel], *, now: bool = False) -> int:
+        """Return the bytes of models with the least budget for their requests. now: Count the
+        present budget of models that have requests."""
+        budgets = (
+            max(self._least, model.engine.nbytes[2] if now and model.engine and model.busy else 0)
+            for model in models
+        )
+        return sum(model.nbytes for model in models) + sum(budgets)
 
     def _has_room(self, wanted: Sequence[ServedModel]) -> bool:
-        """Return whether there is room for a model that is wanted, if there is one. If not, the
-        models in memory take no new requests. When they have finished theirs, unload as many of
-        them as necessary, the least recently used ones first."""
+        """Return whether there is room for a model that is wanted, if there is one. If not, unload
+        as many of the others as necessary: idle ones first, and the least recently used ones first.
+        A busy one takes no new requests until the next call."""
         held = [model for model in self.models if model.engine is not None]
-        loading = any(model.state == "loading" for model in held)
-        fits = self._taken([*held, *wanted]) <= self._shared
-        self._makes_room = bool(held) and not loading and bool(wanted or not fits)
-        if not self._makes_room:
-            return not loading
-        if not all(model.idle for model in held):
+        self._resting = []
+        if any(model.state == "loading" for model in held):
             return False
-        self._makes_room = not fits
-        for model in sorted(held, key=lambda model: model.used):
-            if self._taken([*held, *wanted]) > self._shared and model.engine is not None:
-                model.engine.close()
-                held.remove(model)
-        return fits
+        needed = [*wanted, *(model for model in held if model.state == "loaded")]
+        for model in sorted(needed[len(wanted) :], key=lambda model: (model.busy, model.used)):
+            if self._taken(needed) > self._shared and not (model.stays or model.waiting):
+                needed.remove(model)
+                self._resting.append(model)
+                if model.engine is not None and not model.busy:
+                    model.engine.close()
+        # The budget of a busy model can be reduced when its requests have ended.
+        if self._taken(needed, now=True) > self._shared:
+            self._resting += [model for model in needed if model.busy]
+        return self._taken([*wanted, *held], now=True) <= self._shared
 
     def _share(self) -> None:
         """Divide the memory without weights and without the budgets of busy models among the other

@@ -66,7 +66,7 @@ def serve(
     reached = "127.0.0.1" if address in ("0.0.0.0", "::") else where
     # The rest is for weights, caches, and connections that were accepted and are closed at once.
     limits, files = registry.first.settings.limits, _allow_files()
-    most = min(limits.connections, files // 3)
+    most, seconds = min(limits.connections, files // 3), max(limits.seconds, KEEP_ALIVE)
     service = Service(registry)
     config = uvicorn.Config(
         make_app(service, replace(access, loopback_name=host if loopback else None)),
@@ -75,7 +75,7 @@ def serve(
         lifespan="off",
         ws="none",
         loop="asyncio",
-        http=partial(Connection, most, limits.seconds + CUT_SECONDS),  # type: ignore[arg-type]
+        http=partial(Connection, most, seconds + CUT_SECONDS),  # type: ignore[arg-type]
         server_header=False,
         proxy_headers=False,
         headers=[("Keep-Alive", f"timeout={KEEP_ALIVE - 5}")],
@@ -151,13 +151,13 @@ def _word(key: str) -> str:
 
 
 class Connection(H11Protocol):
-    """A connection to a client. It is closed at once if there are too many, and after a time in
-    which it has completed no answer, because uvicorn waits for ever for a client that is silent or
+    """A connection to a client. It is closed at once if there are too many, and some time after its
+    beginning or its newest request, because uvicorn waits for ever for a client that is silent or
     reads nothing.
 
     Args:
         most: Largest number of connections.
-        seconds: Time for an answer, from the beginning of the connection or the answer before.
+        seconds: Time for a request and its answer.
         settings: Of uvicorn's protocol.
     """
 
@@ -171,10 +171,12 @@ class Connection(H11Protocol):
         if len(self.connections) > self._most:
             transport.abort()
 
-    def on_response_complete(self) -> None:
-        self._late.cancel()
-        self._late = self.loop.call_later(self._seconds, self.transport.abort)
-        super().on_response_complete()
+    def data_received(self, data: bytes) -> None:
+        earlier = self.cycle
+        super().data_received(data)
+        if self.cycle is not earlier:
+            self._late.cancel()
+            self._late = self.loop.call_later(self._seconds, self.transport.abort)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._late.cancel()
