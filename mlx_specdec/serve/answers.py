@@ -9,6 +9,7 @@ from typing import Any
 
 from ..results import Result, Step, TokenLogprob
 from ..text.thoughts import Thoughts
+from ..text.tokenizer import Tokenizer
 from ..text.vocabulary import token_bytes
 from ..version import __version__
 from .events import Event, Reader
@@ -22,6 +23,12 @@ LEAST_LOGPROB = -9999.0
 """The logprob that is sent in place of minus infinity, which JSON lacks."""
 token_pieces = functools.lru_cache(maxsize=1)(token_bytes)
 """Returns the bytes of each id of a Tokenizer, or None for ids without a text."""
+
+
+def token_piece(tokenizer: Tokenizer, id: int) -> bytes | None:
+    """Return the bytes of a token's text, or None for an id without a text."""
+    pieces = token_pieces(tokenizer)
+    return pieces[id] if id < len(pieces) else None
 
 
 @dataclass
@@ -125,13 +132,9 @@ class Writer(ABC):
         """Return the payloads before the first text of a choice."""
         return []
 
+    @abstractmethod
     def piece(self, choice: Choice, step: Step, events: Iterable[Event]) -> list[Payload]:
         """Return the payloads of one step. events: The events in the step's text."""
-        return [payload for event in events for payload in self.event(event)]
-
-    def event(self, event: Event) -> list[Payload]:
-        """Return the payloads of an event."""
-        raise NotImplementedError
 
     @abstractmethod
     def end(self, choice: Choice) -> list[Payload]:
@@ -147,3 +150,28 @@ class Writer(ABC):
         prompt_tokens = sum(label.prompt_tokens for label in labels)
         cached_tokens = sum(label.cached_tokens for label in labels)
         return cached_tokens * self.prepared.prompt_tokens // max(1, prompt_tokens)
+
+
+def timings(choices: Sequence[Choice]) -> dict[str, Payload]:
+    """Return llama.cpp's figures of times and drafts, or {} if every choice was cut."""
+    results = [choice.result for choice in choices if choice.result is not None]
+    if not results:
+        return {}
+    prompt_ms = 1000 * max(result.stats.seconds.prompt for result in results)
+    predicted_ms = 1000 * max(result.stats.seconds.decoding for result in results)
+    cache_n = sum(result.labels.cached_tokens for result in results)
+    prompt_n = sum(result.labels.prompt_tokens for result in results) - cache_n
+    predicted_n = sum(len(result.tokens) for result in results)
+    figures: Payload = {"cache_n": cache_n}
+    for name, n, ms in (("prompt", prompt_n, prompt_ms), ("predicted", predicted_n, predicted_ms)):
+        figures[f"{name}_n"], figures[f"{name}_ms"] = n, round(ms, 3)
+        figures[f"{name}_per_token_ms"] = _ratio(ms, n)
+        figures[f"{name}_per_second"] = _ratio(1000 * n, ms)
+    if any(result.labels.proposer != "none" for result in results):
+        figures["draft_n"] = sum(result.stats.drafted for result in results)
+        figures["draft_n_accepted"] = sum(result.stats.accepted for result in results)
+    return {"timings": figures}
+
+
+def _ratio(part: float, total: float) -> float:
+    return round(part / total, 3) if total else 0.0

@@ -2,7 +2,8 @@
 
 import json
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, ClassVar, Literal
 
 from fastapi import APIRouter
@@ -13,51 +14,26 @@ from starlette.responses import Response
 from ..results import Step
 from ..text.messages import Message, text_of
 from .answers import Choice, Payload, Writer
-from .events import Arguments, Call, Event, joined
-from .fields import MESSAGES, Body, Boolean, ByType, Fields, Object, Several, String, worded
-from .internal import (
-    LONGEST_TOOL_NAME,
-    TOOLS,
-    Chat,
-    Function,
-    MaxTokens,
-    Parameters,
-    Sampled,
-    Stops,
-    ToolChoice,
-    Tools,
-    Wanted,
-)
+from .events import Event, joined
+from .fields import MESSAGES, Body, Boolean, Fields, Object, Several, String, worded
+from .internal import TOOLS, Chat, MaxTokens, Sampled, Stops, ToolChoice, Tools, Wanted
 from .problems import Problem
-from .requests import LoadedModel, Prepared
+from .requests import LoadedModel
 from .service import complete, compute
-from .shared_bodies import (
-    BasePart,
-    Content,
-    Other,
-    RefusalPart,
-    Role,
-    SchemaFormat,
-    TextPart,
-    ThinkingPart,
-    Thoughtful,
-    Turn,
-    parts_of,
-)
+from .shared_bodies import Content, Format, Function, Parameters, Part, Role, Thoughtful, parts_of
 
-CHOICES: Mapping[str, ToolChoice] = {
-    "auto": ToolChoice(),
-    "any": ToolChoice("required"),
-    "none": ToolChoice("none"),
-}
+MODES: Mapping[str, Literal["none", "auto", "required"]]
+MODES = {"none": "none", "auto": "auto", "any": "required", "tool": "required"}
+"""How tools are chosen, by Anthropic's types of choices."""
 ANTHROPIC_ERRORS = {404: "not_found_error", 413: "request_too_large"}
 ANTHROPIC_ERRORS |= {500: "api_error", 503: "overloaded_error"}
 """Anthropic's names of errors, by status, if they differ from OpenAI's names."""
 STOP_REASONS = {"eos": "end_turn", "stop": "stop_sequence"}
 """Anthropic's names of finish reasons. All other reasons are "max_tokens"."""
-EMPTY_TEXT: Payload = {"type": "text", "text": "", "citations": None}
-EMPTY_THINKING: Payload = {"type": "thinking", "thinking": "", "signature": ""}
-BLOCKS = {"content": EMPTY_TEXT, "reasoning": EMPTY_THINKING}
+BLOCKS: Mapping[str, Payload] = {
+    "content": {"type": "text", "text": "", "citations": None},
+    "reasoning": {"type": "thinking", "thinking": "", "signature": ""},
+}
 """The empty block of each kind. Deltas are named after the block's type."""
 UNUSED_COUNTS: Payload = dict.fromkeys(
     ("cache_creation", "inference_geo", "server_tool_use", "service_tier")
@@ -67,11 +43,6 @@ router = APIRouter()
 
 
 # Bodies.
-def _lines(*lines: str | None) -> Message:
-    """Return a part of text from lines."""
-    return {"type": "text", "text": "\n".join(filter(None, lines)) + "\n"}
-
-
 class Source(Fields):
     """The source of a document. Only types with a text are read."""
 
@@ -86,63 +57,36 @@ class Source(Fields):
         return None if self.content is None else text_of(parts_of(self.content))
 
 
-class Document(BasePart):
-    type: Literal["document"]
+class Block(Part):
+    """A part of a message, of a system prompt, or of a result of a tool."""
+
+    kinds: ClassVar[Mapping[str, Sequence[str]]] = {
+        **Part.kinds,
+        "document": ("source",),
+        "search_result": ("source", "title", "content"),
+        "tool_use": ("name",),
+        "tool_result": (),
+    }
     title: String | None = None
     context: String | None = None
-    source: Source
-
-    def part(self) -> Message:
-        """Return the text of the document as a part."""
-        text = self.source.text()
-        return {"type": self.type} if text is None else _lines(self.title, self.context, text)
-
-
-class SearchResult(BasePart):
-    type: Literal["search_result"]
-    source: String
-    title: String
-    content: Content
-
-    def part(self) -> Message:
-        """Return the text of the result as a part."""
-        return _lines(self.title, self.source, text_of(parts_of(self.content)))
-
-
-ResultPart = Annotated[
-    TextPart | RefusalPart | ThinkingPart | Document | SearchResult | Other,
-    ByType("a part of the result with a type, such as text"),
-]
-
-
-class ToolUse(Fields):
-    type: Literal["tool_use"]
+    source: String | Source = ""
+    content: String | Several["Block"] = ""
     id: String | None = None
-    name: String
+    name: String = ""
     input: Object | None = None
-
-    def add(self, turn: Turn) -> None:
-        """Add the call to a turn."""
-        function = {"name": self.name, "arguments": self.input}
-        turn.calls.append({"id": self.id, "function": function})
-
-
-class ToolResult(Fields):
-    type: Literal["tool_result"]
     tool_use_id: String | None = None
-    content: String | Several[ResultPart] = ""
 
-    def add(self, turn: Turn) -> None:
-        """Add the result to a turn."""
-        content = parts_of(self.content)
-        id = {} if self.tool_use_id is None else {"tool_call_id": self.tool_use_id}
-        turn.results.append({"role": "tool", "content": content, **id})
-
-
-Block = Annotated[
-    TextPart | RefusalPart | ThinkingPart | Document | SearchResult | ToolUse | ToolResult | Other,
-    ByType("a block with a type, such as text"),
-]
+    def part(self) -> Message:
+        """Return the block as a part. Documents and search results become parts of text."""
+        place, text = self.context, None
+        if isinstance(self.source, Source):
+            text = self.source.text()
+        elif self.type == "search_result":
+            place, text = self.source, text_of(parts_of(self.content))
+        if text is None:
+            return super().part()
+        lines = filter(None, (self.title, place, text))
+        return {"type": "text", "text": "\n".join(lines) + "\n"}
 
 
 class BlocksMessage(Fields):
@@ -154,43 +98,41 @@ class BlocksMessage(Fields):
         message."""
         if isinstance(self.content, str):
             return [{"role": self.role, "content": self.content}]
-        turn = Turn()
+        parts: list[Message] = []
+        calls: list[Message] = []
+        results: list[Message] = []
         for block in self.content:
-            block.add(turn)
-        if turn.results and not (turn.parts or turn.calls):
-            return turn.results
-        calls = {"tool_calls": turn.calls} if turn.calls else {}
-        return [*turn.results, {"role": self.role, "content": turn.parts or "", **calls}]
+            if block.type == "tool_use":
+                function = {"name": block.name, "arguments": block.input}
+                calls.append({"id": block.id, "function": function})
+            elif block.type == "tool_result":
+                id = {} if block.tool_use_id is None else {"tool_call_id": block.tool_use_id}
+                results.append({"role": "tool", "content": parts_of(block.content), **id})
+            else:
+                parts.append(block.part())
+        if results and not (parts or calls):
+            return results
+        called = {"tool_calls": calls} if calls else {}
+        return [*results, {"role": self.role, "content": parts or "", **called}]
 
 
-class CustomTool(Function):
+class MessagesTool(Function):
+    """A tool. The tools of other types run on Anthropic's servers, such as web_search_20250305."""
+
     model_config = ConfigDict(extra="ignore")
-    type: Literal["custom"] | None = None
+    kinds: ClassVar[Mapping[str, Sequence[str]]] = {"custom": ("name",)}
+    type: Annotated[String, Field(pattern="^custom$|_[0-9]{8}$")] = "custom"  # type: ignore[assignment]
     parameters: Parameters | None = Field(None, validation_alias="input_schema")
-
-    def functions(self) -> list[Function]:
-        """Return the functions that the model may call."""
-        return [self]
-
-
-class ServersTool(Fields):
-    """A tool that runs on Anthropic's servers, such as web_search_20250305."""
-
-    type: String = Field(pattern="_[0-9]{8}$")
-
-    def functions(self) -> list[Function]:
-        """Return no function, since the tool runs elsewhere."""
-        return []
 
 
 class MessagesChoice(Fields):
-    type: Literal["auto", "any", "none", "tool"]
+    type: Literal["auto", "any", "none", "tool"] = "auto"
     name: String = ""
     disable_parallel_tool_use: Boolean = False
 
     def choice(self) -> ToolChoice:
         """Return the choice."""
-        return CHOICES.get(self.type, ToolChoice("required", self.name))
+        return ToolChoice(MODES[self.type], self.name if self.type == "tool" else "")
 
 
 class CountRequest(Body, Thoughtful):
@@ -198,22 +140,10 @@ class CountRequest(Body, Thoughtful):
 
     system: Content | None = None
     messages: Annotated[Several[BlocksMessage], Field(min_length=1, max_length=MESSAGES)]
-    tools: Annotated[
-        Several[
-            Annotated[
-                CustomTool | ServersTool,
-                worded(
-                    'a tool such as {"name": ..., "input_schema": ...} with a name of at most '
-                    f"{LONGEST_TOOL_NAME} letters, digits, underscores, dots and dashes"
-                ),
-            ]
-        ],
-        Field(max_length=TOOLS),
-    ] = []  # noqa: RUF012
+    tools: Annotated[Several[MessagesTool], Field(max_length=TOOLS)] = []  # noqa: RUF012
     tool_choice: Annotated[
-        MessagesChoice,
-        worded('of the type "auto", "any", "none", or "tool" with a name', inside=True),
-    ] = MessagesChoice(type="auto")
+        MessagesChoice, worded('of the type "auto", "any", "none", or "tool" with a name')
+    ] = MessagesChoice()
 
     def chat(self) -> Chat:
         """Return the conversation. A last message of the assistant is the beginning of the answer.
@@ -223,11 +153,11 @@ class CountRequest(Body, Thoughtful):
             messages = [{"role": "system", "content": parts_of(self.system)}, *messages]
         last = messages[-1]
         said = last["role"] == "assistant" and text_of(last["content"])
-        functions = [function for tool in self.tools for function in tool.functions()]
+        tools = [tool.tool for tool in self.tools if tool.type == "custom"]
         parallel = not self.tool_choice.disable_parallel_tool_use
         return Chat(
             messages,
-            Tools.of(functions, self.tool_choice.choice(), parallel),
+            Tools.of(tools, self.tool_choice.choice(), parallel),
             self.variables(),
             self.thinking_budget(),
             "continue" if said and not last.get("tool_calls") else "answer",
@@ -237,7 +167,7 @@ class CountRequest(Body, Thoughtful):
 class OutputConfig(Fields):
     """The field `effort` is only a hint."""
 
-    format: SchemaFormat | None = None
+    format: Format | None = None
 
 
 class MessagesRequest(CountRequest, Sampled):
@@ -248,19 +178,7 @@ class MessagesRequest(CountRequest, Sampled):
     stop: Stops | None = Field(None, validation_alias=AliasChoices("stop_sequences", "stop"))
     stream: Boolean | None = None
     output_config: OutputConfig = OutputConfig()
-    output_format: SchemaFormat | None = None
-
-
-def count_tokens(model: LoadedModel, body: CountRequest) -> Payload:
-    """Count the tokens of a prompt. Raises Problem."""
-    return {"input_tokens": len(model.chat_ids(body.chat()))}
-
-
-def prepared_messages(model: LoadedModel, body: MessagesRequest) -> Prepared:
-    """Prepare a message. Raises Problem and SpecdecError."""
-    form = body.output_config.format or body.output_format
-    constraint = None if form is None else form.constraint("output_config")
-    return model.chat(body.chat(), Wanted(body, constraint))
+    output_format: Format | None = None
 
 
 # Answers.
@@ -269,7 +187,14 @@ class MessagesWriter(Writer):
 
     named = True
     _block = -1
-    _open: object = None
+    # The kind of the block that has not ended.
+    _open = ""
+
+    def __init__(self, model: LoadedModel, body: MessagesRequest) -> None:
+        form = body.output_config.format or body.output_format
+        constraints = [] if form is None else form.constraints("output_config")
+        prepared = model.chat(body.chat(), Wanted(body, next(iter(constraints), None)))
+        super().__init__(model.name, prepared, stream=body.stream)
 
     def failed(self, problem: Problem) -> list[Payload]:
         return [error(problem)[1]]
@@ -278,56 +203,49 @@ class MessagesWriter(Writer):
         return [{"type": "ping"}]
 
     def answer(self, choices: Sequence[Choice]) -> Payload:
-        """Return the message that the events of a stream add up to."""
         [choice] = choices
-        blocks: list[Payload] = []
-        events = self.piece(choice, Step(), joined(choice.events))
-        for payload in [*events, *self.end(choice)]:
-            if payload["type"] == "content_block_start":
-                blocks.append(payload["content_block"])
-            elif payload["type"] == "content_block_delta":
-                _, (name, text) = payload["delta"].items()
-                blocks[-1][name] = blocks[-1].get(name, "") + text
-        for block in blocks:
-            if arguments := block.pop("partial_json", ""):
-                block["input"] = json.loads(arguments)
-        return {**self._message(blocks, choice), **_end(choice)}
+        events = [*joined(choice.events)] or [NOTHING]
+        return {**self._message([*map(_block, events)], choice), **_end(choice)}
 
     def start(self, choice: Choice) -> list[Payload]:
         return [{"type": "message_start", "message": self._message([], choice)}]
 
+    def piece(self, choice: Choice, step: Step, events: Iterable[Event]) -> list[Payload]:
+        return [payload for event in events for payload in self._event(event)]
+
     def end(self, choice: Choice) -> list[Payload]:
         return [
-            *(self._begin(dict(EMPTY_TEXT), "content") if self._block < 0 else []),
+            *(self._begin(NOTHING) if self._block < 0 else []),
             *self._close(),
             {"type": "message_delta", "delta": _end(choice), "usage": self._usage(choice)},
             {"type": "message_stop"},
         ]
 
-    def event(self, event: Event) -> list[Payload]:
-        if isinstance(event, Call):
-            block: Payload = {"type": "tool_use", "id": event.id, "name": event.name, "input": {}}
-            return self._begin({**block, "caller": {"type": "direct"}}, event.index)
-        if isinstance(event, Arguments):
-            return [self._delta({"type": "input_json_delta", "partial_json": event.text})]
-        block, name = dict(BLOCKS[event.kind]), BLOCKS[event.kind]["type"]
-        begun = [] if self._open == event.kind else self._begin(block, event.kind)
-        return [*begun, self._delta({"type": f"{name}_delta", name: event.text})]
+    def _event(self, event: Event) -> list[Payload]:
+        begun = self._open == event.kind and event.kind != "call"
+        type, name = "input_json_delta", "partial_json"
+        if event.kind != "call":
+            name = BLOCKS[event.kind]["type"]
+            type = f"{name}_delta"
+        delta = {"type": type, name: event.text}
+        return [
+            *([] if begun else self._begin(event)),
+            {"type": "content_block_delta", "index": self._block, "delta": delta},
+        ]
 
-    def _begin(self, block: Payload, kind: object) -> list[Payload]:
+    def _begin(self, event: Event) -> list[Payload]:
         closed = self._close()
-        self._block, self._open = self._block + 1, kind
-        begun = {"type": "content_block_start", "index": self._block, "content_block": block}
-        return [*closed, begun]
+        self._block, self._open = self._block + 1, event.kind
+        block = _block(replace(event, text=""))
+        return [
+            *closed,
+            {"type": "content_block_start", "index": self._block, "content_block": block},
+        ]
 
     def _close(self) -> list[Payload]:
-        if self._open is None:
-            return []
-        self._open = None
-        return [{"type": "content_block_stop", "index": self._block}]
-
-    def _delta(self, delta: Payload) -> Payload:
-        return {"type": "content_block_delta", "index": self._block, "delta": delta}
+        closed = [{"type": "content_block_stop", "index": self._block}] if self._open else []
+        self._open = ""
+        return closed
 
     def _message(self, content: list[Payload], choice: Choice) -> Payload:
         return {
@@ -356,6 +274,23 @@ class MessagesWriter(Writer):
         }
 
 
+NOTHING = Event("content", "")
+
+
+def _block(event: Event) -> Payload:
+    """Return the block of a text or a call."""
+    if event.kind != "call":
+        block = BLOCKS[event.kind]
+        return {**block, block["type"]: event.text}
+    return {
+        "type": "tool_use",
+        "id": event.id,
+        "name": event.name,
+        "input": json.loads(event.text or "{}"),
+        "caller": {"type": "direct"},
+    }
+
+
 def _end(choice: Choice) -> Payload:
     reason = STOP_REASONS.get(choice.finish_reason or "length", "max_tokens")
     if reason == "end_turn" and choice.reader.count:
@@ -373,16 +308,14 @@ def error(problem: Problem) -> tuple[int, Payload]:
 @router.post("/messages", summary="Answers Anthropic's clients")
 async def messages(body: MessagesRequest, http: Request) -> Response:
     """Answer the messages of a conversation."""
-    return await complete(
-        http,
-        body,
-        lambda model, body: MessagesWriter(
-            model.name, prepared_messages(model, body), stream=body.stream
-        ),
-    )
+    return await complete(http, body, MessagesWriter)
 
 
 @router.post("/messages/count_tokens", summary="Counts the tokens of a prompt")
 async def count(body: CountRequest, http: Request) -> Response:
     """Count the tokens of a prompt."""
-    return await compute(http, body, count_tokens)
+
+    def counted(model: LoadedModel, body: CountRequest) -> Payload:
+        return {"input_tokens": len(model.chat_ids(body.chat()))}
+
+    return await compute(http, body, counted)

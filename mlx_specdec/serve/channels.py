@@ -9,10 +9,10 @@ from typing import Literal
 from ..text.stream import overlap
 from ..text.tool_formats import CHANNEL, CONSTRAIN, MESSAGE, MESSAGE_ENDS, START
 from ..text.tool_values import arguments_of
-from .events import Arguments, Call, Event, Kind, Reader, Text, new_id
+from .events import Event, Reader, TextKind, new_id
 
 MessageKind = Literal["content", "reasoning", "arguments", "nothing"]
-CHANNEL_KINDS: Mapping[str, Kind] = {"analysis": "reasoning"}
+CHANNEL_KINDS: Mapping[str, TextKind] = {"analysis": "reasoning"}
 """Kinds of the messages in a channel, by the channel's name. All other channels hold content."""
 ROLE = re.compile(rf"{re.escape(START)}\s*(\w+)")
 CHANNEL_NAME = re.compile(rf"{re.escape(CHANNEL)}\s*(\w+)")
@@ -77,7 +77,7 @@ class ChannelReader(Reader):
         if self._kind == "arguments":
             events += self._call(text)
         elif self._kind in ("content", "reasoning"):
-            events.append(Text(self._kind, text))
+            events.append(Event(self._kind, text))
         if end:
             self._kind = None
             self._text = self._text if end in (START, CHANNEL) else self._text[len(end) :]
@@ -88,10 +88,9 @@ class ChannelReader(Reader):
         try:
             arguments = json.dumps(arguments_of(text), ensure_ascii=False)
         except (ValueError, RecursionError):
-            return [Text("content", text)]
+            return [Event("content", text)]
         self.count += 1
-        call = Call(self.count - 1, new_id(), self._called)
-        return [call, Arguments(call.index, arguments)]
+        return [Event("call", arguments, self.count - 1, new_id(), self._called)]
 
 
 def _may_begin(text: str, *, over: bool) -> bool:

@@ -16,7 +16,7 @@ from .answers import Payload
 from .engine import EngineTask
 from .fields import Body
 from .internal import Count
-from .openai_bodies import Prompt, several
+from .openai import Prompt, several
 from .problems import invalid, too_long
 from .requests import LoadedModel
 from .service import run

@@ -4,7 +4,7 @@ import json
 import math
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Literal
 
@@ -12,35 +12,26 @@ from ..text.markers import NONE, CallFormat, Markers
 from ..text.stream import overlap
 from ..text.tool_calls import ParsedCalls
 
-Kind = Literal["content", "reasoning"]
+TextKind = Literal["content", "reasoning"]
+Kind = TextKind | Literal["call"]
 
 
 @dataclass(frozen=True)
-class Text:
-    """A piece of content or of reasoning."""
+class Event:
+    """A piece of content or of reasoning, or a complete tool call.
+
+    Attributes:
+        text: The piece, or the arguments of the call in JSON.
+        index: Number of earlier calls in the completion.
+        id: A unique id of the call.
+        name: The name of the called tool.
+    """
 
     kind: Kind
     text: str
-
-
-@dataclass(frozen=True)
-class Call:
-    """The beginning of a tool call. index: The number of earlier calls in the completion."""
-
-    index: int
-    id: str
-    name: str
-
-
-@dataclass(frozen=True)
-class Arguments:
-    """The arguments of the call with this index, in JSON."""
-
-    index: int
-    text: str
-
-
-Event = Text | Call | Arguments
+    index: int = 0
+    id: str = ""
+    name: str = ""
 
 
 def new_id() -> str:
@@ -50,13 +41,11 @@ def new_id() -> str:
 
 def joined(events: Iterable[Event]) -> Iterator[Event]:
     """Join consecutive texts of one kind."""
-    for _, group in groupby(events, lambda event: (type(event), getattr(event, "kind", None))):
-        first, *rest = group
-        if isinstance(first, Text):
-            texts = [event.text for event in rest if isinstance(event, Text)]
-            yield replace(first, text="".join([first.text, *texts]))
+    for kind, group in groupby(events, lambda event: event.kind):
+        if kind == "call":
+            yield from group
         else:
-            yield from (first, *rest)
+            yield Event(kind, "".join(event.text for event in group))
 
 
 MOST_BARE = 64
@@ -104,13 +93,11 @@ class Section:
         events: list[Event] = []
         for call in reading.calls:
             id, text = call.get("id"), json.dumps(call["arguments"], ensure_ascii=False)
-            called = Call(self.count, id if isinstance(id, str) else new_id(), call["name"])
-            events += [called, Arguments(called.index, text)]
+            id = id if isinstance(id, str) else new_id()
+            events.append(Event("call", text, self.count, id, call["name"]))
             self.count += 1
-        if not reading.calls:
-            events.append(Text("content", self._begun + reading.rest))
-        elif rest := reading.rest.removesuffix(self._calls.end.text).strip():
-            events.append(Text("content", rest))
+        rest = reading.rest.removesuffix(self._calls.end.text).strip()
+        events.append(Event("content", rest if reading.calls else self._begun + reading.rest))
         return events, self._text[place:]
 
 
@@ -146,8 +133,7 @@ class Reader:
         events: list[Event] = []
         self._read(events, text is None)
         most = math.inf if self.most_calls is None else self.most_calls
-        filled = (event for event in events if isinstance(event, Call) or event.text)
-        return [event for event in filled if isinstance(event, Text) or event.index < most]
+        return [event for event in events if event.text and event.index < most]
 
     def _read(self, events: list[Event], over: bool) -> None:
         """Add the events that are certain. over: Whether the completion has ended."""
@@ -183,10 +169,9 @@ class Reader:
         if mark:
             self._write(events, kind, text[:place].rstrip())
             self._text, self._at_mark = text[place + len(mark) :], True
-            opened = marks[mark]
-            self.thinking = opened == "reasoning"
-            if isinstance(opened, CallFormat):
-                self._open(opened, mark)
+            self.thinking = marks[mark] == "reasoning"
+            if calls is not None and marks[mark] == "call":
+                self._open(calls, mark)
             return True
         sure = len(text) if over else _certain(text, marks)
         self._write(events, kind, text[:sure])
@@ -194,24 +179,21 @@ class Reader:
         return False
 
     def _write(self, events: list[Event], kind: Kind, text: str) -> None:
-        events.append(Text(kind, text))
+        events.append(Event(kind, text))
         self._fresh = self._fresh and (kind == "reasoning" or not text.strip())
 
     def _open(self, calls: CallFormat, begun: str) -> None:
         self.section = Section(calls, begun, self.tools, self.count)
         self._fresh = False
 
-    def _marks(self) -> Mapping[str, Kind | CallFormat]:
-        """Return the markers that may come next, each with the kind of text that it begins."""
-        begin, end = self.markers.think_begin, self.markers.think_end
+    def _marks(self) -> Mapping[str, Kind]:
+        """Return the markers that may come next, each with the kind of event after it."""
+        begin, end, calls = self.markers.think_begin, self.markers.think_end, self.markers.calls
         if self.thinking:
             return {} if end is None else {end.text: "content"}
-        marks: dict[str, Kind | CallFormat] = {}
-        if begin is not None:
-            marks[begin.text] = "reasoning"
-        if self.markers.calls is not None:
-            calls = self.markers.calls
-            marks |= dict.fromkeys((calls.begin.text, *calls.format.also), calls)
+        marks: dict[str, Kind] = {} if begin is None else {begin.text: "reasoning"}
+        if calls is not None:
+            marks |= dict.fromkeys((calls.begin.text, *calls.format.also), "call")
         return marks
 
 

@@ -4,14 +4,12 @@ with a body. Unknown fields are ignored, and so are fields that are null."""
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import (
     BaseModel,
     BeforeValidator,
     Field,
-    GetCoreSchemaHandler,
     GetJsonSchemaHandler,
     StrictBool,
     StrictStr,
@@ -20,7 +18,7 @@ from pydantic import (
     model_validator,
 )
 from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+from pydantic_core import CoreSchema, PydanticCustomError
 
 from ..text.prompts import parse_json
 from .problems import Problem, invalid, unsupported
@@ -76,68 +74,19 @@ MESSAGES = 16_384
 requests wait meanwhile."""
 
 
-def worded(words: str, *, inside: bool = False) -> WrapValidator:
-    """Return an annotation that sets the words of errors.
-
-    Args:
-        words: The words after "must be".
-        inside: Whether errors within the value get these words as well.
-    """
+def worded(words: str) -> WrapValidator:
+    """Return an annotation that sets the words of errors, also of errors within the value. words:
+    The words after "must be"."""
 
     def check(value: Any, validate: Callable[[Any], Any]) -> Any:
         try:
             return validate(value)
         except ValidationError as error:
-            errors = error.errors()
-            deeper = not inside and any(_path(inner["loc"], value) for inner in errors)
-            if deeper or any(inner["type"] in ("rule", "extra_forbidden") for inner in errors):
+            if any(inner["type"] == "extra_forbidden" for inner in error.errors()):
                 raise
             raise PydanticCustomError("words", "{words}", {"words": words}) from None
 
     return WrapValidator(check)
-
-
-@dataclass(frozen=True)
-class ByType:
-    """An annotation for a union of models. The field `type` of an object chooses the model. A
-    model whose type is any string is for unknown types, and a model whose type may be left out is
-    also for objects without one. words: The words after "must be" in errors."""
-
-    words: str
-
-    def __get_pydantic_core_schema__(
-        self, source: Any, handler: GetCoreSchemaHandler
-    ) -> CoreSchema:
-        """Return the schema of a tagged union. Called by pydantic."""
-        choices = {
-            name: handler.generate_schema(kind)
-            for kind in get_args(source)
-            for name in _names(kind)
-        }
-
-        def choose(value: Any) -> str:
-            if not isinstance(value, dict):
-                return "< word>" if isinstance(value, str) else "< nothing>"
-            kind = value.get("type")
-            if not isinstance(kind, str):
-                return "< untyped>" if kind is None else "< nothing>"
-            return f"<{kind}>" if f"<{kind}>" in choices else "< other>"
-
-        union = core_schema.tagged_union_schema(choices, choose)
-        check: Any = worded(self.words).func
-        return core_schema.no_info_wrap_validator_function(check, union)
-
-
-def _names(kind: Any) -> list[str]:
-    """Return the keys of a kind of value in a union: types in angle brackets, unlike fields."""
-    if not isinstance(kind, type) or not issubclass(kind, BaseModel):
-        return ["< word>"]
-    types = kind.model_fields["type"].annotation
-    if types is str:
-        return ["< other>"]
-    untyped = type(None) in get_args(types)
-    names = get_args(get_args(types)[0] if untyped else types)
-    return [*(f"<{name}>" for name in names), *(["< untyped>"] if untyped else [])]
 
 
 def broken(rule: str, param: str) -> PydanticCustomError:
@@ -172,6 +121,39 @@ class Fields(BaseModel):
         harmless = {name: {"enum": [*values, None]} for name, values in cls.refused.items()}
         handler.resolve_ref_schema(schema).setdefault("properties", {}).update(harmless)
         return schema
+
+
+class Typed(Fields):
+    """An object whose field `type` decides about its other fields. They may also be one level
+    deeper, in a field named after the type, as in OpenAI's chat completions. kinds: The types, each
+    with the fields that it requires. Of an object of another type, no field of the model is read.
+    """
+
+    kinds: ClassVar[Mapping[str, Sequence[str]]] = {}
+    type: String
+
+    @model_validator(mode="before")
+    @classmethod
+    def _choose(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        kind = data.get("type") or cls.model_fields["type"].default
+        if not isinstance(kind, str):
+            return data
+        if kind not in cls.kinds:
+            names = {field.validation_alias or name for name, field in cls.model_fields.items()}
+            return {name: data[name] for name in data if name == "type" or name not in names}
+        data = {**_lifted(data, kind), "type": kind}
+        for name in cls.kinds[kind]:
+            if data.get(name) is None:
+                raise PydanticCustomError("absent", "{field}", {"field": name})
+        return data
+
+
+def _lifted(data: Object, kind: str) -> Object:
+    """Return the object in the field that is named after the type, or the object itself."""
+    inner = data.get(kind)
+    return inner if isinstance(inner, dict) else data
 
 
 class Body(Fields):
@@ -218,7 +200,7 @@ def problem_of(errors: Sequence[Any], body: Object) -> Problem:
         return invalid(context["rule"], context["param"])
     if first["type"] in ("unsupported", "extra_forbidden"):
         return unsupported(where)
-    if first["type"] == "missing":
+    if first["type"] in ("missing", "absent"):
         return invalid(f"{where} is missing: give it", str(path[0]))
     words = " or ".join(dict.fromkeys(map(_words, found)))
     value: Any = body
@@ -233,7 +215,8 @@ def _error_path(error: Any, body: Object) -> tuple[int | str, ...]:
     path = _path(error["loc"], body)
     if error["type"] == "missing":
         return (*path, error["loc"][-1])
-    return (*path, error["ctx"]["field"]) if error["type"] == "unsupported" else path
+    named = error["type"] in ("absent", "unsupported")
+    return (*path, error["ctx"]["field"]) if named else path
 
 
 def _words(error: Any) -> str:
@@ -252,6 +235,11 @@ def _path(place: Sequence[int | str], body: Any) -> tuple[int | str, ...]:
     """Return a place in a body without pydantic's names for the branches of unions."""
     path: list[int | str] = []
     for step in place:
+        if isinstance(body, dict) and step not in body:
+            kind = str(body.get("type"))
+            inner = _lifted(body, kind)
+            path += [] if inner is body else [kind]
+            body = inner
         inside = isinstance(body, dict) and step in body
         if inside or (isinstance(body, list) and isinstance(step, int)):
             body = body[step]

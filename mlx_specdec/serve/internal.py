@@ -27,13 +27,11 @@ from .problems import invalid
 
 STOPS, STOP_LENGTH, BIASES, TOOLS = 16, 1024, 1024, 128
 """Largest numbers of stop strings, of characters of one, of entries in logit_bias, and of tools."""
-UNSEEN = {"type", "cache_control", "defer_loading", "eager_input_streaming"}
-"""Keys of tools that are meant for the server and not for the model."""
 MaxTokens = Annotated[
     StrictInt,
     Field(ge=-1),
     integral,
-    worded("a whole number from 0 on, or -1 for no limit", inside=True),
+    worded("a whole number from 0 on, or -1 for no limit"),
 ]
 Count = Annotated[StrictInt, Field(ge=1), integral]
 Penalty = Annotated[Number, Field(ge=-LARGEST_BIAS, le=LARGEST_BIAS)]
@@ -50,7 +48,7 @@ few = BeforeValidator(
 Biases = Annotated[
     dict[TokenId, Annotated[Number, Field(le=LARGEST_BIAS)]],
     few,
-    worded(f'at most {BIASES} token ids with numbers, as in {{"42": -5}}', inside=True),
+    worded(f'at most {BIASES} token ids with numbers, as in {{"42": -5}}'),
 ]
 
 
@@ -107,40 +105,6 @@ class TextConstraint:
     field: str = "response_format"
 
 
-class Parameters(Fields):
-    """The JSON schema of the arguments of a function."""
-
-    model_config = ConfigDict(extra="allow")
-    properties: dict[str, dict[str, Any] | Boolean] | None = None
-    required: Several[String] | None = None
-
-
-LONGEST_TOOL_NAME = 128
-"""Largest number of characters of a tool's name, as in Anthropic's API. OpenAI's takes 64."""
-Name = Annotated[
-    String,
-    Field(pattern=f"^[A-Za-z0-9_.-]{{1,{LONGEST_TOOL_NAME}}}$"),
-    worded(f"a name of at most {LONGEST_TOOL_NAME} letters, digits, underscores, dots and dashes"),
-]
-
-
-class Function(Fields):
-    """A function that the model may call. Chat templates see its other fields, too."""
-
-    model_config = ConfigDict(extra="allow")
-    name: Name
-    description: String | None = None
-    parameters: Parameters | None = None
-
-    @property
-    def tool(self) -> Tool:
-        """The function in the format of chat templates."""
-        return {
-            "type": "function",
-            "function": self.model_dump(exclude=UNSEEN, exclude_none=True),
-        }
-
-
 @dataclass(frozen=True)
 class ToolChoice:
     """Which tools the model may or must call.
@@ -155,14 +119,6 @@ class ToolChoice:
     name: str = ""
     allowed: frozenset[str] | None = None
     field: Literal["tool_choice", "function_call"] = "tool_choice"
-
-
-def choice_of(choice: Any) -> ToolChoice:
-    """Return a choice of tools, which is a word, an object or None."""
-    if choice is None:
-        return ToolChoice()
-    word: Any = choice
-    return ToolChoice(word) if isinstance(choice, str) else choice.choice()
 
 
 @dataclass(frozen=True)
@@ -182,12 +138,10 @@ class Tools:
     schema: str = ""
 
     @classmethod
-    def of(
-        cls, functions: Iterable[Function], choice: ToolChoice, parallel: bool | None = None
-    ) -> Self:
+    def of(cls, tools: Iterable[Tool], choice: ToolChoice, parallel: bool | None = None) -> Self:
         """Return the tools of a chat. A later tool replaces a tool of the same name. parallel:
         Whether an answer may have several calls, which is the default. Raises Problem."""
-        named = {function.name: function.tool for function in functions}
+        named = {tool["function"]["name"]: tool for tool in tools}
         field, demanded = choice.field, choice.mode == "required"
         if choice.allowed is not None:
             named = {name: tool for name, tool in named.items() if name in choice.allowed}

@@ -11,14 +11,13 @@ from starlette.responses import PlainTextResponse, Response
 from ..engine.chat import chat_format
 from ..results import Step
 from ..text.tokenizer import DirectoryTokenizer
-from .answers import FINGERPRINT, Choice, Payload, Writer, token_pieces
+from .answers import FINGERPRINT, Choice, Payload, Writer, timings, token_piece
 from .engine import STOPPING
 from .events import Event
 from .fields import Body, Boolean, Fields, Several, String, broken
 from .internal import MaxTokens, Sampled, Wanted
 from .metrics import CONTENT_TYPE, as_text
-from .openai import timings
-from .openai_bodies import Conversation, Messages
+from .openai import Conversation, Messages
 from .problems import busy
 from .registry import ServedModel
 from .requests import LoadedModel
@@ -124,8 +123,11 @@ def apply_template(model: LoadedModel, body: Conversation) -> Payload:
     """Return the prompt of messages as text, with special tokens. Raises Problem."""
     ids = model.chat_ids(body.chat())
     tokenizer = model.pair.tokenizer
-    texts, names, special = token_pieces(tokenizer), tokenizer.pieces(), tokenizer.special_ids
-    pieces = ((names[id] or "").encode() if id in special else texts[id] or b"" for id in ids)
+    names, special = tokenizer.pieces(), tokenizer.special_ids
+    pieces = (
+        (names[id] or "").encode() if id in special else token_piece(tokenizer, id) or b""
+        for id in ids
+    )
     return {"prompt": b"".join(pieces).decode("utf-8", "replace")}
 
 

@@ -5,29 +5,37 @@ import json
 import math
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from fastapi import APIRouter
-from pydantic import AliasChoices, Field, StrictInt
+from pydantic import AliasChoices, BeforeValidator, Field
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from ..engine.embeddings import Vector
+from ..results import Step
 from ..text.messages import Message
 from .answers import Choice, Payload, Writer
 from .embeddings import task_of
 from .engine import EngineTask
-from .events import Arguments, Call, Event, Text
-from .fields import MESSAGES, Body, Boolean, Number, Object, Several, String, integral, worded
-from .internal import Chat, Count, Sampled, TextConstraint, ToolChoice, Tools, Wanted
-from .openai_bodies import ToolList
+from .events import Event
+from .fields import MESSAGES, Body, Boolean, Object, Several, String, worded
+from .internal import Chat, Count, MaxTokens, Sampled, ToolChoice, Tools, Wanted
 from .problems import Problem, invalid
 from .registry import ServedModel
 from .requests import LoadedModel, Prepared
 from .service import Service, complete, compute, run, service_of
-from .shared_bodies import SWITCHES, EarlierCall, Reasoned, Role, constraint_of
+from .shared_bodies import (
+    SWITCHES,
+    EarlierCall,
+    Reasoned,
+    Role,
+    ToolList,
+    schema_constraint,
+)
 
 NDJSON = "application/x-ndjson"
 VERSION = "0.12.6"
@@ -43,36 +51,52 @@ router = APIRouter(prefix="/api")
 
 
 # Bodies.
+def _seconds(keep_alive: object) -> float:
+    """Return a duration in seconds, infinite if it is negative. Raises ValueError.
+
+    Args:
+        keep_alive: Seconds, also as a text, or a text such as "1h30m".
+    """
+    text = str(keep_alive).strip()
+    if DURATION.fullmatch(text):
+        seconds = sum(float(number) * UNITS[unit] for number, unit in PART.findall(text))
+        seconds = -seconds if text.startswith("-") else seconds
+    else:
+        seconds = float(text)
+    if math.isnan(seconds):
+        raise ValueError
+    return math.inf if seconds < 0 else seconds
+
+
 class GenerationOptions(Sampled):
     refused: ClassVar[Mapping[str, Sequence[object]]] = {
         "mirostat": (0,),
         **dict.fromkeys(("tfs_z", "typical_p"), (1,)),
     }
-    # Without a limit, only the context limits an answer.
+    # Without a limit, only the context limits an answer. -2 fills the context in ollama, as -1 does
+    # here.
     max_tokens: Annotated[
-        StrictInt,
-        Field(ge=-2),
-        integral,
-        worded("a whole number from 0 on, or -1 or -2 for no limit", inside=True),
+        MaxTokens,
+        BeforeValidator(lambda most: -1 if most == -2 else most),
+        worded("a whole number from 0 on, or -1 or -2 for no limit"),
     ] = Field(-1, validation_alias="num_predict")
     num_ctx: Count | None = None
 
 
 class LoadingRequest(Body):
-    """Fields of requests for which the model is loaded."""
+    """Fields of requests for which the model is loaded. keep_alive: Seconds for which it is kept,
+    or None to leave them unchanged."""
 
     options: GenerationOptions = Field(default_factory=GenerationOptions.model_construct)
-    keep_alive: Annotated[Number | String, worded('seconds, or a text such as "5m"')] | None = None
-
-    def kept(self) -> float | None:
-        """Return the seconds for which the model is kept, or None to leave them unchanged. Raises
-        Problem."""
-        return None if self.keep_alive is None else seconds_of(self.keep_alive)
+    keep_alive: (
+        Annotated[float, BeforeValidator(_seconds), worded('seconds, or a text such as "5m"')]
+        | None
+    ) = None
 
     def keep(self, model: LoadedModel) -> None:
-        """Set the seconds for which the model is kept. Raises Problem."""
-        if (seconds := self.kept()) is not None:
-            model.keep(seconds)
+        """Set the seconds for which the model is kept."""
+        if self.keep_alive is not None:
+            model.keep(self.keep_alive)
 
 
 class WritingRequest(LoadingRequest):
@@ -106,10 +130,7 @@ class WritingRequest(LoadingRequest):
     def wanted(self) -> Wanted:
         """Return the wishes of the client, except for the prompt."""
         schema = {"type": "object"} if self.format == "json" else self.format
-        constraint: TextConstraint | None = constraint_of("json", schema or None, "format")
-        # -2 fills the context in ollama, as -1 does here.
-        most = max(-1, self.options.max_tokens)
-        return Wanted(self.options.model_copy(update={"max_tokens": most}), constraint)
+        return Wanted(self.options, schema_constraint(schema, "format") if schema else None)
 
 
 class OllamaMessage(Reasoned):
@@ -134,6 +155,12 @@ class OllamaChatRequest(WritingRequest):
     messages: Annotated[Several[OllamaMessage], Field(max_length=MESSAGES)] = []  # noqa: RUF012
     tools: ToolList = []  # noqa: RUF012
 
+    def prepared(self, model: LoadedModel) -> Prepared:
+        """Prepare the next message of a chat. Raises Problem and SpecdecError."""
+        messages = [message.message() for message in self.messages]
+        tools = Tools.of([tool.tool for tool in self.tools], ToolChoice())
+        return model.chat(Chat(messages, tools, self.variables()), self.wanted())
+
 
 class OllamaGenerateRequest(WritingRequest):
     """The body of /api/generate."""
@@ -148,6 +175,20 @@ class OllamaGenerateRequest(WritingRequest):
     system: String = ""
     raw: Boolean = False
 
+    def prepared(self, model: LoadedModel) -> Prepared:
+        """Prepare an answer to a prompt, or the continuation of a text. Raises Problem and
+        SpecdecError."""
+        prompt, system = self.prompt, self.system
+        if model.way == "template" and not (self.raw or self.suffix):
+            before = [{"role": "system", "content": system}] if system else []
+            messages = [*before, {"role": "user", "content": prompt}]
+            return model.chat(Chat(messages, variables=self.variables()), self.wanted())
+        text = prompt if self.raw or not system else f"{system}\n\n{prompt}"
+        return model.texts([text], self.wanted(), suffix=self.suffix)
+
+
+OllamaRequest = OllamaChatRequest | OllamaGenerateRequest
+
 
 class EmbedRequest(LoadingRequest):
     """The body of /api/embed."""
@@ -157,37 +198,16 @@ class EmbedRequest(LoadingRequest):
     dimensions: Count | None = None
 
 
-class OlderEmbedRequest(LoadingRequest):
+class OlderEmbedRequest(EmbedRequest):
     """The body of /api/embeddings."""
 
-    prompt: String = ""
+    input: String = Field("", validation_alias="prompt")
 
 
 class ShowRequest(Body):
     """The body of /api/show. Older clients send `name` in place of `model`."""
 
     model: String | None = Field(None, validation_alias=AliasChoices("model", "name"))
-
-
-def seconds_of(keep_alive: float | str) -> float:
-    """Return a duration in seconds, infinite if it is negative. Raises Problem.
-
-    Args:
-        keep_alive: Seconds, also as a text, or a text such as "1h30m".
-    """
-    text = str(keep_alive).strip()
-    if DURATION.fullmatch(text):
-        found = sum(float(number) * UNITS[unit] for number, unit in PART.findall(text))
-        seconds = -found if text.startswith("-") else found
-    else:
-        try:
-            seconds = float(text)
-        except ValueError:
-            seconds = math.nan
-    if math.isnan(seconds):
-        message = f'keep_alive must be seconds, or a text such as "5m", not {text[:40]!r}'
-        raise invalid(message, "keep_alive")
-    return math.inf if seconds < 0 else seconds
 
 
 # Answers.
@@ -204,22 +224,32 @@ def _time(when: datetime | None = None) -> str:
     return (when or datetime.now(UTC)).isoformat().replace("+00:00", "Z")
 
 
-class OllamaWriter(Writer):
-    """The common base of chats and generated texts, which have one choice. nothing: The content of
-    an answer without text."""
+def _content(body: OllamaRequest, events: Iterable[Event]) -> Payload:
+    """Return the fields of an answer with texts and calls."""
+    texts, calls = {"content": "", "reasoning": ""}, []
+    for event in events:
+        if event.kind == "call":
+            function = {"name": event.name, "arguments": json.loads(event.text)}
+            calls.append({"id": event.id, "function": {"index": event.index, **function}})
+        else:
+            texts[event.kind] += event.text
+    thinking = {"thinking": texts["reasoning"]} if texts["reasoning"] else {}
+    if isinstance(body, OllamaGenerateRequest):
+        return {"response": texts["content"], **thinking}
+    called = {"tool_calls": calls} if calls else {}
+    return {"message": {"role": "assistant", "content": texts["content"], **thinking, **called}}
 
-    nothing: ClassVar[Payload] = {}
+
+class OllamaWriter(Writer):
+    """Writes a message of a chat, or a generated text."""
+
     media = NDJSON
     heartbeat = b""  # a line that is no JSON object would be an error
 
-    def __init__(
-        self, model: LoadedModel, body: WritingRequest, prepared: Prepared, began: float
-    ) -> None:
-        super().__init__(model.name, prepared, stream=body.stream)
+    def __init__(self, model: LoadedModel, body: OllamaRequest) -> None:
+        self._loaded, self._body, self._began = model, body, time.perf_counter()
+        super().__init__(model.name, body.prepared(model), stream=body.stream)
         body.keep(model)
-        self._loaded, self._began = model, began
-        # The call whose arguments come next.
-        self._call = Call(0, "", "")
 
     def encoded(self, payload: Payload) -> bytes:
         return json.dumps(payload).encode() + b"\n"
@@ -229,41 +259,18 @@ class OllamaWriter(Writer):
 
     def answer(self, choices: Sequence[Choice]) -> Payload:
         [choice] = choices
-        texts = {"content": "", "reasoning": ""}
-        for event in choice.events:
-            if isinstance(event, Text):
-                texts[event.kind] += event.text
-        calls = [call for event in choice.events for call in self._called(event)]
-        return self._last(choice, self.content(texts["content"], texts["reasoning"], calls))
+        return self._last(choice, choice.events)
 
-    def event(self, event: Event) -> list[Payload]:
-        lines = [self.content("", "", [call]) for call in self._called(event)]
-        if isinstance(event, Text):
-            texts = (event.text, "") if event.kind == "content" else ("", event.text)
-            lines.append(self.content(*texts, []))
-        return [{**self._head(), **line, "done": False} for line in lines]
+    def piece(self, choice: Choice, step: Step, events: Iterable[Event]) -> list[Payload]:
+        return [{**self._written([event]), "done": False} for event in events]
 
     def end(self, choice: Choice) -> list[Payload]:
-        return [self._last(choice, self.nothing)]
+        return [self._last(choice, ())]
 
-    def content(self, text: str, thought: str, calls: list[Payload]) -> Payload:
-        """Return the fields of an answer that contain a piece of the text, or the complete text."""
-        raise NotImplementedError
+    def _written(self, events: Iterable[Event]) -> Payload:
+        return {"model": self.model, "created_at": _time(), **_content(self._body, events)}
 
-    def _called(self, event: Event) -> list[Payload]:
-        """Return the call that an event completes, as a list of at most one entry."""
-        if isinstance(event, Call):
-            self._call = event
-        if not isinstance(event, Arguments):
-            return []
-        call, arguments = self._call, json.loads(event.text)
-        function = {"index": call.index, "name": call.name, "arguments": arguments}
-        return [{"id": call.id, "function": function}]
-
-    def _head(self) -> Payload:
-        return {"model": self.model, "created_at": _time()}
-
-    def _last(self, choice: Choice, content: Payload) -> Payload:
+    def _last(self, choice: Choice, events: Iterable[Event]) -> Payload:
         seconds = None if choice.result is None else choice.result.stats.seconds
         durations = _durations(
             self._loaded,
@@ -272,8 +279,7 @@ class OllamaWriter(Writer):
             eval_duration=0.0 if seconds is None else seconds.decoding,
         )
         return {
-            **self._head(),
-            **content,
+            **self._written(events),
             "done": True,
             "done_reason": "stop" if choice.finish_reason in ("eos", "stop") else "length",
             "prompt_eval_count": self.prepared.prompt_tokens,
@@ -282,66 +288,24 @@ class OllamaWriter(Writer):
         }
 
 
-class OllamaChatWriter(OllamaWriter):
-    """/api/chat."""
-
-    nothing: ClassVar[Payload] = {"message": {"role": "assistant", "content": ""}}
-
-    def content(self, text: str, thought: str, calls: list[Payload]) -> Payload:
-        message: Payload = {"role": "assistant", "content": text}
-        if thought:
-            message["thinking"] = thought
-        return {"message": {**message, "tool_calls": calls} if calls else message}
-
-
-class OllamaTextWriter(OllamaWriter):
-    """/api/generate."""
-
-    nothing: ClassVar[Payload] = {"response": ""}
-
-    def content(self, text: str, thought: str, calls: list[Payload]) -> Payload:
-        return {"response": text, **({"thinking": thought} if thought else {})}
-
-
-def written_chat(model: LoadedModel, body: OllamaChatRequest) -> OllamaWriter:
-    """Prepare the next message of a chat. Raises Problem and SpecdecError."""
-    began = time.perf_counter()
-    messages = [message.message() for message in body.messages]
-    tools = Tools.of([tool.function for tool in body.tools], ToolChoice())
-    prepared = model.chat(Chat(messages, tools, body.variables()), body.wanted())
-    return OllamaChatWriter(model, body, prepared, began)
-
-
-def written_text(model: LoadedModel, body: OllamaGenerateRequest) -> OllamaWriter:
-    """Prepare an answer to a prompt, or the continuation of a text. Raises Problem and
-    SpecdecError."""
-    began, prompt, system = time.perf_counter(), body.prompt, body.system
-    if model.way == "template" and not (body.raw or body.suffix):
-        before = [{"role": "system", "content": system}] if system else []
-        messages = [*before, {"role": "user", "content": prompt}]
-        prepared = model.chat(Chat(messages, variables=body.variables()), body.wanted())
-    else:
-        text = prompt if body.raw or not system else f"{system}\n\n{prompt}"
-        prepared = model.texts([text], body.wanted(), suffix=body.suffix)
-    return OllamaTextWriter(model, body, prepared, began)
-
-
 def error(problem: Problem) -> tuple[int, Payload]:
     """Return the status and the payload of an error."""
     return problem.status, {"error": problem.message}
 
 
 # Routes.
-async def _empty(http: Request, body: WritingRequest, writer: type[OllamaWriter]) -> Response:
-    """Load or unload the model of a request without a prompt. Raises Problem."""
-    ended = {"created_at": _time(), **writer.nothing, "done": True}
-    registry, kept = service_of(http).registry, body.kept()
-    if kept is not None and kept <= 0:
+async def _answered(http: Request, body: OllamaRequest, *, empty: bool) -> Response:
+    """Answer a request, or load or unload its model if it is empty. Raises Problem."""
+    if not empty:
+        return await complete(http, body, OllamaWriter)
+    ended = {"created_at": _time(), **_content(body, ()), "done": True}
+    registry = service_of(http).registry
+    if body.keep_alive is not None and body.keep_alive <= 0:
         model = registry.find(body.model)
         registry.unload(model)
         return JSONResponse({"model": model.name, **ended, "done_reason": "unload"})
 
-    def load(model: LoadedModel, body: WritingRequest) -> Payload:
+    def load(model: LoadedModel, body: OllamaRequest) -> Payload:
         body.keep(model)
         return {"model": model.name, **ended, "done_reason": "load"}
 
@@ -351,73 +315,60 @@ async def _empty(http: Request, body: WritingRequest, writer: type[OllamaWriter]
 @router.post("/chat", summary="Answers messages of ollama's clients")
 async def chat(body: OllamaChatRequest, http: Request) -> Response:
     """Answer the messages of a conversation."""
-    if not body.messages:
-        return await _empty(http, body, OllamaChatWriter)
-    return await complete(http, body, written_chat)
+    return await _answered(http, body, empty=not body.messages)
 
 
 @router.post("/generate", summary="Answers a prompt of ollama's clients")
 async def generate(body: OllamaGenerateRequest, http: Request) -> Response:
     """Answer a prompt, or continue a text."""
-    if not (body.prompt or body.suffix):
-        return await _empty(http, body, OllamaTextWriter)
-    return await complete(http, body, written_text)
+    return await _answered(http, body, empty=not (body.prompt or body.suffix))
 
 
 @router.post("/embed", summary="Embeds texts")
 async def embed(body: EmbedRequest, http: Request) -> Response:
     """Embed texts. A request without one only loads the model."""
-    inputs = [body.input] if isinstance(body.input, str) and body.input else body.input or []
-
-    def write(vectors: list[list[float]], figures: Payload) -> Payload:
-        return {"embeddings": vectors, **figures}
-
-    return await _embed(http, body, "input", inputs, write, body.dimensions, body.truncate)
+    return await run(http, body, _embedded)
 
 
 @router.post("/embeddings", summary="Embeds a text, for older clients")
 async def older_embed(body: OlderEmbedRequest, http: Request) -> Response:
     """Embed a text."""
 
-    def write(vectors: list[list[float]], figures: Payload) -> Payload:
-        return {"embedding": vectors[0] if vectors else []}
+    def make(model: LoadedModel, body: EmbedRequest) -> EngineTask:
+        task = _embedded(model, body)
 
-    return await _embed(http, body, "prompt", [body.prompt] if body.prompt else [], write)
+        def answer(result: Any) -> Payload:
+            return {"embedding": next(iter(task.answer(result)["embeddings"]), [])}
 
-
-async def _embed(
-    http: Request,
-    body: LoadingRequest,
-    field: str,
-    inputs: Sequence[str],
-    write: Callable[[list[list[float]], Payload], Payload],
-    dimensions: int | None = None,
-    shortens: bool = True,
-) -> Response:
-    """Embed texts. A blank text is not embedded. Its embedding is 0, so that it does not refuse the
-    others.
-
-    Args:
-        field: The field of the body with the texts.
-        write: Returns the answer with the vectors and the figures.
-        dimensions, shortens: See `task_of`.
-    """
-
-    def make(model: LoadedModel, body: LoadingRequest) -> EngineTask:
-        began = time.perf_counter()
-        body.keep(model)
-        texts = [text.strip() and text for text in inputs]
-
-        def answer(count: int, vectors: Sequence[Vector]) -> Payload:
-            rest, zeros = iter(vectors), [0.0] * model.pair.target.width
-            found = [next(rest).tolist() if text else zeros for text in texts]
-            figures = {"model": model.name, "prompt_eval_count": count}
-            return write(found, {**figures, **_durations(model, began)})
-
-        whole = [text for text in texts if text]
-        return task_of(model, whole, field, answer, dimensions=dimensions, shortens=shortens)
+        return replace(task, answer=answer)
 
     return await run(http, body, make)
+
+
+def _embedded(model: LoadedModel, body: EmbedRequest) -> EngineTask:
+    """Return the task of a body. A blank text is not embedded. Its embedding is 0, so that it does
+    not refuse the others. Raises Problem and PromptError."""
+    began = time.perf_counter()
+    body.keep(model)
+    inputs = body.input
+    if isinstance(inputs, str):
+        inputs = [inputs] if inputs else []
+    texts = [text.strip() and text for text in inputs]
+
+    def answer(count: int, vectors: Sequence[Vector]) -> Payload:
+        rest, zeros = iter(vectors), [0.0] * model.pair.target.width
+        found = [next(rest).tolist() if text else zeros for text in texts]
+        figures = {"model": model.name, "prompt_eval_count": count}
+        return {"embeddings": found, **figures, **_durations(model, began)}
+
+    return task_of(
+        model,
+        [text for text in texts if text],
+        "input",
+        answer,
+        dimensions=body.dimensions,
+        shortens=body.truncate,
+    )
 
 
 def _described(service: Service, model: ServedModel) -> Payload:

@@ -4,25 +4,235 @@ import time
 import uuid
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from fastapi import APIRouter
+from pydantic import AliasChoices, Discriminator, Field, StrictInt, Tag, model_validator
 from starlette.requests import Request
 from starlette.responses import Response
 
 from ..proposers.lookup import PREDICTION
 from ..results import Step, TokenLogprob
-from .answers import FINGERPRINT, LEAST_LOGPROB, Choice, Payload, Writer, token_pieces
-from .events import Call, Event, Text, joined
-from .openai_bodies import ChatRequest, Completion, TextRequest, prepared_chat, prepared_text
+from ..text.messages import text_of
+from .answers import FINGERPRINT, LEAST_LOGPROB, Choice, Payload, Writer, timings, token_piece
+from .events import Event, joined
+from .fields import MESSAGES, Body, Boolean, Fields, Several, String, broken, integral
+from .internal import Chat, Count, MaxTokens, Sampled, Tools, Wanted
 from .problems import Problem
 from .registry import ServedModel
 from .requests import LoadedModel, Prepared
 from .service import Service, complete, service_of
+from .shared_bodies import (
+    CalledFunction,
+    Choosing,
+    Constrained,
+    Content,
+    EarlierCall,
+    OneOf,
+    Reasoned,
+    Role,
+    Thoughtful,
+    ToolList,
+    Written,
+    choice_of,
+    parts_of,
+)
 
+TOP_LOGPROBS = 20
+TopLogprobs = Annotated[StrictInt, Field(ge=0, le=TOP_LOGPROBS), integral]
 TEXT_FIELDS = {"content": "content", "reasoning": "reasoning_content"}
 router = APIRouter()
+
+
+# Bodies.
+class ChatChoosing(Choosing):
+    type: Literal["function", "allowed_tools"] = "function"
+
+
+class ChatMessage(Reasoned):
+    role: Role
+    content: Content | None = None
+    name: String | None = None
+    tool_call_id: String | None = None
+    refusal: String | None = None
+    tool_calls: Several[EarlierCall] | None = None
+    function_call: CalledFunction | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.role != "assistant" and self.content is None:
+            rule = "all messages but those of the assistant must have a content"
+            raise broken(rule, "messages")
+        return self
+
+
+Messages = Annotated[Several[ChatMessage], Field(min_length=1, max_length=MESSAGES)]
+
+
+class Conversation(Body, Thoughtful):
+    """The fields of a chat that decide its prompt."""
+
+    messages: Messages
+    tools: ToolList = []  # noqa: RUF012
+    tool_choice: ChatChoosing | OneOf | None = None
+    parallel_tool_calls: Boolean | None = None
+    functions: ToolList = []  # noqa: RUF012
+    function_call: ChatChoosing | OneOf | None = None
+    add_generation_prompt: Boolean | None = None
+    continue_final_message: Boolean | None = None
+
+    @model_validator(mode="after")
+    def _check_ending(self) -> Self:
+        if self.continue_final_message and self.add_generation_prompt:
+            rule = "continue_final_message and add_generation_prompt cannot both be true"
+            raise broken(f"{rule}: set one of them to false", "continue_final_message")
+        return self
+
+    def chat(self) -> Chat:
+        """Return the conversation. Raises Problem."""
+        choice = choice_of(self.tool_choice)
+        if self.tool_choice is None:
+            choice = replace(choice_of(self.function_call), field="function_call")
+        tools = [function.tool for function in self.tools or self.functions]
+        return Chat(
+            [message.model_dump(exclude_none=True) for message in self.messages],
+            Tools.of(tools, choice, self.parallel_tool_calls),
+            self.variables(),
+            self.thinking_budget(),
+            "continue"
+            if self.continue_final_message
+            else "closed"
+            if self.add_generation_prompt is False
+            else "answer",
+        )
+
+
+class StreamOptions(Fields):
+    include_usage: Boolean = False
+    include_drafted: Boolean = False
+
+
+class PredictedOutput(Fields):
+    type: Literal["content"]
+    content: Content
+
+
+class Completion(Body, Constrained, Sampled):
+    """Fields of chat and text completions."""
+
+    refused: ClassVar[Mapping[str, Sequence[object]]] = {
+        **dict.fromkeys(("adapters", "allowed_token_ids", "audio", "chat_template"), ()),
+        **dict.fromkeys(("frequency_context_size", "presence_context_size"), ()),
+        **dict.fromkeys(("json_schema", "repetition_context_size", "role_mapping"), ()),
+        **dict.fromkeys(("bad_words", "documents", "stop_token_ids"), ([],)),
+        **dict.fromkeys(("dry_multiplier", "dynatemp_range", "min_tokens", "mirostat"), (0,)),
+        **dict.fromkeys(("include_stop_str_in_output", "use_beam_search"), (False,)),
+        "modalities": (["text"],),
+        "n_predict": (-1,),
+        "skip_special_tokens": (True,),
+        "typical_p": (1,),
+        "web_search_options": (),
+    }
+    max_tokens: MaxTokens | None = Field(
+        None, validation_alias=AliasChoices("max_tokens", "max_completion_tokens")
+    )
+    stream: Boolean | None = None
+    stream_options: StreamOptions = StreamOptions()
+    n: Count | None = None
+    best_of: Count | None = None
+    prediction: PredictedOutput | None = None
+
+    @model_validator(mode="after")
+    def _check_best_of(self) -> Self:
+        if self.best_of not in (None, 1, self.n or 1):
+            message = "best_of must be n or 1: this server does not choose between texts"
+            raise broken(message, "best_of")
+        return self
+
+    def wanted(self, top_logprobs: int | None) -> Wanted:
+        """Return the wishes of the client, except for the prompt."""
+        predicted = "" if self.prediction is None else text_of(parts_of(self.prediction.content))
+        return Wanted(
+            self, next(iter(self.constraints()), None), top_logprobs, self.n or 1, predicted
+        )
+
+
+class ChatRequest(Completion, Conversation):
+    """The body of /v1/chat/completions."""
+
+    refused: ClassVar[Mapping[str, Sequence[object]]] = {**Completion.refused, "suffix": ("",)}
+    logprobs: Boolean | None = None
+    top_logprobs: TopLogprobs | None = None
+
+    @model_validator(mode="after")
+    def _check_chat(self) -> Self:
+        if self.top_logprobs and not self.logprobs:
+            raise broken("top_logprobs needs logprobs to be true", "top_logprobs")
+        return self
+
+    def prepared(self, model: LoadedModel) -> Prepared:
+        """Prepare a chat completion. Raises Problem and SpecdecError."""
+        top = (self.top_logprobs or 0) if self.logprobs else None
+        return model.chat(self.chat(), self.wanted(top))
+
+
+def _kind(value: Any) -> str:
+    """Return the key of a prompt's type: a text, token ids, or a list of either."""
+    if not isinstance(value, list):
+        return "<text>"
+    first = value[0] if value else None
+    if isinstance(first, str):
+        return "<texts>"
+    return "<lists>" if isinstance(first, list) else "<ids>"
+
+
+INPUTS = 2048
+"""Largest number of texts in a list of prompts."""
+Ids = Annotated[Several[StrictInt], Field(min_length=1)]
+Prompt = Annotated[
+    Annotated[Written, Tag("<text>")]
+    | Annotated[Ids, Tag("<ids>")]
+    | Annotated[Several[Written], Field(max_length=INPUTS), Tag("<texts>")]
+    | Annotated[Several[Ids], Field(max_length=INPUTS), Tag("<lists>")],
+    Discriminator(_kind),
+]
+
+
+def several(texts: Any) -> Sequence[str | list[int]]:
+    """Return the texts of a Prompt, which is a text, token ids, or a list of either."""
+    single = isinstance(texts, str) or isinstance(texts[0], int)
+    return [texts] if single else texts
+
+
+class TextRequest(Completion):
+    """The body of /v1/completions."""
+
+    refused: ClassVar[Mapping[str, Sequence[object]]] = {
+        **Completion.refused,
+        **dict.fromkeys(("add_special_tokens", "add_generation_prompt"), (True,)),
+        **dict.fromkeys(("tools", "functions"), ([],)),
+        **dict.fromkeys(("tool_choice", "function_call"), ("none", "auto")),
+        "continue_final_message": (False,),
+    }
+    prompt: Prompt
+    # False requests no logprobs, and 0 only the logprobs of the tokens themselves.
+    logprobs: TopLogprobs | Literal[False] = False
+    echo: Boolean = False
+    suffix: String = ""
+
+    @model_validator(mode="after")
+    def _check_echo(self) -> Self:
+        if self.echo and self.suffix and self.logprobs is not False:
+            rule = "echo with logprobs and suffix cannot be combined"
+            raise broken(f"{rule}: leave one of them out", "echo")
+        return self
+
+    def prepared(self, model: LoadedModel) -> Prepared:
+        """Prepare text completions. Raises Problem and SpecdecError."""
+        wanted = self.wanted(None if self.logprobs is False else self.logprobs)
+        return model.texts(several(self.prompt), wanted, suffix=self.suffix, echo=self.echo)
 
 
 # Answers.
@@ -41,15 +251,11 @@ class CompletionWriter(Writer):
     nothing: ClassVar[Payload] = {}
     done = b"data: [DONE]\n\n"
 
-    def __init__(self, model: LoadedModel, body: Completion, prepared: Prepared) -> None:
-        super().__init__(model.name, prepared, stream=body.stream)
+    def __init__(self, model: LoadedModel, body: ChatRequest | TextRequest) -> None:
+        super().__init__(model.name, body.prepared(model), stream=body.stream)
         self.include_drafted = body.stream_options.include_drafted
         self._include_usage = body.stream_options.include_usage
         self._tokenizer = model.pair.tokenizer
-        logprobs = prepared.requests[0].top_logprobs is not None
-        self._pieces = token_pieces(self._tokenizer) if logprobs else []
-        self._offsets: Counter[int] = Counter()
-        self._begun: set[int] = set()
         self._head = {
             "id": f"{self.prefix}-{uuid.uuid4().hex}",
             "created": int(time.time()),
@@ -131,7 +337,7 @@ class CompletionWriter(Writer):
         """Return the log-probabilities of a choice, or of a part of it, if there are any."""
 
     def _token(self, id: int, logprob: float) -> Payload:
-        piece = self._pieces[id] if id < len(self._pieces) else None
+        piece = token_piece(self._tokenizer, id)
         # Logits may be wider than the vocabulary. This is vLLM's name for a token without text.
         token = f"token_id:{id}" if piece is None else piece.decode("utf-8", "replace")
         logprob = max(LEAST_LOGPROB, logprob)
@@ -145,42 +351,42 @@ class TextWriter(CompletionWriter):
     prefix = "cmpl"
     nothing: ClassVar[Payload] = {"text": ""}
 
-    def start(self, choice: Choice) -> list[Payload]:
-        """Return the prompt, if `echo` is set and the prompt has no logprobs."""
-        return [] if self._scores_prompt(choice) else self._echo(choice)
+    def __init__(self, model: LoadedModel, body: TextRequest) -> None:
+        super().__init__(model, body)
+        self._offsets: Counter[int] = Counter()
+        self._begun: set[int] = set()
 
     def piece(self, choice: Choice, step: Step, events: Iterable[Event]) -> list[Payload]:
-        """Return chunks of text, and before the first one the prompt if it has logprobs."""
+        """Return chunks of text, and before the first one the prompt if `echo` is set."""
         echo: list[Payload] = []
-        if self._scores_prompt(choice) and choice.index not in self._begun:
+        if choice.index not in self._begun:
             self._begun.add(choice.index)
-            echo = self._echo(choice, self._listed(choice, (), after_prompt=True))
+            for text in self._echoed(choice):
+                logprobs = self._listed(choice, (), after_prompt=True)
+                echo.append(self._chunk([self._choice(choice, {"text": text}, logprobs)]))
         return [*echo, *super().piece(choice, step, events)]
 
-    def _echo(self, choice: Choice, logprobs: Payload | None = None) -> list[Payload]:
-        echoed = self.prepared.echoed[choice.index :][:1]
-        return [self._chunk([self._choice(choice, {"text": text}, logprobs)]) for text in echoed]
-
-    def _scores_prompt(self, choice: Choice) -> bool:
-        return self.prepared.requests[choice.index].scores_prompt
-
     def content(self, choice: Choice) -> Payload:
-        return {"text": "".join([*self.prepared.echoed[choice.index :][:1], *choice.texts])}
+        return {"text": "".join([*self._echoed(choice), *choice.texts])}
 
     def contents(self, step: Step, events: Iterable[Event]) -> list[Payload]:
         return [{"text": step.text}] if step.text else []
 
     def logprobs(self, choice: Choice, of: Choice | Step) -> Payload | None:
-        complete = of is choice and self._scores_prompt(choice)
-        return self._listed(choice, of.logprobs, after_prompt=complete)
+        return self._listed(choice, of.logprobs, after_prompt=of is choice)
+
+    def _echoed(self, choice: Choice) -> Sequence[str]:
+        return self.prepared.echoed[choice.index :][:1]
 
     def _listed(
-        self, choice: Choice, logprobs: Sequence[TokenLogprob], *, after_prompt: bool = False
+        self, choice: Choice, logprobs: Sequence[TokenLogprob], *, after_prompt: bool
     ) -> Payload | None:
         """Return the lists of the next tokens of a choice, or None if there are none. after_prompt:
-        Whether the tokens of the prompt come first."""
+        Whether the tokens of the prompt come first, if they have log-probabilities."""
+        request = self.prepared.requests[choice.index]
+        after_prompt = after_prompt and request.scores_prompt
         if after_prompt:
-            first: Any = self.prepared.requests[choice.index].prompt[0]
+            first: Any = request.prompt[0]
             logprobs = [TokenLogprob(first, 0.0, ()), *choice.prompt_logprobs, *logprobs]
         if not logprobs:
             return None
@@ -192,13 +398,11 @@ class TextWriter(CompletionWriter):
                 # A character counts at its first byte.
                 begun = sum(byte & 0xC0 != 0x80 for byte in token["bytes"])
                 self._offsets[choice.index] += begun
-        likeliest = ([self._token(*top) for top in token.top] for token in logprobs)
+        likeliest = [[self._token(*top) for top in token.top] for token in logprobs]
         listed: dict[str, list[Any]] = {
             "tokens": [_key(token) for token in tokens],
             "token_logprobs": [token["logprob"] for token in tokens],
-            "top_logprobs": [
-                {_key(one): one["logprob"] for one in tokens_at} for tokens_at in likeliest
-            ],
+            "top_logprobs": [{_key(top): top["logprob"] for top in tops} for tops in likeliest],
             "text_offset": offsets,
         }
         if after_prompt:
@@ -230,7 +434,7 @@ class ChatWriter(CompletionWriter):
         return {"message": _message(choice)}
 
     def contents(self, step: Step, events: Iterable[Event]) -> list[Payload]:
-        return [{"delta": _delta(event)} for event in events]
+        return [{"delta": delta} for event in events for delta in _deltas(event)]
 
     def logprobs(self, choice: Choice, of: Choice | Step) -> Payload | None:
         # OpenAI leaves out the token that ends a text.
@@ -243,29 +447,30 @@ class ChatWriter(CompletionWriter):
         return {"content": content, "refusal": None} if content else None
 
 
-def _delta(event: Event) -> Payload:
-    """Return the delta of an event."""
-    if isinstance(event, Text):
-        return {TEXT_FIELDS[event.kind]: event.text}
-    call: Payload = {"index": event.index}
-    if isinstance(event, Call):
-        function = {"name": event.name, "arguments": ""}
-        return {"tool_calls": [{**call, "id": event.id, "type": "function", "function": function}]}
-    return {"tool_calls": [{**call, "function": {"arguments": event.text}}]}
+def _call(event: Event, arguments: str) -> Payload:
+    function = {"name": event.name, "arguments": arguments}
+    return {"id": event.id, "type": "function", "function": function}
+
+
+def _deltas(event: Event) -> list[Payload]:
+    """Return the deltas of an event. The arguments of a call follow in a delta of their own."""
+    if event.kind != "call":
+        return [{TEXT_FIELDS[event.kind]: event.text}]
+    arguments = {"index": event.index, "function": {"arguments": event.text}}
+    calls: list[Payload] = [{"index": event.index, **_call(event, "")}, arguments]
+    return [{"tool_calls": [call]} for call in calls]
 
 
 def _message(choice: Choice) -> Payload:
-    """Return the complete message of a choice, which is the sum of the deltas."""
+    """Return the complete message of a choice."""
     message: Payload = {"role": "assistant", "content": "", "refusal": None, "annotations": []}
-    calls: list[Payload] = []
-    for delta in map(_delta, joined(choice.events)):
-        for name, value in delta.items():
-            if name != "tool_calls":
-                message[name] = message.get(name, "") + value
-            elif "id" in value[0]:
-                calls.append({key: value[0][key] for key in ("id", "type", "function")})
-            else:
-                calls[-1]["function"]["arguments"] = value[0]["function"]["arguments"]
+    calls = []
+    for event in joined(choice.events):
+        if event.kind == "call":
+            calls.append(_call(event, event.text))
+        else:
+            name = TEXT_FIELDS[event.kind]
+            message[name] = message.get(name, "") + event.text
     if calls:
         message |= {"content": message["content"] or None, "tool_calls": calls}
     return message
@@ -274,31 +479,6 @@ def _message(choice: Choice) -> Payload:
 def _reason(choice: Choice) -> str:
     ended = "tool_calls" if choice.reader.count else "stop"
     return ended if choice.finish_reason in ("eos", "stop") else "length"
-
-
-def timings(choices: Sequence[Choice]) -> dict[str, Payload]:
-    """Return llama.cpp's figures of times and drafts, or {} if every choice was cut."""
-    results = [choice.result for choice in choices if choice.result is not None]
-    if not results:
-        return {}
-    prompt_ms = 1000 * max(result.stats.seconds.prompt for result in results)
-    predicted_ms = 1000 * max(result.stats.seconds.decoding for result in results)
-    cache_n = sum(result.labels.cached_tokens for result in results)
-    prompt_n = sum(result.labels.prompt_tokens for result in results) - cache_n
-    predicted_n = sum(len(result.tokens) for result in results)
-    figures: Payload = {"cache_n": cache_n}
-    for name, n, ms in (("prompt", prompt_n, prompt_ms), ("predicted", predicted_n, predicted_ms)):
-        figures[f"{name}_n"], figures[f"{name}_ms"] = n, round(ms, 3)
-        figures[f"{name}_per_token_ms"] = _ratio(ms, n)
-        figures[f"{name}_per_second"] = _ratio(1000 * n, ms)
-    if any(result.labels.proposer != "none" for result in results):
-        figures["draft_n"] = sum(result.stats.drafted for result in results)
-        figures["draft_n_accepted"] = sum(result.stats.accepted for result in results)
-    return {"timings": figures}
-
-
-def _ratio(part: float, total: float) -> float:
-    return round(part / total, 3) if total else 0.0
 
 
 def error(problem: Problem) -> tuple[int, Payload]:
@@ -310,17 +490,13 @@ def error(problem: Problem) -> tuple[int, Payload]:
 @router.post("/chat/completions", summary="Answers messages")
 async def chat_completions(body: ChatRequest, http: Request) -> Response:
     """Answer the messages of a conversation."""
-    return await complete(
-        http, body, lambda model, body: ChatWriter(model, body, prepared_chat(model, body))
-    )
+    return await complete(http, body, ChatWriter)
 
 
 @router.post("/completions", summary="Continues a text")
 async def completions(body: TextRequest, http: Request) -> Response:
     """Continue texts."""
-    return await complete(
-        http, body, lambda model, body: TextWriter(model, body, prepared_text(model, body))
-    )
+    return await complete(http, body, TextWriter)
 
 
 @router.get("/models", summary="The models and their states")

@@ -1,31 +1,59 @@
 """OpenAI's Responses API, whose input and output are items. For the fields that clients need, see
-openresponses/openresponses and openai/codex (codex-rs/codex-api/src/sse/responses.rs)."""
+openai-python (types/responses), openresponses/openresponses and openai/codex (codex-rs, for example
+protocol/src/models.rs)."""
 
 import json
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal
 
 from fastapi import APIRouter
+from pydantic import AliasChoices, ConfigDict, Field, TypeAdapter
 from starlette.requests import Request
 from starlette.responses import Response
 
 from ..results import Step
-from .answers import Choice, Payload, Writer
-from .events import Arguments, Call, Event, joined
-from .items import ENCRYPTED, InputTokensRequest, ResponsesRequest, ToolName
-from .openai import timings
-from .problems import Problem
-from .requests import LoadedModel, Prepared
+from ..text.messages import Message, Tool, lines_of, log_once, text_of
+from .answers import Choice, Payload, Writer, timings
+from .events import Event, joined
+from .fields import MESSAGES, Body, Boolean, Fields, Object, Several, String, Typed
+from .internal import TOOLS, Chat, MaxTokens, Sampled, Tools, Wanted
+from .problems import Problem, invalid
+from .requests import LoadedModel
 from .service import complete, compute, service_of
+from .shared_bodies import (
+    LONGEST_TOOL_NAME,
+    Choosing,
+    Content,
+    Format,
+    Function,
+    Name,
+    OneOf,
+    Parameters,
+    Part,
+    StructuredOutputs,
+    Thoughtful,
+    choice_of,
+    parts_of,
+    shown_name,
+)
 from .stored import StoredConversation
 
 router = APIRouter()
+ENCRYPTED = "mlx-specdec reasoning: "
+"""The beginning of the `encrypted_content` that this server writes for reasoning. The text of the
+reasoning follows."""
+INCLUDE_REASONING = "reasoning.encrypted_content"
+CUSTOM = Parameters.model_validate(
+    {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
+)
+"""Parameters of a custom tool in the prompt. Custom tools have a text as input."""
+SKIPPED = "skipped %s of the type %r, which this server does not know"
 PARAMS = {"messages": "input", "max_tokens": "max_output_tokens"}
 """Names of fields of a Responses request, by the names of the same fields of a chat."""
 ID_PREFIX = "resp_"
 """The beginning of ids. It distinguishes ids from other paths below /v1/responses."""
-INCLUDE_REASONING = "reasoning.encrypted_content"
 ECHOED: Payload = {
     **dict.fromkeys(("instructions", "max_output_tokens", "max_tool_calls", "user")),
     **dict.fromkeys(("previous_response_id", "prompt_cache_key", "safety_identifier")),
@@ -43,6 +71,7 @@ FIXED_FIELDS = {"background": False, "service_tier": "default", "top_logprobs": 
 SAMPLED = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
 OPTIONAL: Payload = {"function": dict.fromkeys(("description", "parameters", "strict"))}
 """Fields of a tool, by the tool's type, that a response must have even if they are null."""
+
 ITEM_TYPES = {"content": "message", "reasoning": "reasoning"}
 """Types of items by the kinds of texts."""
 ITEM_FORMS: dict[str, tuple[str, str, str, Payload]] = {
@@ -55,11 +84,195 @@ ITEM_FORMS: dict[str, tuple[str, str, str, Payload]] = {
 complete text in the last event, and the fields of an item without text."""
 
 
+# Bodies.
+class Item(Typed):
+    """An item of a conversation. Items of unknown types are skipped, because clients often add new
+    types."""
+
+    kinds: ClassVar[Mapping[str, Sequence[str]]] = {
+        "message": ("role", "content"),
+        "reasoning": (),
+        "function_call": ("call_id", "name", "arguments"),
+        "custom_tool_call": ("call_id", "name", "input"),
+        **dict.fromkeys(("function_call_output", "custom_tool_call_output"), ("call_id", "output")),
+    }
+    type: String = "message"
+    role: Literal["user", "assistant", "system", "developer"] = "user"
+    content: Content = ""
+    summary: Several[Part] = []  # noqa: RUF012
+    encrypted_content: String = ""
+    call_id: String = ""
+    name: String = ""
+    namespace: String | None = None
+    arguments: String = ""
+    input: String = ""
+    output: Content = ""
+
+
+OUTPUT = TypeAdapter(list[Item])
+"""Reads the output of a response as items of an input."""
+
+
+def messages_of(items: Iterable[Item]) -> list[Message]:
+    """Return the messages of a chat. Consecutive items of the assistant become one message, so that
+    the results of calls follow the message with the calls."""
+    messages: list[Message] = []
+    for item in items:
+        role, content = item.role, text_of(parts_of(item.content))
+        if item.type == "message" and role != "assistant":
+            messages.append({"role": role, "content": content})
+        elif item.type.endswith("_output"):
+            output = text_of(parts_of(item.output))
+            messages.append({"role": "tool", "tool_call_id": item.call_id, "content": output})
+        elif item.type not in Item.kinds:
+            log_once(SKIPPED, "an input item", item.type[:LONGEST_TOOL_NAME])
+        else:
+            if not messages or messages[-1]["role"] != "assistant":
+                messages.append({"role": "assistant", "content": ""})
+            _add(item, content, messages[-1])
+    return messages
+
+
+def _add(item: Item, content: str, turn: Message) -> None:
+    """Add an item of the assistant to a message."""
+    if item.type == "message":
+        turn["content"] = lines_of([turn["content"], content])
+    elif item.type == "reasoning":
+        if item.encrypted_content.startswith(ENCRYPTED):
+            content = item.encrypted_content.removeprefix(ENCRYPTED)
+        content = content or text_of(parts_of(item.summary))
+        turn["reasoning_content"] = lines_of([turn.get("reasoning_content", ""), content])
+    else:
+        custom = item.type == "custom_tool_call"
+        name, arguments = shown_name(item.name, item.namespace), item.arguments
+        function = {"name": name, "arguments": {"input": item.input} if custom else arguments}
+        turn.setdefault("tool_calls", []).append({"id": item.call_id, "function": function})
+
+
+class ResponsesTool(Typed):
+    """A tool, or a namespace of tools. Tools of unknown types are skipped."""
+
+    model_config = ConfigDict(extra="allow")
+    kinds: ClassVar[Mapping[str, Sequence[str]]] = {
+        **dict.fromkeys(("function", "custom"), ("name",)),
+        "namespace": ("name", "tools"),
+    }
+    name: Name = ""
+    description: String | None = None
+    parameters: Parameters | None = None
+    format: Object = {}  # noqa: RUF012
+    tools: Several["ResponsesTool"] = []  # noqa: RUF012
+    namespace: String | None = None
+
+    def called(self, namespace: str | None = None) -> list["ResponsesTool"]:
+        """Return the tools that the model can call: this tool, or the tools of this namespace."""
+        if self.type == "namespace":
+            return [called for tool in self.tools for called in tool.called(self.name)]
+        if self.type not in self.kinds:
+            log_once(SKIPPED, "a tool", self.type[:LONGEST_TOOL_NAME])
+            return []
+        return [self.model_copy(update={"namespace": namespace})]
+
+    @property
+    def shown(self) -> str:
+        """The name by which the model knows the tool."""
+        return shown_name(self.name, self.namespace)
+
+    @property
+    def tool(self) -> Tool:
+        """The tool in the format of chat templates. The grammar of a custom tool's input is shown,
+        but not enforced."""
+        described, parameters = self.description, self.parameters
+        if self.type == "custom":
+            parameters = CUSTOM
+            if definition := self.format.get("definition"):
+                grammar = f"The input follows this grammar:\n{definition}"
+                described = f"{described or ''}\n\n{grammar}".strip()
+        fields = {"name": self.shown, "description": described, "parameters": parameters}
+        return Function.model_construct(None, **fields).tool
+
+
+class InputTokensRequest(Body, Thoughtful):
+    """The body of /v1/responses/input_tokens."""
+
+    refused: ClassVar[Mapping[str, Sequence[object]]] = {"conversation": (), "prompt": ()}
+    input: String | Annotated[Several[Item], Field(min_length=1, max_length=MESSAGES)]
+    instructions: String | None = None
+    previous_response_id: String | None = None
+    tools: Annotated[Several[ResponsesTool], Field(max_length=TOOLS)] = []  # noqa: RUF012
+    tool_choice: Choosing | OneOf | None = None
+    parallel_tool_calls: Boolean | None = None
+
+    def items(self) -> Sequence[Item]:
+        """Return the input as items."""
+        if not isinstance(self.input, str):
+            return self.input
+        return [Item(role="user", content=self.input)]
+
+    def called(self) -> list[ResponsesTool]:
+        """Return the tools that the model can call, including tools in namespaces."""
+        return [called for tool in self.tools for called in tool.called()]
+
+    def chat(self, before: Sequence[Item]) -> Chat:
+        """Return the conversation. before: The items of the conversation that the request
+        continues. Raises Problem."""
+        messages = messages_of([*before, *self.items()])
+        if self.instructions:
+            messages = [{"role": "system", "content": self.instructions}, *messages]
+        tools = [tool.tool for tool in self.called()]
+        return Chat(
+            messages or [{"role": "user", "content": ""}],
+            Tools.of(tools, choice_of(self.tool_choice), self.parallel_tool_calls),
+            self.variables(),
+            self.thinking_budget(),
+        )
+
+
+class TextSettings(Fields):
+    model_config = ConfigDict(extra="allow")
+    format: Format | None = None
+
+
+class ResponsesRequest(InputTokensRequest, Sampled):
+    """The body of /v1/responses. Codex treats a cut answer as a failure, so the default for
+    max_tokens is no limit."""
+
+    refused: ClassVar[Mapping[str, Sequence[object]]] = {
+        **InputTokensRequest.refused,
+        "background": (False,),
+        "top_logprobs": (0,),
+    }
+    max_tokens: MaxTokens = Field(
+        -1, validation_alias=AliasChoices("max_output_tokens", "max_tokens")
+    )
+    stream: Boolean | None = None
+    structured_outputs: StructuredOutputs | None = None
+    text: TextSettings = TextSettings()
+    include: Several[String] = []  # noqa: RUF012
+    store: Boolean = True
+    metadata: Object | None = None
+    max_tool_calls: Any = None
+    user: String | None = None
+    safety_identifier: String | None = None
+    prompt_cache_key: String | None = None
+    truncation: String | None = None
+
+    def wanted(self) -> Wanted:
+        """Return the wishes of the client, except for the prompt. Raises Problem."""
+        form, outputs = self.text.format, self.structured_outputs
+        found = [] if outputs is None else outputs.constraints("structured_outputs")
+        found += [] if form is None else form.constraints("text")
+        if len(found) > 1:
+            raise invalid("text.format and structured_outputs cannot be combined", "text")
+        return Wanted(self, next(iter(found), None))
+
+
 # Answers.
 class ResponsesWriter(Writer):
     """Writes a response, which has one choice.
 
     Args:
+        before: The conversation that the request continues.
         finished: Called with the complete response.
     """
 
@@ -69,19 +282,20 @@ class ResponsesWriter(Writer):
         self,
         model: LoadedModel,
         body: ResponsesRequest,
-        prepared: Prepared,
+        before: StoredConversation,
         finished: Callable[[Payload], None],
     ) -> None:
+        prepared = model.chat(body.chat(before.items), body.wanted())
         super().__init__(model.name, prepared, stream=body.stream)
-        options = prepared.requests[0].options
         self._finished = finished
         self._encrypts = INCLUDE_REASONING in body.include
-        self._names = {tool.shown: tool for tool in body.named_tools()}
+        self._tools = {tool.shown: tool for tool in body.called()}
         self._events = 0
         self._output: list[Payload] = []
-        # The type of the last item and the pieces of its text, or None if the item has ended.
+        # The type of the last item, or "" if it has ended, and the pieces of its text.
         self._kind = ""
-        self._pieces: list[str] | None = None
+        self._pieces: list[str] = []
+        options = prepared.requests[0].options
         sent = body.model_dump(by_alias=True, exclude_unset=True)
         sent["max_output_tokens"] = sent.get("max_tokens")
         self._head: Payload = {
@@ -134,22 +348,29 @@ class ResponsesWriter(Writer):
         last = self._event(f"response.{status}", response=response)
         return [*payloads, {**last, **timings([choice])}]
 
-    def event(self, event: Event) -> list[Payload]:
-        if isinstance(event, Call):
-            tool = self._names.get(event.name, ToolName(event.name))
-            called: Payload = {"call_id": event.id, "name": tool.name}
-            if tool.namespace is not None:
+    def piece(self, choice: Choice, step: Step, events: Iterable[Event]) -> list[Payload]:
+        return [payload for event in events for payload in self._written(event)]
+
+    def _written(self, event: Event) -> list[Payload]:
+        begun: list[Payload] = []
+        text = event.text
+        if event.kind == "call":
+            tool = self._tools.get(event.name)
+            called: Payload = {
+                "call_id": event.id,
+                "name": event.name if tool is None else tool.name,
+            }
+            if tool is not None and tool.namespace is not None:
                 called["namespace"] = tool.namespace
-            return self._begin("custom_tool_call" if tool.custom else "function_call", **called)
-        kind = "" if isinstance(event, Arguments) else ITEM_TYPES[event.kind]
-        begun = self._begin(kind) if kind and (self._pieces is None or self._kind != kind) else []
-        assert self._pieces is not None, "arguments came before their call"
-        self._pieces.append(event.text)
-        if self._kind == "custom_tool_call":
-            return begun  # the event at the end has the input without the JSON around it
+            custom = tool is not None and tool.type == "custom"
+            text = custom_input(text) if custom else text
+            begun = self._begin("custom_tool_call" if custom else "function_call", **called)
+        elif self._kind != ITEM_TYPES[event.kind]:
+            begun = self._begin(ITEM_TYPES[event.kind])
+        self._pieces.append(text)
         more: Payload = {"logprobs": []} if self._kind == "message" else {}
         name = f"response.{ITEM_FORMS[self._kind][1]}.delta"
-        return [*begun, self._of_item(name, delta=event.text, **more)]
+        return [*begun, self._of_item(name, delta=text, **more)]
 
     def _begin(self, kind: str, **called: object) -> list[Payload]:
         closed = self._close("completed")
@@ -165,17 +386,13 @@ class ResponsesWriter(Writer):
 
     def _close(self, status: str) -> list[Payload]:
         """End the last item, unless that has ended. status: how."""
-        if self._pieces is None:
+        if not self._kind:
             return []
         kind, text = self._kind, "".join(self._pieces)
         _, name, field, _ = ITEM_FORMS[kind]
-        ended: list[Payload] = []
-        if kind == "custom_tool_call":
-            text = custom_input(text)
-            ended.append(self._of_item(f"response.{name}.delta", delta=text))
-        part = _output_text(text)
         content: Payload = {field: text}
         more: Payload = {}
+        part = _output_text(text)
         if kind == "message":
             content, more = {"content": [part]}, {"logprobs": []}
         elif kind == "reasoning":
@@ -185,10 +402,10 @@ class ResponsesWriter(Writer):
         elif kind == "function_call":
             more = {"name": self._output[-1]["name"]}
         self._output[-1] = {**self._output[-1], **content, "status": status}
-        ended.append(self._of_item(f"response.{name}.done", **{field: text}, **more))
+        ended = [self._of_item(f"response.{name}.done", **{field: text}, **more)]
         if kind == "message":
             ended.append(self._of_item("response.content_part.done", part=part))
-        self._pieces = None
+        self._kind = ""
         return [*ended, self._of_output("response.output_item.done", self._output[-1])]
 
     def _of_output(self, kind: str, item: Payload) -> Payload:
@@ -248,11 +465,11 @@ async def responses(body: ResponsesRequest, http: Request) -> Response:
 
         def finished(response: Payload) -> None:
             if body.store:
+                added = [*body.items(), *OUTPUT.validate_python(response["output"])]
                 nbytes = len(body.model_dump_json(include={"input"}))
-                service.responses.put(response, before, body.items(), nbytes, tenant)
+                service.responses.put(response, before, added, nbytes, tenant)
 
-        prepared = model.chat(body.chat(before.items), body.wanted())
-        return ResponsesWriter(model, body, prepared, finished)
+        return ResponsesWriter(model, body, before, finished)
 
     return await complete(http, body, make)
 

@@ -1,17 +1,16 @@
-"""Models of parts of bodies that several wire formats share: contents of messages, thoughts, and
-constraints."""
+"""Models of parts of bodies that several wire formats share: contents of messages, tools, thoughts,
+and constraints."""
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, ConfigDict, Field, StrictInt, model_validator
+from pydantic import AliasChoices, BeforeValidator, ConfigDict, Field, StrictInt, model_validator
 
 from ..text.chat import RESERVED
-from ..text.messages import Message
-from .fields import Boolean, ByType, Fields, Object, Several, String, broken, integral, worded
-from .internal import TextConstraint
+from ..text.messages import TEXT_PART_FIELDS, Message, Tool
+from .fields import Boolean, Fields, Object, Several, String, Typed, broken, integral, worded
+from .internal import TOOLS, TextConstraint, ToolChoice
 
 Written = Annotated[String, Field(pattern=r"\S"), worded("a non-blank string")]
 JsonSchema = Annotated[Object, worded("a JSON schema, an object")]
@@ -22,60 +21,33 @@ THINKING_STATES = {"enabled": True, "disabled": False}
 SWITCHES = ("enable_thinking", "thinking")
 """Template variables that turn reasoning on or off: the first one in templates of Qwen, GLM and
 others, the second one in templates of DeepSeek, Granite and Kimi."""
+UNSEEN = {"type", "cache_control", "defer_loading", "eager_input_streaming"}
+"""Keys of tools that are meant for the server and not for the model."""
+LONGEST_TOOL_NAME = 128
+"""Largest number of characters of a tool's name, as in Anthropic's API. OpenAI's takes 64."""
 
 
 # Contents.
-@dataclass
-class Turn:
-    """A message of Anthropic's API: the parts of its text, its calls, and results of calls, which
-    are messages of their own."""
+class Part(Typed):
+    """A part of a message's content. The model sees a note in place of other types."""
 
-    parts: list[Message] = field(default_factory=list)
-    calls: list[Message] = field(default_factory=list)
-    results: list[Message] = field(default_factory=list)
-
-
-class BasePart(Fields):
-    """A part of a message's content."""
+    kinds: ClassVar[Mapping[str, Sequence[str]]] = {
+        **{kind: (field,) for kind, field in TEXT_PART_FIELDS.items()},
+        "thinking": (),
+    }
+    text: String | None = None
+    refusal: String | None = None
+    thinking: String | Several["Part"] | None = None
 
     def part(self) -> Message:
         """Return the part as `text.messages` reads it."""
-        return self.model_dump(exclude_none=True)
-
-    def add(self, turn: Turn) -> None:
-        """Add the part to a turn."""
-        turn.parts.append(self.part())
+        return self.model_dump(include={"type", *Part.model_fields}, exclude_none=True)
 
 
-class TextPart(BasePart):
-    type: Literal["text", "input_text", "output_text", "summary_text", "reasoning_text"]
-    text: String
-
-
-class RefusalPart(BasePart):
-    type: Literal["refusal"]
-    refusal: String
-
-
-class ThinkingPart(BasePart):
-    type: Literal["thinking"]
-    thinking: String | Several[TextPart] | None = None
-
-
-class Other(BasePart):
-    """A part, an item or a tool of an unknown type."""
-
-    type: String
-
-
-Part = Annotated[
-    TextPart | RefusalPart | ThinkingPart | Other,
-    ByType('a part with a type, such as {"type": "text", "text": ...}'),
-]
 Content = String | Several[Part]
 
 
-def parts_of(content: str | Sequence[BasePart]) -> str | list[Message]:
+def parts_of(content: str | Sequence[Part]) -> str | list[Message]:
     """Return a content as `text.messages` reads it."""
     return content if isinstance(content, str) else [part.part() for part in content]
 
@@ -108,6 +80,78 @@ class EarlierCall(Fields):
     function: CalledFunction
 
 
+# Tools.
+class Parameters(Fields):
+    """The JSON schema of the arguments of a function."""
+
+    model_config = ConfigDict(extra="allow")
+    properties: dict[str, dict[str, Any] | Boolean] | None = None
+    required: Several[String] | None = None
+
+
+Name = Annotated[
+    String,
+    Field(pattern=f"^[A-Za-z0-9_.-]{{1,{LONGEST_TOOL_NAME}}}$"),
+    worded(f"a name of at most {LONGEST_TOOL_NAME} letters, digits, underscores, dots and dashes"),
+]
+
+
+class Function(Typed):
+    """A function that the model may call. Chat templates see its other fields, too."""
+
+    model_config = ConfigDict(extra="allow")
+    kinds: ClassVar[Mapping[str, Sequence[str]]] = {"function": ("name",)}
+    type: Literal["function"] = "function"
+    name: Name = ""
+    description: String | None = None
+    parameters: Parameters | None = None
+
+    @property
+    def tool(self) -> Tool:
+        """The function in the format of chat templates."""
+        function = self.model_dump(exclude=UNSEEN, exclude_none=True)
+        return {"type": "function", "function": function}
+
+
+ToolList = Annotated[Several[Function], Field(max_length=TOOLS)]
+
+
+def shown_name(name: str, namespace: str | None) -> str:
+    """Return the name by which the model knows a tool. namespace: The tool's namespace in OpenAI's
+    Responses API."""
+    space = "" if namespace is None else f"{namespace.rstrip('_')}__"
+    return f"{space}{name}"[-LONGEST_TOOL_NAME:]
+
+
+class Choosing(Typed):
+    """A tool that must be called, or the tools that may be called. A tool of an unknown type cannot
+    be called."""
+
+    model_config = ConfigDict(extra="allow")
+    kinds: ClassVar[Mapping[str, Sequence[str]]] = {
+        **dict.fromkeys(("function", "custom"), ("name",)),
+        "allowed_tools": ("mode", "tools"),
+    }
+    type: String = "function"
+    name: String = ""
+    namespace: String | None = None
+    mode: Literal["auto", "required"] = "auto"
+    tools: Annotated[Several["Choosing"], Field(min_length=1)] = []  # noqa: RUF012
+
+    def choice(self) -> ToolChoice:
+        """Return the choice."""
+        if self.type == "allowed_tools":
+            names = frozenset(name for tool in self.tools if (name := tool.choice().name))
+            return ToolChoice(self.mode, allowed=names)
+        name = shown_name(self.name, self.namespace)
+        return ToolChoice("required", name) if name else ToolChoice()
+
+
+def choice_of(choice: OneOf | Choosing | None) -> ToolChoice:
+    """Return a choice of tools."""
+    return choice.choice() if isinstance(choice, Choosing) else ToolChoice(choice or "auto")
+
+
 # Thoughts.
 class Thinking(Fields):
     type: Literal["enabled", "disabled", "adaptive"]
@@ -132,7 +176,7 @@ class Thoughtful(Fields):
     reasoning: Reasoning | None = None
     reasoning_effort: String | None = None
     enable_thinking: Boolean | None = None
-    chat_template_kwargs: TemplateVariables | None = None
+    chat_template_kwargs: TemplateVariables = TemplateVariables()
 
     def variables(self) -> Object:
         """Return the variables of the chat template. chat_template_kwargs takes precedence."""
@@ -141,11 +185,10 @@ class Thoughtful(Fields):
         if thinks is None:
             thinks = None if self.thinking is None else THINKING_STATES.get(self.thinking.type)
             thinks = False if effort == "none" else thinks
-        own = self.chat_template_kwargs
         return {
             **({"reasoning_effort": effort} if effort and effort != "none" else {}),
             **({} if thinks is None else dict.fromkeys(SWITCHES, thinks)),
-            **({} if own is None else own.__pydantic_extra__ or {}),
+            **(self.chat_template_kwargs.model_extra or {}),
         }
 
     def thinking_budget(self) -> int | None:
@@ -165,79 +208,65 @@ Unset = Annotated[Written | None, unset]
 Choices = Annotated[
     Several[String],
     Field(min_length=1),
-    worded("a non-empty list, each entry of which is a string", inside=True),
+    worded("a non-empty list, each entry of which is a string"),
 ]
 
 
-Kind = Literal["json", "regex", "grammar", "choice"]
-"""The forms of constraints in vLLM's API."""
+def schema_constraint(schema: str | Object, field: str) -> TextConstraint:
+    """Return the constraint by a JSON schema. field: The field that errors name."""
+    text = schema if isinstance(schema, str) else json.dumps(schema, ensure_ascii=False)
+    return TextConstraint("json_schema", text, field)
 
 
-def constraint_of(kind: Kind, value: Any, field: str) -> TextConstraint | None:
-    """Return a constraint, or None without a value. field: The field that errors name."""
-    if value is None:
-        return None
-    if kind == "json":
-        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        return TextConstraint("json_schema", text, field)
-    if kind == "choice":
-        return TextConstraint("grammar", f"start: {' | '.join(map(json.dumps, value))}", field)
-    return TextConstraint(kind, value, field)
+class Format(Typed):
+    """The format of an answer. value: TGI's name for the schema."""
 
-
-class TextFormat(Fields):
-    type: Literal["text"]
-
-    def constraint(self, field: str) -> TextConstraint | None:
-        """Return the constraint that the format is."""
-        return None
-
-
-class ObjectFormat(Fields):
-    type: Literal["json_object"]
-    # Named as in llama.cpp and as in TGI.
+    model_config = ConfigDict(extra="allow")
+    kinds: ClassVar[Mapping[str, Sequence[str]]] = {
+        "text": (),
+        "json_object": (),
+        "json_schema": ("schema",),
+    }
+    type: Literal["text", "json_object", "json_schema"]
     schema_: Annotated[JsonSchema | None, Field(alias="schema")] = None
     value: JsonSchema | None = None
 
-    def constraint(self, field: str) -> TextConstraint | None:
-        """Return the constraint that the format is."""
-        schema = self.schema_ or self.value or {"type": "object"}
-        return constraint_of("json", schema, field)
+    def constraints(self, field: str) -> list[TextConstraint]:
+        """Return the constraint of the format, unless it is a text. field: See
+        `schema_constraint`."""
+        if self.type == "text":
+            return []
+        wanted = self.schema_ if self.type == "json_schema" else self.schema_ or self.value
+        return [schema_constraint({"type": "object"} if wanted is None else wanted, field)]
 
 
-class SchemaFormat(Fields):
-    """A JSON schema. OpenAI's chat completions have it one level deeper, in `json_schema`."""
+class Constraints(Fields):
+    """vLLM's forms of constraints, also with the names of its older versions."""
 
-    model_config = ConfigDict(extra="allow")
-    type: Literal["json_schema"]
-    schema_: Annotated[JsonSchema, Field(alias="schema")]
+    json_: Annotated[Written | JsonSchema | None, unset] = Field(
+        None, validation_alias=AliasChoices("json", "guided_json")
+    )
+    regex: Unset = Field(None, validation_alias=AliasChoices("regex", "guided_regex"))
+    grammar: Unset = Field(None, validation_alias=AliasChoices("grammar", "guided_grammar"))
+    choice: Choices | None = Field(None, validation_alias=AliasChoices("choice", "guided_choice"))
 
-    @model_validator(mode="before")
-    @classmethod
-    def _lift(cls, data: Any) -> Any:
-        inner = data.get("json_schema") if isinstance(data, dict) else None
-        return {**inner, "type": "json_schema"} if isinstance(inner, dict) else data
-
-    def constraint(self, field: str) -> TextConstraint | None:
-        """Return the constraint that the format is."""
-        return constraint_of("json", self.schema_, field)
-
-
-ResponseFormat = Annotated[
-    TextFormat | ObjectFormat | SchemaFormat,
-    ByType(
-        '{"type": "text"}, {"type": "json_object"} or {"type": "json_schema", "json_schema": '
-        '{"schema": {...}}}'
-    ),
-]
+    def constraints(self, field: str = "") -> list[TextConstraint]:
+        """Return all constraints. field: The field that errors name, if it is the same for all."""
+        choices = " | ".join(map(json.dumps, self.choice or ()))
+        grammars = {"grammar": self.grammar, "choice": choices and f"start: {choices}"}
+        return [
+            *([] if self.json_ is None else [schema_constraint(self.json_, field or "json")]),
+            *([TextConstraint("regex", self.regex, field or "regex")] if self.regex else []),
+            *(
+                TextConstraint("grammar", text, field or name)
+                for name, text in grammars.items()
+                if text
+            ),
+        ]
 
 
-class StructuredOutputs(Fields):
+class StructuredOutputs(Constraints):
     model_config = ConfigDict(extra="forbid")
-    json_: Annotated[Written | JsonSchema | None, unset, Field(alias="json")] = None
-    regex: Unset = None
-    grammar: Unset = None
-    choice: Choices | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -247,31 +276,19 @@ class StructuredOutputs(Fields):
             raise broken(rule, field)
         return self
 
-    def constraints(self) -> list[TextConstraint]:
-        """Return the constraints of all fields."""
-        values: dict[Kind, Any] = {"json": self.json_, "regex": self.regex}
-        values |= {"grammar": self.grammar, "choice": self.choice}
-        return [*filter(None, (constraint_of(*of, "structured_outputs") for of in values.items()))]
 
-
-class Constrained(Fields):
+class Constrained(Constraints):
     """The fields with constraints. A body may have only one of them."""
 
-    response_format: ResponseFormat | None = None
+    response_format: Format | None = None
     structured_outputs: StructuredOutputs | None = None
-    regex: Unset = None
-    grammar: Unset = None
-    guided_json: Annotated[Written | JsonSchema | None, unset] = None
-    guided_regex: Unset = None
-    guided_grammar: Unset = None
-    guided_choice: Choices | None = None
     ignore_eos: Boolean | None = None
 
     @model_validator(mode="after")
     def _check_constraints(self) -> Self:
         found = self.constraints()
         if len(found) > 1:
-            names = ", ".join(name for name in Constrained.model_fields if name != "ignore_eos")
+            names = "response_format, structured_outputs, json, regex, grammar and choice"
             rule = f"at most one of {names} may be given: leave the others out"
             raise broken(rule, "response_format")
         if found and self.ignore_eos:
@@ -279,21 +296,11 @@ class Constrained(Fields):
             raise broken(rule, "ignore_eos")
         return self
 
-    def constraints(self) -> list[TextConstraint]:
+    def constraints(self, field: str = "") -> list[TextConstraint]:
         """Return the constraints of all fields. A valid body has at most one."""
         outputs, answer = self.structured_outputs, self.response_format
         return [
-            *([] if outputs is None else outputs.constraints()),
-            *filter(
-                None,
-                (
-                    None if answer is None else answer.constraint("response_format"),
-                    constraint_of("regex", self.regex, "regex"),
-                    constraint_of("grammar", self.grammar, "grammar"),
-                    constraint_of("json", self.guided_json, "guided_json"),
-                    constraint_of("regex", self.guided_regex, "guided_regex"),
-                    constraint_of("grammar", self.guided_grammar, "guided_grammar"),
-                    constraint_of("choice", self.guided_choice, "guided_choice"),
-                ),
-            ),
+            *([] if outputs is None else outputs.constraints("structured_outputs")),
+            *([] if answer is None else answer.constraints("response_format")),
+            *super().constraints(),
         ]

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .items import OUTPUT, Item
 from .problems import Problem
 
 STORED_BYTES = 64 << 20
@@ -24,7 +23,7 @@ class StoredConversation:
     """
 
     response: dict[str, Any] = field(default_factory=dict)
-    items: Sequence[Item] = ()
+    items: Sequence[Any] = ()
     tenant: str = ""
     nbytes: int = 0
 
@@ -43,7 +42,7 @@ class StoredResponses:
         self,
         response: dict[str, Any],
         before: StoredConversation,
-        added: Sequence[Item],
+        added: Sequence[Any],
         nbytes: int,
         tenant: str,
     ) -> None:
@@ -51,12 +50,11 @@ class StoredResponses:
 
         Args:
             before: The conversation that the request continued.
-            added: The items of the request's input.
-            nbytes: Size of these items as JSON.
+            added: The items of the request's input and of the response.
+            nbytes: Size of the input as JSON.
         """
-        output = response["output"]
-        nbytes += before.nbytes + len(json.dumps([response, output]))
-        items = [*before.items, *added, *OUTPUT.validate_python(output)]
+        nbytes += before.nbytes + len(json.dumps([response, response["output"]]))
+        items = [*before.items, *added]
         with self._lock:
             self._stored[response["id"]] = StoredConversation(response, items, tenant, nbytes)
             self.nbytes += nbytes

@@ -2,7 +2,7 @@
 stop string."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from fastapi import APIRouter
 from pydantic import Field
@@ -11,14 +11,14 @@ from starlette.responses import Response
 
 from ..results import Step, TokenLogprob
 from ..version import __version__
-from .answers import LEAST_LOGPROB, Choice, Payload, Writer, token_pieces
+from .answers import LEAST_LOGPROB, Choice, Payload, Writer, token_piece
 from .events import Event
-from .fields import Body, Boolean, ByType, Fields
+from .fields import Body, Boolean, Fields
 from .internal import STOPS, Count, MaxTokens, Sampled, TextConstraint, Wanted
-from .problems import Problem
-from .requests import LoadedModel, Prepared
+from .problems import Problem, invalid
+from .requests import LoadedModel
 from .service import complete, loaded_of
-from .shared_bodies import JsonSchema, Written, constraint_of
+from .shared_bodies import JsonSchema, Written, schema_constraint
 
 TGI_REASONS = {"eos": "eos_token", "stop": "stop_sequence"}
 """TGI's names of finish reasons. All other reasons are "length"."""
@@ -27,35 +27,20 @@ router = APIRouter()
 
 
 # Bodies.
-class RegexGrammar(Fields):
-    type: Literal["regex"]
-    value: Written
-
-    def constraint(self) -> TextConstraint | None:
-        """Return the constraint."""
-        return constraint_of("regex", self.value, "grammar")
-
-
-class JsonGrammar(Fields):
-    type: Literal["json"]
+class Grammar(Fields):
+    type: Literal["regex", "json", "json_schema"]
     value: Written | JsonSchema
 
-    def constraint(self) -> TextConstraint | None:
-        """Return the constraint."""
-        return constraint_of("json", self.value, "grammar")
-
-
-class InnerSchema(Fields):
-    schema_: Annotated[JsonSchema, Field(alias="schema")]
-
-
-class SchemaGrammar(Fields):
-    type: Literal["json_schema"]
-    value: InnerSchema
-
-    def constraint(self) -> TextConstraint | None:
-        """Return the constraint."""
-        return constraint_of("json", self.value.schema_, "grammar")
+    def constraint(self) -> TextConstraint:
+        """Return the constraint. Raises Problem."""
+        value = self.value
+        if self.type == "json_schema" and isinstance(value, dict):
+            value = value.get("schema", value)
+        if self.type != "regex":
+            return schema_constraint(value, "grammar")
+        if not isinstance(value, str):
+            raise invalid("grammar.value must be a regular expression", "grammar")
+        return TextConstraint("regex", value, "grammar")
 
 
 class GenerateParameters(Sampled):
@@ -70,13 +55,7 @@ class GenerateParameters(Sampled):
     details: Boolean = False
     do_sample: Boolean | None = None
     return_full_text: Boolean = False
-    grammar: (
-        Annotated[
-            RegexGrammar | JsonGrammar | SchemaGrammar,
-            ByType('{"type": "json" or "regex", "value": ...}'),
-        ]
-        | None
-    ) = None
+    grammar: Grammar | None = None
 
     def sampled(self) -> Sampled:
         """Return the parameters with the temperature that they mean. Parameters that change the
@@ -99,14 +78,6 @@ class GenerateRequest(Body):
     parameters: GenerateParameters = Field(default_factory=GenerateParameters.model_construct)
 
 
-def prepared_text(model: LoadedModel, body: GenerateRequest) -> Prepared:
-    """Prepare a completion. TGI's answers have the logprob of every token. Raises Problem and
-    SpecdecError."""
-    grammar = body.parameters.grammar
-    constraint = None if grammar is None else grammar.constraint()
-    return model.texts([body.inputs], Wanted(body.parameters.sampled(), constraint, 0))
-
-
 # Answers.
 class TgiWriter(Writer):
     """The wire format of TGI. stream: Whether the answer is a stream, or None at the path "/", at
@@ -116,9 +87,12 @@ class TgiWriter(Writer):
     _ended = False
 
     def __init__(self, model: LoadedModel, body: GenerateRequest, *, stream: bool | None) -> None:
-        streams = body.stream if stream is None else stream
-        super().__init__(model.name, prepared_text(model, body), stream=streams)
-        self._inputs, self._parameters = body.inputs, body.parameters
+        parameters = self._parameters = body.parameters
+        constraint = None if parameters.grammar is None else parameters.grammar.constraint()
+        # TGI's answers have the logprob of every token.
+        prepared = model.texts([body.inputs], Wanted(parameters.sampled(), constraint, 0))
+        super().__init__(model.name, prepared, stream=body.stream if stream is None else stream)
+        self._before = body.inputs if parameters.return_full_text else ""
         self._listed, self._tokenizer = stream is None, model.pair.tokenizer
 
     def failed(self, problem: Problem) -> list[Payload]:
@@ -171,13 +145,11 @@ class TgiWriter(Writer):
         }
 
     def _text(self, choice: Choice) -> str:
-        before = self._inputs if self._parameters.return_full_text else ""
-        return "".join([before, *choice.texts])
+        return "".join([self._before, *choice.texts])
 
     def _token(self, token: TokenLogprob) -> Payload:
-        tokenizer = self._tokenizer
-        pieces, special = token_pieces(tokenizer), token.token in tokenizer.special_ids
-        piece = (pieces[token.token] if token.token < len(pieces) else None) or b""
+        piece = token_piece(self._tokenizer, token.token) or b""
+        special = token.token in self._tokenizer.special_ids
         return {
             "id": token.token,
             "text": "" if special else piece.decode("utf-8", "replace"),

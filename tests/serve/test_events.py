@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mlx_specdec.serve.events import Call, Event, Reader, Text, joined
+from mlx_specdec.serve.events import Event, Reader, joined
 from mlx_specdec.text.markers import CallFormat, Marker, Markers
 from mlx_specdec.text.tool_formats import OTHER_NAMES, TOOL_FORMATS
 
@@ -34,15 +34,13 @@ def read(text: str, sizes: list[int], name: str = "json_tools", **more: Any) -> 
 
 def answer_to(events: list[Event]) -> tuple[str, str, list[tuple[str, Any]]]:
     """What was said, what was thought, and what was called."""
-    texts, names, arguments = {"content": "", "reasoning": ""}, [], []
+    texts, calls = {"content": "", "reasoning": ""}, []
     for each in joined(events):
-        if isinstance(each, Text):
-            texts[each.kind] += each.text
-        elif isinstance(each, Call):
-            names.append(each.name)
+        if each.kind == "call":
+            calls.append((each.name, json.loads(each.text)))
         else:
-            arguments.append(json.loads(each.text))
-    return texts["content"], texts["reasoning"], [*zip(names, arguments, strict=True)]
+            texts[each.kind] += each.text
+    return texts["content"], texts["reasoning"], calls
 
 
 @pytest.mark.parametrize(("name", "text", "expected"), TEXTS, ids=lambda each: str(each)[:40])
@@ -56,7 +54,7 @@ def test_a_text_means_the_same_at_every_split(name: str, text: str, expected: Sa
 
 def test_ids_of_the_models_own_stay() -> None:
     [(_, text, _)] = [each for each in TEXTS if each[0] == "kimi_k2"]
-    calls = [each for each in read(text, [], "kimi_k2") if isinstance(each, Call)]
+    calls = [each for each in read(text, [], "kimi_k2") if each.kind == "call"]
     assert [(each.id, each.index) for each in calls] == [
         ("functions.get:0", 0),
         ("functions.get:1", 1),
@@ -71,7 +69,7 @@ def test_a_text_may_begin_within_a_thought() -> None:
 
 def test_without_marks_nothing_is_held_back() -> None:
     reader = Reader(Markers())
-    assert reader.read("<think> \n") == [Text("content", "<think> \n")]
+    assert reader.read("<think> \n") == [Event("content", "<think> \n")]
 
 
 @pytest.mark.parametrize("name", ["json_tools", "kimi_k2", "mistral"])
@@ -85,4 +83,4 @@ def test_a_section_is_searched_once_whatever_its_pieces(name: str, word: str) ->
 def test_an_answer_in_json_is_not_held_back() -> None:
     reader = Reader(Markers(calls=of_parser("llama3_json")), GET_TOOLS)
     assert reader.read('{"na') == []
-    assert reader.read('tion": ') == [Text("content", '{"nation":')]
+    assert reader.read('tion": ') == [Event("content", '{"nation":')]

@@ -8,8 +8,8 @@ import pytest
 from starlette.testclient import TestClient
 
 from mlx_specdec.serve import service
-from mlx_specdec.serve.items import MessageItem
 from mlx_specdec.serve.problems import Problem
+from mlx_specdec.serve.responses import Item
 from mlx_specdec.serve.stored import StoredConversation, StoredResponses
 
 from ..support.serving import broken_after, client_of, running
@@ -27,7 +27,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
 
 def test_stored_responses_stay_within_their_bound() -> None:
     stored = StoredResponses(most_bytes=4000)
-    given = [MessageItem(role="user", content="x" * 1000)]
+    given = [Item(role="user", content="x" * 1000)]
     for number in range(10):
         response = {"id": str(number), "output": []}
         stored.put(response, StoredConversation(), given, 1000, "a")

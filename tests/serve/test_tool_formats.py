@@ -7,7 +7,7 @@ import pytest
 from mlx_specdec.core.constraint import Alphabet, Constraint
 from mlx_specdec.core.grammar import compiled
 from mlx_specdec.serve.constraints import grammar_of
-from mlx_specdec.serve.events import Call, Reader
+from mlx_specdec.serve.events import Reader
 from mlx_specdec.serve.internal import Tools
 from mlx_specdec.text.markers import Markers
 
@@ -69,7 +69,7 @@ def test_a_model_may_end_after_its_first_call_and_after_a_line_break(
     take(constraint, call)
     assert "<end>" in allowed(constraint)
     reader = Reader(Markers(calls=of_parser(name)), TOOLS)
-    read = [each for each in reader.read(call) + reader.read(None) if isinstance(each, Call)]
+    read = [each for each in reader.read(call) + reader.read(None) if each.kind == "call"]
     assert [each.name for each in read] == ["drop"]
     if most_calls == 1:
         assert allowed(constraint) == {"<end>"}

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlx_specdec.serve.events import Arguments, Call, Event, Reader, Text
+from mlx_specdec.serve.events import Event, Reader
 from mlx_specdec.text.markers import Markers
 
 from ..support.call_templates import TEMPLATES, written
@@ -93,10 +93,9 @@ CALLS = st.lists(
 
 def answer(events: list[Event]) -> tuple[str, list[tuple[str, Any]]]:
     """Return the content and the calls of an answer."""
-    content = "".join(event.text for event in events if isinstance(event, Text))
-    names = [event.name for event in events if isinstance(event, Call)]
-    arguments = [json.loads(event.text) for event in events if isinstance(event, Arguments)]
-    return content, [*zip(names, arguments, strict=True)]
+    content = "".join(event.text for event in events if event.kind == "content")
+    calls = [(event.name, json.loads(event.text)) for event in events if event.kind == "call"]
+    return content, calls
 
 
 @pytest.mark.parametrize("template", TEMPLATES)
