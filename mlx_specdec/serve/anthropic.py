@@ -15,7 +15,7 @@ from ..results import Step
 from ..text.messages import Message, text_of
 from .answers import Choice, Payload, Writer
 from .events import Event, joined
-from .fields import MESSAGES, Body, Boolean, Fields, Object, Several, String, worded
+from .fields import MESSAGES, Body, Boolean, Fields, Kinds, Object, Refused, Several, worded
 from .internal import TOOLS, Chat, MaxTokens, Sampled, Stops, ToolChoice, Tools, Wanted
 from .problems import Problem
 from .requests import LoadedModel
@@ -46,8 +46,8 @@ router = APIRouter()
 class Source(Fields):
     """The source of a document. Only types with a text are read."""
 
-    type: String
-    data: String | None = None
+    type: str
+    data: str | None = None
     content: Content | None = None
 
     def text(self) -> str | None:
@@ -60,21 +60,21 @@ class Source(Fields):
 class Block(Part):
     """A part of a message, of a system prompt, or of a result of a tool."""
 
-    kinds: ClassVar[Mapping[str, Sequence[str]]] = {
+    kinds: ClassVar[Kinds] = {
         **Part.kinds,
         "document": ("source",),
         "search_result": ("source", "title", "content"),
         "tool_use": ("name",),
         "tool_result": (),
     }
-    title: String | None = None
-    context: String | None = None
-    source: String | Source = ""
-    content: String | Several["Block"] = ""
-    id: String | None = None
-    name: String = ""
+    title: str | None = None
+    context: str | None = None
+    source: str | Source = ""
+    content: str | Several["Block"] = ""
+    id: str | None = None
+    name: str = ""
     input: Object | None = None
-    tool_use_id: String | None = None
+    tool_use_id: str | None = None
 
     def part(self) -> Message:
         """Return the block as a part. Documents and search results become parts of text."""
@@ -91,7 +91,7 @@ class Block(Part):
 
 class BlocksMessage(Fields):
     role: Role
-    content: String | Several[Block]
+    content: str | Several[Block]
 
     def messages(self) -> list[Message]:
         """Return the message as `text.messages` reads it. Results of tools come first, each as a
@@ -120,14 +120,14 @@ class MessagesTool(Function):
     """A tool. The tools of other types run on Anthropic's servers, such as web_search_20250305."""
 
     model_config = ConfigDict(extra="ignore")
-    kinds: ClassVar[Mapping[str, Sequence[str]]] = {"custom": ("name",)}
-    type: Annotated[String, Field(pattern="^custom$|_[0-9]{8}$")] = "custom"  # type: ignore[assignment]
+    kinds: ClassVar[Kinds] = {"custom": ("name",)}
+    type: Annotated[str, Field(pattern="^custom$|_[0-9]{8}$")] = "custom"  # type: ignore[assignment]
     parameters: Parameters | None = Field(None, validation_alias="input_schema")
 
 
 class MessagesChoice(Fields):
     type: Literal["auto", "any", "none", "tool"] = "auto"
-    name: String = ""
+    name: str = ""
     disable_parallel_tool_use: Boolean = False
 
     def choice(self) -> ToolChoice:
@@ -173,9 +173,9 @@ class OutputConfig(Fields):
 class MessagesRequest(CountRequest, Sampled):
     """The body of /v1/messages."""
 
-    refused: ClassVar[Mapping[str, Sequence[object]]] = {"container": (), "mcp_servers": ([],)}
+    refused: ClassVar[Refused] = {"container": (), "mcp_servers": ([],)}
     max_tokens: MaxTokens
-    stop: Stops | None = Field(None, validation_alias=AliasChoices("stop_sequences", "stop"))
+    stop: Stops = Field([], validation_alias=AliasChoices("stop_sequences", "stop"))
     stream: Boolean | None = None
     output_config: OutputConfig = OutputConfig()
     output_format: Format | None = None
@@ -193,7 +193,7 @@ class MessagesWriter(Writer):
     def __init__(self, model: LoadedModel, body: MessagesRequest) -> None:
         form = body.output_config.format or body.output_format
         constraints = [] if form is None else form.constraints("output_config")
-        prepared = model.chat(body.chat(), Wanted(body, next(iter(constraints), None)))
+        prepared = model.chat(body.chat(), Wanted(body, constraints))
         super().__init__(model.name, prepared, stream=body.stream)
 
     def failed(self, problem: Problem) -> list[Payload]:

@@ -2,7 +2,6 @@
 with a body. Unknown fields are ignored, and so are fields that are null."""
 
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, TypeVar
 
@@ -12,7 +11,6 @@ from pydantic import (
     Field,
     GetJsonSchemaHandler,
     StrictBool,
-    StrictStr,
     ValidationError,
     WrapValidator,
     model_validator,
@@ -23,49 +21,42 @@ from pydantic_core import CoreSchema, PydanticCustomError
 from ..text.prompts import parse_json
 from .problems import Problem, invalid, unsupported
 
-NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?", re.ASCII)
-WHOLE = re.compile(r"[+-]?\d{1,20}", re.ASCII)
-"""Texts that are accepted as numbers and as whole numbers."""
 MOST_SHOWN = 60
 """Largest number of characters that an error message repeats of a wrong value, and of a name."""
 ERROR_WORDS = {
-    "bool_type": "true or false",
-    "dict_type": "an object",
-    "float_type": "a number",
+    "bool": "true or false",
+    "dict": "an object",
+    "float": "a number",
     "greater_than_equal": "at least {ge}",
-    "int_type": "a whole number",
+    "int": "a whole number",
     "less_than_equal": "at most {le}",
-    "list_type": "a list",
+    "list": "a list",
     "literal_error": "{expected}",
-    "model_attributes_type": "an object",
-    "model_type": "an object",
+    "model": "an object",
+    "string": "a string",
     "string_too_long": "a string of at most {max_length} characters",
-    "string_type": "a string",
     "too_long": "a list of at most {max_length} entries",
     "too_short": "a list of at least {min_length} entries",
 }
-"""The words after "must be" in an error message, by pydantic's type of error."""
+"""The words after "must be" in an error message, by pydantic's type of error or its first word."""
 Entry = TypeVar("Entry")
 
 
-def _number(value: Any) -> Any:
-    return float(value) if isinstance(value, str) and NUMBER.fullmatch(value) else value
+def _no_switch(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise PydanticCustomError("float", "not a number")
+    return value
 
 
-def _integral(value: Any) -> Any:
-    if isinstance(value, str) and WHOLE.fullmatch(value):
-        return int(value)
-    number = _number(value)
-    return int(number) if isinstance(number, float) and number.is_integer() else value
-
-
-String = StrictStr
 Boolean = StrictBool
-integral = BeforeValidator(_integral)
-"""An annotation for integers. It accepts 2.0 and "2" as 2."""
-Number = Annotated[float, Field(strict=True), BeforeValidator(_number)]
-"""A number, also as a text, since some clients send their settings as texts."""
+number = BeforeValidator(_no_switch)
+"""An annotation for numbers. They may also be texts, since some clients send their settings as
+texts."""
 Object = dict[str, Any]
+Refused = Mapping[str, Sequence[object]]
+"""Unsupported fields, each with the values that are accepted because they have no effect."""
+Kinds = Mapping[str, Sequence[str]]
+"""Types of objects, each with the fields that it requires."""
 Several = Annotated[list[Entry], Field(fail_fast=True)]
 """A list that is checked up to its first error, because a body of a megabyte could have a million
 of them."""
@@ -89,15 +80,10 @@ def worded(words: str) -> WrapValidator:
     return WrapValidator(check)
 
 
-def broken(rule: str, param: str) -> PydanticCustomError:
-    """Return the error for fields that contradict each other. param: The field that it names."""
-    return PydanticCustomError("rule", "{rule}", {"rule": rule, "param": param})
-
-
 class Fields(BaseModel):
     """An object in a body. refused: Unsupported fields, with the values that are accepted."""
 
-    refused: ClassVar[Mapping[str, Sequence[object]]] = {}
+    refused: ClassVar[Refused] = {}
 
     @model_validator(mode="before")
     @classmethod
@@ -106,7 +92,7 @@ class Fields(BaseModel):
         if not isinstance(data, dict):
             return data
         for name in sorted(cls.refused.keys() & data.keys()):
-            if data[name] is not None and not _among(data[name], cls.refused[name]):
+            if data[name] is not None and data[name] not in cls.refused[name]:
                 raise PydanticCustomError("unsupported", "{field}", {"field": name})
         if None in data.values():
             return {name: value for name, value in data.items() if value is not None}
@@ -129,8 +115,8 @@ class Typed(Fields):
     with the fields that it requires. Of an object of another type, no field of the model is read.
     """
 
-    kinds: ClassVar[Mapping[str, Sequence[str]]] = {}
-    type: String
+    kinds: ClassVar[Kinds] = {}
+    type: str
 
     @model_validator(mode="before")
     @classmethod
@@ -159,20 +145,12 @@ def _lifted(data: Object, kind: str) -> Object:
 class Body(Fields):
     """A body, whose model is also validated from the bytes that a client has sent."""
 
-    model: String | None = None
+    model: str | None = None
 
     @model_validator(mode="before")
     @classmethod
     def _parse(cls, data: Any) -> Any:
         return parse(data) if isinstance(data, bytes) else data
-
-
-def _among(value: object, values: Sequence[object]) -> bool:
-    """Return whether a value is one of several values. Unlike in Python, True is not 1."""
-    return any(
-        value == harmless and isinstance(value, bool) == isinstance(harmless, bool)
-        for harmless in values
-    )
 
 
 def parse(data: bytes) -> Object:
@@ -195,9 +173,7 @@ def problem_of(errors: Sequence[Any], body: Object) -> Problem:
     paths = [_error_path(error, body) for error in errors]
     path = max(paths, key=len)
     found = [error for error, place in zip(errors, paths, strict=True) if place == path]
-    first, context, where = found[0], found[0].get("ctx", {}), _shown_path(path)
-    if first["type"] == "rule":
-        return invalid(context["rule"], context["param"])
+    first, where = found[0], _shown_path(path)
     if first["type"] in ("unsupported", "extra_forbidden"):
         return unsupported(where)
     if first["type"] in ("missing", "absent"):
@@ -226,9 +202,10 @@ def _words(error: Any) -> str:
     }
     if error["type"] == "words":
         return str(context["words"])
+    kind = error["type"]
+    words = ERROR_WORDS.get(kind, ERROR_WORDS.get(kind.partition("_")[0], "{msg}"))
     # pydantic's own messages may contain braces.
-    words = ERROR_WORDS.get(error["type"], "{msg}").format(msg=error["msg"], **context)
-    return words.replace("'", '"')
+    return words.format(msg=error["msg"], **context).replace("'", '"')
 
 
 def _path(place: Sequence[int | str], body: Any) -> tuple[int | str, ...]:
@@ -254,11 +231,5 @@ def _shown_path(path: Sequence[int | str]) -> str:
 
 def _shown(value: Any) -> str:
     """Return a wrong value, or its beginning, as JSON for an error message."""
-    if isinstance(value, list) and value:
-        return "a list of 1 entry" if len(value) == 1 else f"a list of {len(value)} entries"
-    if isinstance(value, dict):
-        value = {
-            name: "..." if isinstance(value[name], list | dict) else value[name] for name in value
-        }
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 2 * MOST_SHOWN else f"{text[:MOST_SHOWN]}..."

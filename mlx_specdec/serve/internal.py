@@ -1,98 +1,96 @@
 """The internal request: what a client asks for, whatever API it uses."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AliasChoices, BeforeValidator, ConfigDict, Field, StrictInt, model_validator
+from pydantic import AfterValidator, AliasChoices, BeforeValidator, ConfigDict, Field
 
 from ..core.options import (
     LARGEST_BIAS,
+    LEAST_TOP_P,
     MOST_DRAFTED,
     REPETITION_PENALTIES,
     TEMPERATURE_LIMITS,
 )
 from ..text.chat import Ending
 from ..text.messages import Message, Tool
-from .fields import (
-    Boolean,
-    Fields,
-    Number,
-    Several,
-    String,
-    integral,
-    worded,
-)
+from .fields import Boolean, Fields, Several, number, worded
 from .problems import invalid
 
 STOPS, STOP_LENGTH, BIASES, TOOLS = 16, 1024, 1024, 128
 """Largest numbers of stop strings, of characters of one, of entries in logit_bias, and of tools."""
 MaxTokens = Annotated[
-    StrictInt,
-    Field(ge=-1),
-    integral,
-    worded("a whole number from 0 on, or -1 for no limit"),
+    int, Field(ge=-1), number, worded("a whole number from 0 on, or -1 for no limit")
 ]
-Count = Annotated[StrictInt, Field(ge=1), integral]
-Penalty = Annotated[Number, Field(ge=-LARGEST_BIAS, le=LARGEST_BIAS)]
-Share = Annotated[Number, Field(ge=0, le=1)]
-Stop = Annotated[String, Field(max_length=STOP_LENGTH)]
+Count = Annotated[int, Field(ge=1), number]
+Penalty = Annotated[float, Field(ge=-LARGEST_BIAS, le=LARGEST_BIAS), number]
+Share = Annotated[float, Field(ge=0, le=1), number]
+Stop = Annotated[str, Field(max_length=STOP_LENGTH)]
 Stops = Annotated[Several[Stop], Field(max_length=STOPS)]
-TokenId = Annotated[str, Field(pattern="^[0-9]{1,9}$")]
 
 
-few = BeforeValidator(
-    lambda value: None if isinstance(value, dict) and len(value) > BIASES else value
-)
+def _few(biases: Any) -> Any:
+    return None if isinstance(biases, dict) and len(biases) > BIASES else biases
+
+
 # There is no lower limit: a very low bias excludes a token.
 Biases = Annotated[
-    dict[TokenId, Annotated[Number, Field(le=LARGEST_BIAS)]],
-    few,
+    dict[
+        Annotated[int, Field(ge=0)],
+        Annotated[
+            float,
+            Field(le=LARGEST_BIAS),
+            number,
+            AfterValidator(lambda bias: -math.inf if bias < -LARGEST_BIAS else bias),
+        ],
+    ],
+    BeforeValidator(_few),
     worded(f'at most {BIASES} token ids with numbers, as in {{"42": -5}}'),
 ]
 
 
 class Speculative(Fields):
-    """The largest number of draft tokens in a round. `false` in place of the object means 0."""
+    """The largest number of draft tokens in a round."""
 
     model_config = ConfigDict(extra="forbid")
-    max: Annotated[StrictInt, Field(ge=0, le=MOST_DRAFTED), integral] | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _of_switch(cls, data: Any) -> Any:
-        return ({} if data else {"max": 0}) if isinstance(data, bool) else data
+    max: Annotated[int, Field(ge=0, le=MOST_DRAFTED), number] | None = None
 
 
 class Sampled(Fields):
-    """Settings of sampling, and of the end of a completion. A field that is None has the default of
-    the server."""
+    """Settings of sampling, and of the end of a completion, with the values of Options. A field
+    that is None has the default of the server."""
 
-    seed: Annotated[StrictInt, Field(ge=-(2**63), le=2**63 - 1), integral] | None = None
-    temperature: Annotated[Number, Field(ge=0, le=TEMPERATURE_LIMITS[1])] | None = None
-    top_p: Share | None = None
-    top_k: Annotated[StrictInt, Field(ge=-1), integral] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1), number] | None = None
+    temperature: Annotated[float, Field(ge=0, le=TEMPERATURE_LIMITS[1]), number] | None = None
+    # With 0, only the likeliest token remains.
+    top_p: Annotated[Share, AfterValidator(lambda share: share or LEAST_TOP_P)] | None = None
+    top_k: (
+        Annotated[int, Field(ge=-1), number, AfterValidator(lambda most: max(0, most))] | None
+    ) = None
     min_p: Share | None = None
     xtc_probability: Share | None = None
-    xtc_threshold: Annotated[Number, Field(ge=0, le=0.5)] | None = None
+    xtc_threshold: Annotated[float, Field(ge=0, le=0.5), number] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     repetition_penalty: (
-        Annotated[Number, Field(ge=REPETITION_PENALTIES[0], le=REPETITION_PENALTIES[1])] | None
-    ) = Field(None, validation_alias=AliasChoices("repetition_penalty", "repeat_penalty"))
-    repeat_last_n: Annotated[StrictInt, Field(ge=-1), integral] | None = None
-    logit_bias: Biases | None = None
-    stop: Stop | Stops | None = None
-    max_tokens: MaxTokens | None = None
-    ignore_eos: Boolean | None = None
-    exact: Boolean | None = None
-    target_lang: String | None = None
-    source_lang: String | None = None
-    truncate_prompt_tokens: Count | None = None
-    speculative: (
-        Annotated[Speculative, worded(f'true, false, or {{"max": 4}} with at most {MOST_DRAFTED}')]
+        Annotated[float, Field(ge=REPETITION_PENALTIES[0], le=REPETITION_PENALTIES[1]), number]
         | None
-    ) = None
+    ) = Field(None, validation_alias=AliasChoices("repetition_penalty", "repeat_penalty"))
+    repeat_last_n: Annotated[int, Field(ge=-1), number] | None = None
+    logit_bias: Biases | None = None
+    stop: Stop | Stops = ""
+    max_tokens: MaxTokens | None = None
+    ignore_eos: Boolean = False
+    exact: Boolean | None = None
+    target_lang: str | None = None
+    source_lang: str | None = None
+    truncate_prompt_tokens: Count | None = None
+    # `false` means no drafts.
+    speculative: Annotated[
+        Boolean | Speculative, worded(f'true, false, or {{"max": 4}} with at most {MOST_DRAFTED}')
+    ] = True
 
 
 @dataclass(frozen=True)
@@ -184,13 +182,14 @@ class Wanted:
     """The wishes of a client, except for the prompt.
 
     Attributes:
+        constraints: At most one constraint, or the request is wrong.
         top_logprobs: Number of alternatives of each token, or None for no log-probabilities.
         count: Number of completions of each prompt.
         prediction: A text that the completion may turn out to have.
     """
 
     sampling: Sampled
-    constraint: TextConstraint | None = None
+    constraints: Sequence[TextConstraint] = ()
     top_logprobs: int | None = None
     count: int = 1
     prediction: str = ""

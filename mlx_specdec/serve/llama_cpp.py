@@ -1,10 +1,9 @@
 """Endpoints of llama.cpp's server: infill, tokenization, properties, health and metrics."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Self
 
 from fastapi import APIRouter
-from pydantic import AliasChoices, Field, StrictInt, model_validator
+from pydantic import AliasChoices, Field, StrictInt
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
@@ -14,11 +13,11 @@ from ..text.tokenizer import DirectoryTokenizer
 from .answers import FINGERPRINT, Choice, Payload, Writer, timings, token_piece
 from .engine import STOPPING
 from .events import Event
-from .fields import Body, Boolean, Fields, Several, String, broken
+from .fields import Body, Boolean, Fields, Several
 from .internal import MaxTokens, Sampled, Wanted
 from .metrics import CONTENT_TYPE, as_text
 from .openai import Conversation, Messages
-from .problems import busy
+from .problems import busy, invalid
 from .registry import ServedModel
 from .requests import LoadedModel
 from .service import complete, compute, loaded_of, service_of
@@ -32,22 +31,22 @@ v1 = APIRouter()
 
 # Bodies.
 class ExtraFile(Fields):
-    filename: String = "tmp"
-    text: String
+    filename: str = "tmp"
+    text: str
 
 
 class InfillRequest(Body, Sampled):
     """The body of /infill."""
 
-    input_prefix: String = ""
-    input_suffix: String = ""
-    prompt: String = ""
+    input_prefix: str = ""
+    input_suffix: str = ""
+    prompt: str = ""
     input_extra: Several[ExtraFile] = []  # noqa: RUF012
     max_tokens: MaxTokens | None = Field(
         None, validation_alias=AliasChoices("n_predict", "max_tokens")
     )
     stream: Boolean | None = None
-    response_fields: Several[String] = []  # noqa: RUF012
+    response_fields: Several[str] = []  # noqa: RUF012
 
 
 class TokenizeRequest(Conversation):
@@ -56,13 +55,6 @@ class TokenizeRequest(Conversation):
     messages: Messages | None = None  # type: ignore[assignment]
     content: Written | None = None
     prompt: Written | None = None
-
-    @model_validator(mode="after")
-    def _check_texts(self) -> Self:
-        sources = (self.messages, self.content, self.prompt)
-        if sum(source is not None for source in sources) != 1:
-            raise broken("give exactly one of messages, content and prompt", "content")
-        return self
 
 
 class DetokenizeRequest(Body):
@@ -112,6 +104,9 @@ class InfillWriter(Writer):
 
 def tokenize(model: LoadedModel, body: TokenizeRequest) -> Payload:
     """Return the token ids of a text or of messages. Raises Problem."""
+    given = (body.messages, body.content, body.prompt)
+    if sum(source is not None for source in given) != 1:
+        raise invalid("give exactly one of messages, content and prompt", "content")
     if body.messages is not None:
         ids = model.chat_ids(body.chat())
     else:

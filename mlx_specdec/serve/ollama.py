@@ -5,7 +5,7 @@ import json
 import math
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, ClassVar, Literal
@@ -22,7 +22,7 @@ from .answers import Choice, Payload, Writer
 from .embeddings import task_of
 from .engine import EngineTask
 from .events import Event
-from .fields import MESSAGES, Body, Boolean, Object, Several, String, worded
+from .fields import MESSAGES, Body, Boolean, Object, Refused, Several, worded
 from .internal import Chat, Count, MaxTokens, Sampled, ToolChoice, Tools, Wanted
 from .problems import Problem, invalid
 from .registry import ServedModel
@@ -30,9 +30,7 @@ from .requests import LoadedModel, Prepared
 from .service import Service, complete, compute, run, service_of
 from .shared_bodies import (
     SWITCHES,
-    EarlierCall,
-    Reasoned,
-    Role,
+    ChatMessage,
     ToolList,
     schema_constraint,
 )
@@ -69,10 +67,7 @@ def _seconds(keep_alive: object) -> float:
 
 
 class GenerationOptions(Sampled):
-    refused: ClassVar[Mapping[str, Sequence[object]]] = {
-        "mirostat": (0,),
-        **dict.fromkeys(("tfs_z", "typical_p"), (1,)),
-    }
+    refused: ClassVar[Refused] = {"mirostat": (0,), "tfs_z": (1,), "typical_p": (1,)}
     # Without a limit, only the context limits an answer. -2 fills the context in ollama, as -1 does
     # here.
     max_tokens: Annotated[
@@ -88,10 +83,9 @@ class LoadingRequest(Body):
     or None to leave them unchanged."""
 
     options: GenerationOptions = Field(default_factory=GenerationOptions.model_construct)
-    keep_alive: (
-        Annotated[float, BeforeValidator(_seconds), worded('seconds, or a text such as "5m"')]
-        | None
-    ) = None
+    keep_alive: Annotated[
+        float | None, BeforeValidator(_seconds), worded('seconds, or a text such as "5m"')
+    ] = None
 
     def keep(self, model: LoadedModel) -> None:
         """Set the seconds for which the model is kept."""
@@ -102,22 +96,15 @@ class LoadingRequest(Body):
 class WritingRequest(LoadingRequest):
     """Fields of /api/chat and /api/generate."""
 
-    refused: ClassVar[Mapping[str, Sequence[object]]] = {
-        "logprobs": (False,),
-        "top_logprobs": (0,),
-        "images": ([],),
-    }
+    refused: ClassVar[Refused] = {"logprobs": (False,), "top_logprobs": (0,), "images": ([],)}
     stream: Boolean = True
-    format: (
-        Annotated[Literal["", "json"] | Object, worded('"json" or a JSON schema, an object')] | None
-    ) = None
-    think: (
-        Annotated[
-            Boolean | Literal["low", "medium", "high"],
-            worded('true, false, "low", "medium" or "high"'),
-        ]
-        | None
-    ) = None
+    format: Annotated[
+        Literal["", "json"] | Object, worded('"json" or a JSON schema, an object')
+    ] = ""
+    think: Annotated[
+        Boolean | Literal["low", "medium", "high", None],
+        worded('true, false, "low", "medium" or "high"'),
+    ] = None
 
     def variables(self) -> Object:
         """Return the variables of the chat template."""
@@ -130,19 +117,17 @@ class WritingRequest(LoadingRequest):
     def wanted(self) -> Wanted:
         """Return the wishes of the client, except for the prompt."""
         schema = {"type": "object"} if self.format == "json" else self.format
-        return Wanted(self.options, schema_constraint(schema, "format") if schema else None)
+        return Wanted(self.options, [schema_constraint(schema, "format")] if schema else [])
 
 
-class OllamaMessage(Reasoned):
-    role: Role
-    content: String = ""
-    images: Several[String] = []  # noqa: RUF012
-    tool_name: String | None = None
-    tool_calls: Several[EarlierCall] | None = None
+class OllamaMessage(ChatMessage):
+    content: str = ""
+    images: Several[str] = []  # noqa: RUF012
+    tool_name: str | None = None
 
     def message(self) -> Message:
         """Return the message as `text.messages` reads it."""
-        message: Message = self.model_dump(exclude_none=True)
+        message = super().message()
         if self.images:
             text = {"type": "text", "text": self.content}
             message["content"] = [text, *({"type": "image"} for _ in self.images)]
@@ -165,14 +150,10 @@ class OllamaChatRequest(WritingRequest):
 class OllamaGenerateRequest(WritingRequest):
     """The body of /api/generate."""
 
-    refused: ClassVar[Mapping[str, Sequence[object]]] = {
-        **WritingRequest.refused,
-        "context": ([],),
-        "template": ("",),
-    }
-    prompt: String = ""
-    suffix: String = ""
-    system: String = ""
+    refused: ClassVar[Refused] = {**WritingRequest.refused, "context": ([],), "template": ("",)}
+    prompt: str = ""
+    suffix: str = ""
+    system: str = ""
     raw: Boolean = False
 
     def prepared(self, model: LoadedModel) -> Prepared:
@@ -193,7 +174,7 @@ OllamaRequest = OllamaChatRequest | OllamaGenerateRequest
 class EmbedRequest(LoadingRequest):
     """The body of /api/embed."""
 
-    input: String | Several[String] = []  # noqa: RUF012
+    input: str | Several[str] = []  # noqa: RUF012
     truncate: Boolean = True
     dimensions: Count | None = None
 
@@ -201,13 +182,13 @@ class EmbedRequest(LoadingRequest):
 class OlderEmbedRequest(EmbedRequest):
     """The body of /api/embeddings."""
 
-    input: String = Field("", validation_alias="prompt")
+    input: str = Field("", validation_alias="prompt")
 
 
 class ShowRequest(Body):
     """The body of /api/show. Older clients send `name` in place of `model`."""
 
-    model: String | None = Field(None, validation_alias=AliasChoices("model", "name"))
+    model: str | None = Field(None, validation_alias=AliasChoices("model", "name"))
 
 
 # Answers.
@@ -271,20 +252,17 @@ class OllamaWriter(Writer):
         return {"model": self.model, "created_at": _time(), **_content(self._body, events)}
 
     def _last(self, choice: Choice, events: Iterable[Event]) -> Payload:
-        seconds = None if choice.result is None else choice.result.stats.seconds
-        durations = _durations(
-            self._loaded,
-            self._began,
-            prompt_eval_duration=0.0 if seconds is None else seconds.prompt,
-            eval_duration=0.0 if seconds is None else seconds.decoding,
-        )
+        seconds = {"prompt_eval_duration": 0.0, "eval_duration": 0.0}
+        if choice.result is not None:
+            took = choice.result.stats.seconds
+            seconds = {"prompt_eval_duration": took.prompt, "eval_duration": took.decoding}
         return {
             **self._written(events),
             "done": True,
             "done_reason": "stop" if choice.finish_reason in ("eos", "stop") else "length",
             "prompt_eval_count": self.prepared.prompt_tokens,
             "eval_count": choice.tokens,
-            **durations,
+            **_durations(self._loaded, self._began, **seconds),
         }
 
 

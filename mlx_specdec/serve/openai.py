@@ -4,35 +4,32 @@ import time
 import uuid
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal
 
 from fastapi import APIRouter
-from pydantic import AliasChoices, Discriminator, Field, StrictInt, Tag, model_validator
+from pydantic import AliasChoices, Discriminator, Field, StrictInt, Tag
 from starlette.requests import Request
 from starlette.responses import Response
 
 from ..proposers.lookup import PREDICTION
 from ..results import Step, TokenLogprob
+from ..text.chat import Ending
 from ..text.messages import text_of
 from .answers import FINGERPRINT, LEAST_LOGPROB, Choice, Payload, Writer, timings, token_piece
 from .events import Event, joined
-from .fields import MESSAGES, Body, Boolean, Fields, Several, String, broken, integral
+from .fields import MESSAGES, Body, Boolean, Fields, Refused, Several, number
 from .internal import Chat, Count, MaxTokens, Sampled, Tools, Wanted
-from .problems import Problem
-from .registry import ServedModel
+from .problems import Problem, invalid
 from .requests import LoadedModel, Prepared
-from .service import Service, complete, service_of
+from .service import complete
 from .shared_bodies import (
-    CalledFunction,
+    ChatMessage,
     Choosing,
     Constrained,
     Content,
-    EarlierCall,
     OneOf,
-    Reasoned,
-    Role,
     Thoughtful,
     ToolList,
     Written,
@@ -41,7 +38,7 @@ from .shared_bodies import (
 )
 
 TOP_LOGPROBS = 20
-TopLogprobs = Annotated[StrictInt, Field(ge=0, le=TOP_LOGPROBS), integral]
+TopLogprobs = Annotated[int, Field(ge=0, le=TOP_LOGPROBS), number]
 TEXT_FIELDS = {"content": "content", "reasoning": "reasoning_content"}
 router = APIRouter()
 
@@ -49,23 +46,6 @@ router = APIRouter()
 # Bodies.
 class ChatChoosing(Choosing):
     type: Literal["function", "allowed_tools"] = "function"
-
-
-class ChatMessage(Reasoned):
-    role: Role
-    content: Content | None = None
-    name: String | None = None
-    tool_call_id: String | None = None
-    refusal: String | None = None
-    tool_calls: Several[EarlierCall] | None = None
-    function_call: CalledFunction | None = None
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.role != "assistant" and self.content is None:
-            rule = "all messages but those of the assistant must have a content"
-            raise broken(rule, "messages")
-        return self
 
 
 Messages = Annotated[Several[ChatMessage], Field(min_length=1, max_length=MESSAGES)]
@@ -83,29 +63,29 @@ class Conversation(Body, Thoughtful):
     add_generation_prompt: Boolean | None = None
     continue_final_message: Boolean | None = None
 
-    @model_validator(mode="after")
-    def _check_ending(self) -> Self:
-        if self.continue_final_message and self.add_generation_prompt:
-            rule = "continue_final_message and add_generation_prompt cannot both be true"
-            raise broken(f"{rule}: set one of them to false", "continue_final_message")
-        return self
-
     def chat(self) -> Chat:
         """Return the conversation. Raises Problem."""
+        if any(
+            message.content is None and message.role != "assistant" for message in self.messages
+        ):
+            message = "all messages but those of the assistant must have a content"
+            raise invalid(message, "messages")
+        ending: Ending = "closed" if self.add_generation_prompt is False else "answer"
+        if self.continue_final_message:
+            ending = "continue"
+            if self.add_generation_prompt:
+                rule = "continue_final_message and add_generation_prompt cannot both be true"
+                raise invalid(f"{rule}: set one of them to false", "continue_final_message")
         choice = choice_of(self.tool_choice)
         if self.tool_choice is None:
             choice = replace(choice_of(self.function_call), field="function_call")
         tools = [function.tool for function in self.tools or self.functions]
         return Chat(
-            [message.model_dump(exclude_none=True) for message in self.messages],
+            [message.message() for message in self.messages],
             Tools.of(tools, choice, self.parallel_tool_calls),
             self.variables(),
             self.thinking_budget(),
-            "continue"
-            if self.continue_final_message
-            else "closed"
-            if self.add_generation_prompt is False
-            else "answer",
+            ending,
         )
 
 
@@ -122,7 +102,7 @@ class PredictedOutput(Fields):
 class Completion(Body, Constrained, Sampled):
     """Fields of chat and text completions."""
 
-    refused: ClassVar[Mapping[str, Sequence[object]]] = {
+    refused: ClassVar[Refused] = {
         **dict.fromkeys(("adapters", "allowed_token_ids", "audio", "chat_template"), ()),
         **dict.fromkeys(("frequency_context_size", "presence_context_size"), ()),
         **dict.fromkeys(("json_schema", "repetition_context_size", "role_mapping"), ()),
@@ -144,36 +124,26 @@ class Completion(Body, Constrained, Sampled):
     best_of: Count | None = None
     prediction: PredictedOutput | None = None
 
-    @model_validator(mode="after")
-    def _check_best_of(self) -> Self:
+    def wanted(self, top_logprobs: int | None) -> Wanted:
+        """Return the wishes of the client, except for the prompt. Raises Problem."""
         if self.best_of not in (None, 1, self.n or 1):
             message = "best_of must be n or 1: this server does not choose between texts"
-            raise broken(message, "best_of")
-        return self
-
-    def wanted(self, top_logprobs: int | None) -> Wanted:
-        """Return the wishes of the client, except for the prompt."""
+            raise invalid(message, "best_of")
         predicted = "" if self.prediction is None else text_of(parts_of(self.prediction.content))
-        return Wanted(
-            self, next(iter(self.constraints()), None), top_logprobs, self.n or 1, predicted
-        )
+        return Wanted(self, self.constraints(), top_logprobs, self.n or 1, predicted)
 
 
 class ChatRequest(Completion, Conversation):
     """The body of /v1/chat/completions."""
 
-    refused: ClassVar[Mapping[str, Sequence[object]]] = {**Completion.refused, "suffix": ("",)}
+    refused: ClassVar[Refused] = {**Completion.refused, "suffix": ("",)}
     logprobs: Boolean | None = None
     top_logprobs: TopLogprobs | None = None
 
-    @model_validator(mode="after")
-    def _check_chat(self) -> Self:
-        if self.top_logprobs and not self.logprobs:
-            raise broken("top_logprobs needs logprobs to be true", "top_logprobs")
-        return self
-
     def prepared(self, model: LoadedModel) -> Prepared:
         """Prepare a chat completion. Raises Problem and SpecdecError."""
+        if self.top_logprobs and not self.logprobs:
+            raise invalid("top_logprobs needs logprobs to be true", "top_logprobs")
         top = (self.top_logprobs or 0) if self.logprobs else None
         return model.chat(self.chat(), self.wanted(top))
 
@@ -209,7 +179,7 @@ def several(texts: Any) -> Sequence[str | list[int]]:
 class TextRequest(Completion):
     """The body of /v1/completions."""
 
-    refused: ClassVar[Mapping[str, Sequence[object]]] = {
+    refused: ClassVar[Refused] = {
         **Completion.refused,
         **dict.fromkeys(("add_special_tokens", "add_generation_prompt"), (True,)),
         **dict.fromkeys(("tools", "functions"), ([],)),
@@ -220,19 +190,17 @@ class TextRequest(Completion):
     # False requests no logprobs, and 0 only the logprobs of the tokens themselves.
     logprobs: TopLogprobs | Literal[False] = False
     echo: Boolean = False
-    suffix: String = ""
-
-    @model_validator(mode="after")
-    def _check_echo(self) -> Self:
-        if self.echo and self.suffix and self.logprobs is not False:
-            rule = "echo with logprobs and suffix cannot be combined"
-            raise broken(f"{rule}: leave one of them out", "echo")
-        return self
+    suffix: str = ""
 
     def prepared(self, model: LoadedModel) -> Prepared:
         """Prepare text completions. Raises Problem and SpecdecError."""
-        wanted = self.wanted(None if self.logprobs is False else self.logprobs)
-        return model.texts(several(self.prompt), wanted, suffix=self.suffix, echo=self.echo)
+        top = None if self.logprobs is False else self.logprobs
+        scored = self.echo and top is not None
+        if scored and self.suffix:
+            rule = "echo with logprobs and suffix cannot be combined"
+            raise invalid(f"{rule}: leave one of them out", "echo")
+        wanted, prompts = self.wanted(top), several(self.prompt)
+        return model.texts(prompts, wanted, suffix=self.suffix, scores_prompt=scored)
 
 
 # Answers.
@@ -264,12 +232,10 @@ class CompletionWriter(Writer):
         }
 
     def answer(self, choices: Sequence[Choice]) -> Payload:
-        listed = [
-            self._choice(
-                choice, self.content(choice), self.logprobs(choice, choice), _reason(choice)
-            )
-            for choice in choices
-        ]
+        listed = []
+        for choice in choices:
+            content, logprobs = self.content(choice), self.logprobs(choice, choice)
+            listed.append(self._choice(choice, content, logprobs, _reason(choice)))
         head = {**self._head, "object": self.answer_type, "choices": listed}
         return {**head, **self._figures(choices)}
 
@@ -353,30 +319,30 @@ class TextWriter(CompletionWriter):
 
     def __init__(self, model: LoadedModel, body: TextRequest) -> None:
         super().__init__(model, body)
+        decode, prompts = self._tokenizer.decode, several(body.prompt) if body.echo else ()
+        texts = [prompt if isinstance(prompt, str) else decode(prompt) for prompt in prompts]
+        self._echoed = [text for text in texts for _ in range(body.n or 1)]
+        # The number of characters of each choice so far.
         self._offsets: Counter[int] = Counter()
-        self._begun: set[int] = set()
 
     def piece(self, choice: Choice, step: Step, events: Iterable[Event]) -> list[Payload]:
         """Return chunks of text, and before the first one the prompt if `echo` is set."""
         echo: list[Payload] = []
-        if choice.index not in self._begun:
-            self._begun.add(choice.index)
-            for text in self._echoed(choice):
-                logprobs = self._listed(choice, (), after_prompt=True)
-                echo.append(self._chunk([self._choice(choice, {"text": text}, logprobs)]))
+        if self._echoed and choice.index not in self._offsets:
+            self._offsets[choice.index] = 0
+            logprobs = self._listed(choice, (), after_prompt=True)
+            text = {"text": self._echoed[choice.index]}
+            echo = [self._chunk([self._choice(choice, text, logprobs)])]
         return [*echo, *super().piece(choice, step, events)]
 
     def content(self, choice: Choice) -> Payload:
-        return {"text": "".join([*self._echoed(choice), *choice.texts])}
+        return {"text": "".join([*self._echoed[choice.index :][:1], *choice.texts])}
 
     def contents(self, step: Step, events: Iterable[Event]) -> list[Payload]:
         return [{"text": step.text}] if step.text else []
 
     def logprobs(self, choice: Choice, of: Choice | Step) -> Payload | None:
         return self._listed(choice, of.logprobs, after_prompt=of is choice)
-
-    def _echoed(self, choice: Choice) -> Sequence[str]:
-        return self.prepared.echoed[choice.index :][:1]
 
     def _listed(
         self, choice: Choice, logprobs: Sequence[TokenLogprob], *, after_prompt: bool
@@ -497,55 +463,3 @@ async def chat_completions(body: ChatRequest, http: Request) -> Response:
 async def completions(body: TextRequest, http: Request) -> Response:
     """Continue texts."""
     return await complete(http, body, TextWriter)
-
-
-@router.get("/models", summary="The models and their states")
-async def models(http: Request) -> Payload:
-    """List all models: in `data` for OpenAI's and Anthropic's clients, in `models` for Codex."""
-    service = service_of(http)
-    service.registry.refresh()
-    listed = [_described(service, model) for model in service.registry.models]
-    first, last = listed[0]["id"], listed[-1]["id"]
-    answer = {"object": "list", "data": listed, "models": [_for_codex(model) for model in listed]}
-    return {**answer, "first_id": first, "last_id": last, "has_more": False}
-
-
-@router.get("/models/{id:path}", summary="One model")
-async def model(id: str, http: Request) -> Payload:
-    """Describe a model by one of its names."""
-    service = service_of(http)
-    service.registry.refresh()
-    return _described(service, service.registry.named(id))
-
-
-def _for_codex(model: Payload) -> Payload:
-    """Return the fields of a model for Codex, which drops a model that lacks one of them. Source:
-    ollama/ollama, cmd/launch/codex.go."""
-    return {
-        **dict.fromkeys(("slug", "display_name", "description"), model["id"]),
-        **dict.fromkeys(("supported_reasoning_levels", "experimental_supported_tools"), ()),
-        **dict.fromkeys(("support_verbosity", "supports_reasoning_summaries"), False),
-        "context_window": model.get("context_length"),
-        "shell_type": "default",
-        "visibility": "list",
-        "supported_in_api": True,
-        "supports_parallel_tool_calls": False,
-        "priority": 0,
-        "truncation_policy": {"mode": "bytes", "limit": 10_000},
-        "input_modalities": ["text"],
-        "base_instructions": "",
-        "default_verbosity": "low",
-    }
-
-
-def _described(service: Service, of: ServedModel) -> Payload:
-    model: Payload = {"id": of.name, "object": "model", "created": service.created}
-    model |= {"owned_by": "mlx-specdec", "type": "model", "display_name": of.name}
-    # llama.cpp's names of the state and the size.
-    model |= {"status": {"value": of.state}, "meta": {"size": of.nbytes or None}}
-    if of.facts is None:
-        return model
-    # vLLM, OpenRouter and llama.cpp have different names for the context length.
-    longest = of.facts.longest
-    model["meta"]["n_ctx_train"] = longest
-    return {**model, **dict.fromkeys(("max_model_len", "context_length"), longest)}

@@ -5,17 +5,17 @@ import json
 import math
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Self, cast
 
-from ..core.options import LARGEST_BIAS, LEAST_TOP_P, Options
+from ..core.options import Options
 from ..core.row import Request
 from ..engine.chat import chat_format
 from ..engine.memory import MemoryBudget
 from ..engine.pair import Pair
 from ..engine.request import beginning, encode, prepared
 from ..errors import PromptError
-from ..text.infill import infill_of
+from ..text.infill import Infill, infill_of
 from ..text.markers import NONE, Markers, markers_of
 from ..text.messages import in_order, messages_of, with_tools_in_message, without_volatile
 from ..text.thoughts import Thoughts
@@ -23,17 +23,14 @@ from . import constraints
 from .channels import ChannelReader
 from .constraints import Thought
 from .events import Reader
-from .internal import Chat, Sampled, Tools, Wanted
+from .internal import Chat, Sampled, Speculative, Tools, Wanted
 from .problems import invalid, too_long, too_many, unsupported
 from .settings import ServiceSettings
 from .shared_bodies import SWITCHES
 
-OPTION_FIELDS = (
-    *("temperature", "top_p", "min_p", "xtc_probability", "xtc_threshold", "seed", "exact"),
-    *("target_lang", "source_lang"),
-    *("presence_penalty", "frequency_penalty", "repetition_penalty"),
-)
-"""Fields with the meaning of the option of the same name."""
+OPTIONS = {field.name for field in fields(Options)} & Sampled.model_fields.keys()
+PLAIN = OPTIONS - {"stop", "logit_bias", "max_tokens"}
+"""Fields with the meaning and the values of the option of the same name."""
 NO_PENALTIES = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0}
 MOST_CHARACTERS_PER_TOKEN = 32
 """Largest number of characters of a prompt per token of the context; usual texts have 3 to 5. A
@@ -56,13 +53,11 @@ class Prepared:
         requests: The engine's requests, one for each completion, prompt by prompt.
         prompt_tokens: Number of tokens of all prompts, counting each prompt once.
         reader: Returns a new reader for the text of a completion.
-        echoed: The text to repeat before each completion, or ().
     """
 
     requests: Sequence[Request]
     prompt_tokens: int
     reader: Callable[[], Reader] = Reader
-    echoed: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -161,10 +156,10 @@ class LoadedModel:
 
     def chat(self, chat: Chat, wanted: Wanted) -> Prepared:
         """Prepare the next message of a conversation. Raises Problem and SpecdecError."""
-        if chat.tools.must and wanted.constraint is not None:
+        if chat.tools.must and wanted.constraints:
             message = "tool_choice asks for a call: give no format or grammar for the text"
             raise invalid(message, "tool_choice")
-        model = self._speaking(wanted.sampling)
+        model = self._asked(wanted)
         markers = model._markers_for(chat.tools)
         if markers.channels is not None and markers.calls is not None:
             end = markers.calls.end.ids[0]
@@ -179,80 +174,58 @@ class LoadedModel:
         wanted: Wanted,
         *,
         suffix: str = "",
-        echo: bool = False,
+        scores_prompt: bool = False,
     ) -> Prepared:
         """Prepare completions of texts or token ids.
 
         Args:
             suffix: The text after the completion, or "" for none.
-            echo: Whether each completion begins with its prompt.
+            scores_prompt: Whether the tokens of the prompt get log-probabilities, too.
         Raises:
             Problem, SpecdecError: If the request is wrong.
         """
-        model = self._speaking(wanted.sampling)
-        if suffix:
-            if not all(isinstance(prompt, str) for prompt in prompts):
-                raise invalid("suffix needs a prompt of text, not of token ids", "suffix")
-            model = model._filling("suffix")
-        ids = []
+        model, ids = self._asked(wanted), []
+        infill, model = model._infill("suffix") if suffix else (None, model)
         for prompt in prompts:
             if not isinstance(prompt, str):
+                if infill is not None:
+                    raise invalid("suffix needs a prompt of text, not of token ids", "suffix")
                 self.check_ids(prompt, "prompt")
                 ids.append(prompt)
+            elif infill is not None:
+                self.check_characters([prompt, suffix], "prompt")
+                ids.append(infill.prompt(prompt, suffix))
             else:
-                ids.append(model._infill_ids(prompt, suffix) if suffix else model.text_ids(prompt))
-        scored = echo and wanted.top_logprobs is not None
-        if scored and self.pair.target.kind == "encoder-decoder":
+                ids.append(model.text_ids(prompt))
+        if scores_prompt and self.pair.target.kind == "encoder-decoder":
             message = "this model reads the prompt with an encoder, which gives no logprobs"
             raise invalid(f"echo with logprobs is impossible: {message}", "echo")
-        done = model._prepared(ids, wanted, scores_prompt=scored)
-        if not echo:
-            return done
-        decode = self.pair.tokenizer.decode
-        echoed = [prompt if isinstance(prompt, str) else decode(prompt) for prompt in prompts]
-        return replace(done, echoed=[text for text in echoed for _ in range(wanted.count)])
+        return model._prepared(ids, wanted, scores_prompt=scores_prompt)
 
     def infill(
         self, before: str, after: str, files: Sequence[tuple[str, str]], wanted: Wanted
     ) -> Prepared:
         """Prepare a text between two texts, which are shortened if they do not fit. files: Names
         and texts of other files. Raises Problem and SpecdecError."""
-        model = self._filling("input_suffix")
+        infill, model = self._asked(wanted)._infill("input_suffix")
         limit, most = wanted.sampling.max_tokens, self.longest // 4
         limit = self.options.max_tokens if limit is None else limit
         room = self.longest - (max(1, min(limit, most)) if limit >= 0 else most)
-        return model._prepared([model._infill_ids(before, after, files, room)], wanted)
-
-    def _infill_ids(
-        self,
-        before: str,
-        after: str,
-        files: Sequence[tuple[str, str]] = (),
-        room: int | None = None,
-    ) -> list[int]:
         self.check_characters([before, after, files], "prompt")
-        infill = infill_of(self.pair.tokenizer)
-        assert infill is not None, "_filling has found it"
-        return infill.prompt(before, after, files, room)
+        return model._prepared([infill.prompt(before, after, files, room)], wanted)
 
-    def _filling(self, field: str) -> Self:
-        """Return the model with completions that end before a suffix. Raises Problem if it cannot
-        fill in."""
+    def _infill(self, field: str) -> tuple[Infill, Self]:
+        """Return the tokens for prompts with a suffix, and the model with completions that end
+        before it. Raises Problem if the model cannot fill in."""
         infill = infill_of(self.pair.tokenizer)
         if infill is None:
             raise unsupported(field, "this model has no tokens that mark prefix and suffix")
-        return self._ending(*infill.ends)
+        return infill, self._ending(*infill.ends)
 
     def _ending(self, *tokens: str | int) -> Self:
         """Return the model with completions that also end at these tokens."""
         extra = cast(tuple[str | int, ...], self.options.extra_eos_token)
         return replace(self, options=replace(self.options, extra_eos_token=(*extra, *tokens)))
-
-    def _speaking(self, sampling: Sampled) -> Self:
-        """Return the model with the languages of a request."""
-        target = sampling.target_lang or self.options.target_lang
-        source = sampling.source_lang or self.options.source_lang
-        return replace(self, options=replace(self.options, target_lang=target, source_lang=source))
 
     def chat_ids(self, chat: Chat) -> list[int]:
         """Return the token ids of a conversation with its tools. Raises Problem."""
@@ -312,16 +285,16 @@ class LoadedModel:
             param = "n" if count > most else "prompt"
             message = f"the number of prompts times n must be at most {most}: send several requests"
             raise invalid(message, param)
-        options, tools = self._options(wanted), chat.tools
+        # The prompts are token ids, so these options have had their effect.
+        options = replace(self.options, system_prompt=None, chat_template_config={})
+        tools, free = chat.tools, replace(options, json_schema=None)
         prompts = [ids[-(sampling.truncate_prompt_tokens or 0) :] for ids in prompts]
         if tools.listed and not tools.must and options.json_schema is not None:
             tools = replace(tools, schema=str(options.json_schema))
         thought = self._thought(chat, markers, prompts[0])
         if tools.must or tools.schema:
-            calls = constraints.calls_constraint(
-                tools, markers, self.pair, self.options, thought=thought
-            )
-            options = replace(options, json_schema=None, **calls)
+            calls = constraints.calls_constraint(tools, markers, self.pair, free, thought=thought)
+            options = replace(free, **calls)
         else:
             options = constraints.after_thought(options, markers, thought)
         self.check_characters(wanted.prediction, "prediction")
@@ -339,7 +312,7 @@ class LoadedModel:
                 prediction=tuple(id for id in predicted if id not in special),
                 top_logprobs=wanted.top_logprobs,
                 shown=markers.special,
-                ignore_eos=sampling.ignore_eos or False,
+                ignore_eos=sampling.ignore_eos,
                 tenant=self.tenant,
                 thoughts=self._thoughts(chat, markers, ids, bounded),
                 # The model decides by itself whether another call follows.
@@ -383,34 +356,35 @@ class LoadedModel:
         thought = markers.has_thought(prompt, self.pair.tokenizer)
         return "none" if unwanted or thought else "optional"
 
-    def _options(self, wanted: Wanted) -> Options:
-        """Return the options of a request. Raises Problem, OptionError."""
+    def _asked(self, wanted: Wanted) -> Self:
+        """Return the model with the options of a request. Raises Problem, OptionError."""
         sampling = wanted.sampling
-        changes = sampling.model_dump(include=set(OPTION_FIELDS), exclude_none=True)
-        if changes.get("top_p") == 0:
-            changes["top_p"] = LEAST_TOP_P  # only the likeliest token remains
+        if len(wanted.constraints) > 1:
+            names = " and ".join(constraint.field for constraint in wanted.constraints)
+            rule = f"at most one of {names} may be given: leave the others out"
+            raise invalid(rule, wanted.constraints[0].field)
+        changes = sampling.model_dump(include=PLAIN, exclude_none=True)
         if sampling.repeat_last_n == 0:
             changes |= NO_PENALTIES
-        if sampling.top_k is not None:
-            changes["top_k"] = max(0, sampling.top_k)
-        if sampling.stop is not None:
-            stops = [sampling.stop] if isinstance(sampling.stop, str) else sampling.stop
-            changes["stop"] = (*self.options.stop, *filter(None, stops))
+        stops = [sampling.stop] if isinstance(sampling.stop, str) else sampling.stop
+        changes["stop"] = (*self.options.stop, *filter(None, stops))
         if sampling.logit_bias is not None:
             # Ids outside of the vocabulary have no logits.
-            changes["logit_bias"] = {
-                int(token): -math.inf if bias < -LARGEST_BIAS else bias
-                for token, bias in sampling.logit_bias.items()
-                if int(token) < self.pair.vocabulary
-            }
+            size, biases = self.pair.vocabulary, sampling.logit_bias.items()
+            changes["logit_bias"] = {id: bias for id, bias in biases if id < size}
         if self.settings.drawn_seeds:
             changes.setdefault("seed", secrets.randbits(32))
-        if sampling.speculative is not None and sampling.speculative.max is not None:
-            changes["num_draft"] = sampling.speculative.max
-        if wanted.constraint is not None:
-            changes |= constraints.checked(self.pair, self.options, wanted.constraint)
-        # The prompts are token ids, so these options have had their effect.
-        return replace(self.options, system_prompt=None, chat_template_config={}, **changes)
+        drafts = sampling.speculative
+        if isinstance(drafts, Speculative):
+            changes |= {} if drafts.max is None else {"num_draft": drafts.max}
+        elif not drafts:
+            changes["num_draft"] = 0
+        for constraint in wanted.constraints:
+            if sampling.ignore_eos:
+                rule = "ignore_eos cannot be combined with a format or grammar, which ends the text"
+                raise invalid(rule, "ignore_eos")
+            changes |= constraints.checked(self.pair, self.options, constraint)
+        return replace(self, options=replace(self.options, **changes))
 
     def _markers_for(self, tools: Tools) -> Markers:
         """Return the markers of reasoning and tool calls. Raises Problem if the request has tools

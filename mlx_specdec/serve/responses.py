@@ -5,8 +5,9 @@ protocol/src/models.rs)."""
 import json
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Annotated, ClassVar, Literal
 
 from fastapi import APIRouter
 from pydantic import AliasChoices, ConfigDict, Field, TypeAdapter
@@ -17,28 +18,27 @@ from ..results import Step
 from ..text.messages import Message, Tool, lines_of, log_once, text_of
 from .answers import Choice, Payload, Writer, timings
 from .events import Event, joined
-from .fields import MESSAGES, Body, Boolean, Fields, Object, Several, String, Typed
+from .fields import MESSAGES, Body, Boolean, Fields, Kinds, Object, Refused, Several, Typed
 from .internal import TOOLS, Chat, MaxTokens, Sampled, Tools, Wanted
-from .problems import Problem, invalid
+from .problems import Problem
 from .requests import LoadedModel
 from .service import complete, compute, service_of
 from .shared_bodies import (
     LONGEST_TOOL_NAME,
     Choosing,
+    Constrained,
     Content,
     Format,
     Function,
-    Name,
     OneOf,
     Parameters,
     Part,
-    StructuredOutputs,
     Thoughtful,
     choice_of,
     parts_of,
     shown_name,
 )
-from .stored import StoredConversation
+from .stored import StoredConversation, StoredResponses
 
 router = APIRouter()
 ENCRYPTED = "mlx-specdec reasoning: "
@@ -89,23 +89,23 @@ class Item(Typed):
     """An item of a conversation. Items of unknown types are skipped, because clients often add new
     types."""
 
-    kinds: ClassVar[Mapping[str, Sequence[str]]] = {
+    kinds: ClassVar[Kinds] = {
         "message": ("role", "content"),
         "reasoning": (),
         "function_call": ("call_id", "name", "arguments"),
         "custom_tool_call": ("call_id", "name", "input"),
         **dict.fromkeys(("function_call_output", "custom_tool_call_output"), ("call_id", "output")),
     }
-    type: String = "message"
+    type: str = "message"
     role: Literal["user", "assistant", "system", "developer"] = "user"
     content: Content = ""
     summary: Several[Part] = []  # noqa: RUF012
-    encrypted_content: String = ""
-    call_id: String = ""
-    name: String = ""
-    namespace: String | None = None
-    arguments: String = ""
-    input: String = ""
+    encrypted_content: str = ""
+    call_id: str = ""
+    name: str = ""
+    namespace: str | None = None
+    arguments: str = ""
+    input: str = ""
     output: Content = ""
 
 
@@ -119,13 +119,13 @@ def messages_of(items: Iterable[Item]) -> list[Message]:
     messages: list[Message] = []
     for item in items:
         role, content = item.role, text_of(parts_of(item.content))
-        if item.type == "message" and role != "assistant":
-            messages.append({"role": role, "content": content})
+        if item.type not in Item.kinds:
+            log_once(SKIPPED, "an input item", item.type[:LONGEST_TOOL_NAME])
         elif item.type.endswith("_output"):
             output = text_of(parts_of(item.output))
             messages.append({"role": "tool", "tool_call_id": item.call_id, "content": output})
-        elif item.type not in Item.kinds:
-            log_once(SKIPPED, "an input item", item.type[:LONGEST_TOOL_NAME])
+        elif item.type == "message" and role != "assistant":
+            messages.append({"role": role, "content": content})
         else:
             if not messages or messages[-1]["role"] != "assistant":
                 messages.append({"role": "assistant", "content": ""})
@@ -149,20 +149,17 @@ def _add(item: Item, content: str, turn: Message) -> None:
         turn.setdefault("tool_calls", []).append({"id": item.call_id, "function": function})
 
 
-class ResponsesTool(Typed):
+class ResponsesTool(Function):
     """A tool, or a namespace of tools. Tools of unknown types are skipped."""
 
-    model_config = ConfigDict(extra="allow")
-    kinds: ClassVar[Mapping[str, Sequence[str]]] = {
+    kinds: ClassVar[Kinds] = {
         **dict.fromkeys(("function", "custom"), ("name",)),
         "namespace": ("name", "tools"),
     }
-    name: Name = ""
-    description: String | None = None
-    parameters: Parameters | None = None
+    type: str  # type: ignore[assignment]
     format: Object = {}  # noqa: RUF012
     tools: Several["ResponsesTool"] = []  # noqa: RUF012
-    namespace: String | None = None
+    namespace: str | None = None
 
     def called(self, namespace: str | None = None) -> list["ResponsesTool"]:
         """Return the tools that the model can call: this tool, or the tools of this namespace."""
@@ -195,10 +192,10 @@ class ResponsesTool(Typed):
 class InputTokensRequest(Body, Thoughtful):
     """The body of /v1/responses/input_tokens."""
 
-    refused: ClassVar[Mapping[str, Sequence[object]]] = {"conversation": (), "prompt": ()}
-    input: String | Annotated[Several[Item], Field(min_length=1, max_length=MESSAGES)]
-    instructions: String | None = None
-    previous_response_id: String | None = None
+    refused: ClassVar[Refused] = {"conversation": (), "prompt": ()}
+    input: str | Annotated[Several[Item], Field(min_length=1, max_length=MESSAGES)]
+    instructions: str | None = None
+    previous_response_id: str | None = None
     tools: Annotated[Several[ResponsesTool], Field(max_length=TOOLS)] = []  # noqa: RUF012
     tool_choice: Choosing | OneOf | None = None
     parallel_tool_calls: Boolean | None = None
@@ -208,6 +205,11 @@ class InputTokensRequest(Body, Thoughtful):
         if not isinstance(self.input, str):
             return self.input
         return [Item(role="user", content=self.input)]
+
+    def before(self, stored: StoredResponses, tenant: str) -> StoredConversation:
+        """Return the conversation that the request continues. Raises Problem."""
+        id = self.previous_response_id
+        return StoredConversation() if id is None else stored.get(id, tenant)
 
     def called(self) -> list[ResponsesTool]:
         """Return the tools that the model can call, including tools in namespaces."""
@@ -233,11 +235,12 @@ class TextSettings(Fields):
     format: Format | None = None
 
 
-class ResponsesRequest(InputTokensRequest, Sampled):
+class ResponsesRequest(InputTokensRequest, Constrained, Sampled):
     """The body of /v1/responses. Codex treats a cut answer as a failure, so the default for
-    max_tokens is no limit."""
+    max_tokens is no limit. The response repeats further fields, such as `metadata`."""
 
-    refused: ClassVar[Mapping[str, Sequence[object]]] = {
+    model_config = ConfigDict(extra="allow")
+    refused: ClassVar[Refused] = {
         **InputTokensRequest.refused,
         "background": (False,),
         "top_logprobs": (0,),
@@ -246,48 +249,28 @@ class ResponsesRequest(InputTokensRequest, Sampled):
         -1, validation_alias=AliasChoices("max_output_tokens", "max_tokens")
     )
     stream: Boolean | None = None
-    structured_outputs: StructuredOutputs | None = None
     text: TextSettings = TextSettings()
-    include: Several[String] = []  # noqa: RUF012
+    include: Several[str] = []  # noqa: RUF012
     store: Boolean = True
-    metadata: Object | None = None
-    max_tool_calls: Any = None
-    user: String | None = None
-    safety_identifier: String | None = None
-    prompt_cache_key: String | None = None
-    truncation: String | None = None
 
     def wanted(self) -> Wanted:
         """Return the wishes of the client, except for the prompt. Raises Problem."""
-        form, outputs = self.text.format, self.structured_outputs
-        found = [] if outputs is None else outputs.constraints("structured_outputs")
-        found += [] if form is None else form.constraints("text")
-        if len(found) > 1:
-            raise invalid("text.format and structured_outputs cannot be combined", "text")
-        return Wanted(self, next(iter(found), None))
+        form = self.text.format
+        of_text = [] if form is None else form.constraints("text")
+        return Wanted(self, [*of_text, *self.constraints()])
 
 
 # Answers.
 class ResponsesWriter(Writer):
-    """Writes a response, which has one choice.
-
-    Args:
-        before: The conversation that the request continues.
-        finished: Called with the complete response.
-    """
+    """Writes a response, which has one choice, and stores it if the client wishes."""
 
     named = True
 
-    def __init__(
-        self,
-        model: LoadedModel,
-        body: ResponsesRequest,
-        before: StoredConversation,
-        finished: Callable[[Payload], None],
-    ) -> None:
-        prepared = model.chat(body.chat(before.items), body.wanted())
+    def __init__(self, stored: StoredResponses, model: LoadedModel, body: ResponsesRequest) -> None:
+        self._stored, self._tenant, self._body = stored, model.tenant, body
+        self._before = body.before(stored, model.tenant)
+        prepared = model.chat(body.chat(self._before.items), body.wanted())
         super().__init__(model.name, prepared, stream=body.stream)
-        self._finished = finished
         self._encrypts = INCLUDE_REASONING in body.include
         self._tools = {tool.shown: tool for tool in body.called()}
         self._events = 0
@@ -344,7 +327,10 @@ class ResponsesWriter(Writer):
         why = {"incomplete_details": {"reason": "max_output_tokens"}}
         more: Payload = why if cut else {"completed_at": int(time.time())}
         response = self._response(status, usage=usage, **more)
-        self._finished(response)
+        if self._body.store:
+            added = [*self._body.items(), *OUTPUT.validate_python(response["output"])]
+            nbytes = len(self._body.model_dump_json(include={"input"}))
+            self._stored.put(response, self._before, added, nbytes, self._tenant)
         last = self._event(f"response.{status}", response=response)
         return [*payloads, {**last, **timings([choice])}]
 
@@ -448,38 +434,19 @@ def error(problem: Problem) -> tuple[int, Payload]:
 
 
 # Routes.
-def _before(http: Request, body: InputTokensRequest) -> StoredConversation:
-    """Return the conversation that a request continues. Raises Problem if it is not stored."""
-    id, tenant = body.previous_response_id, http.scope["tenant"]
-    stored = service_of(http).responses
-    return StoredConversation() if id is None else stored.get(id, tenant)
-
-
 @router.post("/responses", summary="Answers items")
 async def responses(body: ResponsesRequest, http: Request) -> Response:
     """Answer the items of a conversation."""
-    service, tenant = service_of(http), http.scope["tenant"]
-
-    def make(model: LoadedModel, body: ResponsesRequest) -> ResponsesWriter:
-        before = _before(http, body)
-
-        def finished(response: Payload) -> None:
-            if body.store:
-                added = [*body.items(), *OUTPUT.validate_python(response["output"])]
-                nbytes = len(body.model_dump_json(include={"input"}))
-                service.responses.put(response, before, added, nbytes, tenant)
-
-        return ResponsesWriter(model, body, before, finished)
-
-    return await complete(http, body, make)
+    return await complete(http, body, partial(ResponsesWriter, service_of(http).responses))
 
 
 @router.post("/responses/input_tokens", summary="Counts the tokens of items")
 async def input_tokens(body: InputTokensRequest, http: Request) -> Response:
     """Count the tokens of a prompt."""
+    stored = service_of(http).responses
 
     def count(model: LoadedModel, body: InputTokensRequest) -> Payload:
-        ids = model.chat_ids(body.chat(_before(http, body).items))
+        ids = model.chat_ids(body.chat(body.before(stored, model.tenant).items))
         return {"object": "response.input_tokens", "input_tokens": len(ids)}
 
     return await compute(http, body, count)

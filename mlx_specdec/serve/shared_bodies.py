@@ -2,21 +2,22 @@
 and constraints."""
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal, Self
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AliasChoices, BeforeValidator, ConfigDict, Field, StrictInt, model_validator
+from pydantic import AliasChoices, BeforeValidator, ConfigDict, Field
 
 from ..text.chat import RESERVED
 from ..text.messages import TEXT_PART_FIELDS, Message, Tool
-from .fields import Boolean, Fields, Object, Several, String, Typed, broken, integral, worded
+from .fields import Boolean, Fields, Kinds, Object, Refused, Several, Typed, number, worded
 from .internal import TOOLS, TextConstraint, ToolChoice
+from .problems import invalid
 
-Written = Annotated[String, Field(pattern=r"\S"), worded("a non-blank string")]
+Written = Annotated[str, Field(pattern=r"\S"), worded("a non-blank string")]
 JsonSchema = Annotated[Object, worded("a JSON schema, an object")]
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 OneOf = Literal["none", "auto", "required"]
-Budget = Annotated[StrictInt, Field(ge=0), integral]
+Budget = Annotated[int, Field(ge=0), number]
 THINKING_STATES = {"enabled": True, "disabled": False}
 SWITCHES = ("enable_thinking", "thinking")
 """Template variables that turn reasoning on or off: the first one in templates of Qwen, GLM and
@@ -31,20 +32,20 @@ LONGEST_TOOL_NAME = 128
 class Part(Typed):
     """A part of a message's content. The model sees a note in place of other types."""
 
-    kinds: ClassVar[Mapping[str, Sequence[str]]] = {
+    kinds: ClassVar[Kinds] = {
         **{kind: (field,) for kind, field in TEXT_PART_FIELDS.items()},
         "thinking": (),
     }
-    text: String | None = None
-    refusal: String | None = None
-    thinking: String | Several["Part"] | None = None
+    text: str | None = None
+    refusal: str | None = None
+    thinking: str | Several["Part"] | None = None
 
     def part(self) -> Message:
         """Return the part as `text.messages` reads it."""
         return self.model_dump(include={"type", *Part.model_fields}, exclude_none=True)
 
 
-Content = String | Several[Part]
+Content = str | Several[Part]
 
 
 def parts_of(content: str | Sequence[Part]) -> str | list[Message]:
@@ -55,22 +56,13 @@ def parts_of(content: str | Sequence[Part]) -> str | list[Message]:
 class ReasoningDetail(Fields):
     """A part of the reasoning in OpenRouter's format."""
 
-    text: String | None = None
-    summary: String | None = None
-
-
-class Reasoned(Fields):
-    """The fields in which clients send the reasoning of earlier messages."""
-
-    reasoning_content: String | None = None
-    reasoning: String | None = None
-    thinking: String | None = None
-    reasoning_details: Several[ReasoningDetail] | None = None
+    text: str | None = None
+    summary: str | None = None
 
 
 class CalledFunction(Fields):
-    name: String
-    arguments: String | Object | None = None
+    name: str
+    arguments: str | Object | None = None
 
 
 class EarlierCall(Fields):
@@ -80,17 +72,37 @@ class EarlierCall(Fields):
     function: CalledFunction
 
 
+class ChatMessage(Fields):
+    """A message of a chat. Clients send the reasoning of earlier messages in one of four fields."""
+
+    role: Role
+    content: Content | None = None
+    name: str | None = None
+    tool_call_id: str | None = None
+    refusal: str | None = None
+    tool_calls: Several[EarlierCall] | None = None
+    function_call: CalledFunction | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    thinking: str | None = None
+    reasoning_details: Several[ReasoningDetail] | None = None
+
+    def message(self) -> Message:
+        """Return the message as `text.messages` reads it."""
+        return self.model_dump(exclude_none=True)
+
+
 # Tools.
 class Parameters(Fields):
     """The JSON schema of the arguments of a function."""
 
     model_config = ConfigDict(extra="allow")
     properties: dict[str, dict[str, Any] | Boolean] | None = None
-    required: Several[String] | None = None
+    required: Several[str] | None = None
 
 
 Name = Annotated[
-    String,
+    str,
     Field(pattern=f"^[A-Za-z0-9_.-]{{1,{LONGEST_TOOL_NAME}}}$"),
     worded(f"a name of at most {LONGEST_TOOL_NAME} letters, digits, underscores, dots and dashes"),
 ]
@@ -100,10 +112,10 @@ class Function(Typed):
     """A function that the model may call. Chat templates see its other fields, too."""
 
     model_config = ConfigDict(extra="allow")
-    kinds: ClassVar[Mapping[str, Sequence[str]]] = {"function": ("name",)}
+    kinds: ClassVar[Kinds] = {"function": ("name",)}
     type: Literal["function"] = "function"
     name: Name = ""
-    description: String | None = None
+    description: str | None = None
     parameters: Parameters | None = None
 
     @property
@@ -128,13 +140,13 @@ class Choosing(Typed):
     be called."""
 
     model_config = ConfigDict(extra="allow")
-    kinds: ClassVar[Mapping[str, Sequence[str]]] = {
+    kinds: ClassVar[Kinds] = {
         **dict.fromkeys(("function", "custom"), ("name",)),
         "allowed_tools": ("mode", "tools"),
     }
-    type: String = "function"
-    name: String = ""
-    namespace: String | None = None
+    type: str = "function"
+    name: str = ""
+    namespace: str | None = None
     mode: Literal["auto", "required"] = "auto"
     tools: Annotated[Several["Choosing"], Field(min_length=1)] = []  # noqa: RUF012
 
@@ -160,13 +172,13 @@ class Thinking(Fields):
 
 class Reasoning(Fields):
     model_config = ConfigDict(extra="allow")
-    effort: String | None = None
+    effort: str | None = None
     max_tokens: Budget | None = None
 
 
 class TemplateVariables(Fields):
     model_config = ConfigDict(extra="allow")
-    refused: ClassVar[Mapping[str, Sequence[object]]] = dict.fromkeys(sorted(RESERVED), ())
+    refused: ClassVar[Refused] = dict.fromkeys(sorted(RESERVED), ())
 
 
 class Thoughtful(Fields):
@@ -174,7 +186,7 @@ class Thoughtful(Fields):
 
     thinking: Thinking | None = None
     reasoning: Reasoning | None = None
-    reasoning_effort: String | None = None
+    reasoning_effort: str | None = None
     enable_thinking: Boolean | None = None
     chat_template_kwargs: TemplateVariables = TemplateVariables()
 
@@ -206,7 +218,7 @@ unset = BeforeValidator(lambda value: None if value == "" else value)
 """An annotation for optional fields. Some clients send "" for a field that they do not set."""
 Unset = Annotated[Written | None, unset]
 Choices = Annotated[
-    Several[String],
+    Several[str],
     Field(min_length=1),
     worded("a non-empty list, each entry of which is a string"),
 ]
@@ -222,7 +234,7 @@ class Format(Typed):
     """The format of an answer. value: TGI's name for the schema."""
 
     model_config = ConfigDict(extra="allow")
-    kinds: ClassVar[Mapping[str, Sequence[str]]] = {
+    kinds: ClassVar[Kinds] = {
         "text": (),
         "json_object": (),
         "json_schema": ("schema",),
@@ -268,39 +280,19 @@ class Constraints(Fields):
 class StructuredOutputs(Constraints):
     model_config = ConfigDict(extra="forbid")
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if len(self.constraints()) != 1:
-            field = "structured_outputs"
-            rule = f"{field} must have exactly one of json, regex, grammar and choice"
-            raise broken(rule, field)
-        return self
-
 
 class Constrained(Constraints):
-    """The fields with constraints. A body may have only one of them."""
+    """The fields with constraints."""
 
     response_format: Format | None = None
     structured_outputs: StructuredOutputs | None = None
-    ignore_eos: Boolean | None = None
-
-    @model_validator(mode="after")
-    def _check_constraints(self) -> Self:
-        found = self.constraints()
-        if len(found) > 1:
-            names = "response_format, structured_outputs, json, regex, grammar and choice"
-            rule = f"at most one of {names} may be given: leave the others out"
-            raise broken(rule, "response_format")
-        if found and self.ignore_eos:
-            rule = "ignore_eos cannot be combined with a format or grammar, which ends the text"
-            raise broken(rule, "ignore_eos")
-        return self
 
     def constraints(self, field: str = "") -> list[TextConstraint]:
-        """Return the constraints of all fields. A valid body has at most one."""
+        """Return the constraints of all fields. Raises Problem."""
         outputs, answer = self.structured_outputs, self.response_format
-        return [
-            *([] if outputs is None else outputs.constraints("structured_outputs")),
-            *([] if answer is None else answer.constraints("response_format")),
-            *super().constraints(),
-        ]
+        found = [] if outputs is None else outputs.constraints("structured_outputs")
+        if outputs is not None and len(found) != 1:
+            rule = "structured_outputs must have exactly one of json, regex, grammar and choice"
+            raise invalid(rule, "structured_outputs")
+        found += [] if answer is None else answer.constraints("response_format")
+        return [*found, *super().constraints()]

@@ -1,7 +1,7 @@
 """The API of Hugging Face's text-generation-inference. Unlike in TGI, completions never include the
 stop string."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import ClassVar, Literal
 
 from fastapi import APIRouter
@@ -13,7 +13,7 @@ from ..results import Step, TokenLogprob
 from ..version import __version__
 from .answers import LEAST_LOGPROB, Choice, Payload, Writer, token_piece
 from .events import Event
-from .fields import Body, Boolean, Fields
+from .fields import Body, Boolean, Fields, Refused
 from .internal import STOPS, Count, MaxTokens, Sampled, TextConstraint, Wanted
 from .problems import Problem, invalid
 from .requests import LoadedModel
@@ -44,7 +44,7 @@ class Grammar(Fields):
 
 
 class GenerateParameters(Sampled):
-    refused: ClassVar[Mapping[str, Sequence[object]]] = {
+    refused: ClassVar[Refused] = {
         "adapter_id": (),
         "top_n_tokens": (0,),
         **dict.fromkeys(("best_of", "typical_p"), (1,)),
@@ -88,9 +88,9 @@ class TgiWriter(Writer):
 
     def __init__(self, model: LoadedModel, body: GenerateRequest, *, stream: bool | None) -> None:
         parameters = self._parameters = body.parameters
-        constraint = None if parameters.grammar is None else parameters.grammar.constraint()
+        constraints = [] if parameters.grammar is None else [parameters.grammar.constraint()]
         # TGI's answers have the logprob of every token.
-        prepared = model.texts([body.inputs], Wanted(parameters.sampled(), constraint, 0))
+        prepared = model.texts([body.inputs], Wanted(parameters.sampled(), constraints, 0))
         super().__init__(model.name, prepared, stream=body.stream if stream is None else stream)
         self._before = body.inputs if parameters.return_full_text else ""
         self._listed, self._tokenizer = stream is None, model.pair.tokenizer

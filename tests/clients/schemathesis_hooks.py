@@ -17,10 +17,8 @@ GOOD: dict[str, Any] = {
     "structured_outputs": {"choice": ["a", "b"]},
     "regex": "[ab]{3}",
     "grammar": 'root ::= "a" | "b"',
-    "guided_json": {"type": "integer"},
-    "guided_regex": "[ab]",
-    "guided_grammar": 'start: "a"',
-    "guided_choice": ["a", "b"],
+    "json": {"type": "integer"},
+    "choice": ["a", "b"],
 }
 FORMAT = {"type": "json_schema", "schema": {"type": "boolean"}}
 with urllib.request.urlopen(f"{os.environ['MLX_SPECDEC_ROOT']}/openapi.json") as answer:
