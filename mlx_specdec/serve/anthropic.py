@@ -6,10 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, ClassVar, Literal
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request, Response
 from pydantic import AliasChoices, ConfigDict, Field
-from starlette.requests import Request
-from starlette.responses import Response
 
 from ..results import Step
 from ..text.messages import Message, text_of

@@ -8,15 +8,14 @@ from typing import Annotated, Any, ClassVar, TypeVar
 from pydantic import (
     BaseModel,
     BeforeValidator,
+    ConfigDict,
     Field,
-    GetJsonSchemaHandler,
     StrictBool,
     ValidationError,
     WrapValidator,
     model_validator,
 )
-from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema, PydanticCustomError
+from pydantic_core import PydanticCustomError
 
 from ..text.prompts import parse_json
 from .problems import Problem, invalid, unsupported
@@ -80,9 +79,16 @@ def worded(words: str) -> WrapValidator:
     return WrapValidator(check)
 
 
+def _describe(schema: Object, model: Any) -> None:
+    """Add the unsupported fields to the JSON schema of a model, by their harmless values."""
+    harmless = {name: {"enum": [*values, None]} for name, values in model.refused.items()}
+    schema.setdefault("properties", {}).update(harmless)
+
+
 class Fields(BaseModel):
     """An object in a body. refused: Unsupported fields, with the values that are accepted."""
 
+    model_config = ConfigDict(json_schema_extra=_describe)
     refused: ClassVar[Refused] = {}
 
     @model_validator(mode="before")
@@ -97,16 +103,6 @@ class Fields(BaseModel):
         if None in data.values():
             return {name: value for name, value in data.items() if value is not None}
         return data
-
-    @classmethod
-    def __get_pydantic_json_schema__(
-        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> JsonSchemaValue:
-        """Describe the unsupported fields by their harmless values."""
-        schema = handler(core_schema)
-        harmless = {name: {"enum": [*values, None]} for name, values in cls.refused.items()}
-        handler.resolve_ref_schema(schema).setdefault("properties", {}).update(harmless)
-        return schema
 
 
 class Typed(Fields):
@@ -168,10 +164,13 @@ def parse(data: bytes) -> Object:
 
 
 def problem_of(errors: Sequence[Any], body: Object) -> Problem:
-    """Return one problem for all errors of a body: the deepest one, since the client most likely
-    meant this branch of a union. Errors of several branches at one place are joined by "or"."""
+    """Return one problem for all errors of a body: the deepest one that is furthest in a list,
+    since the client most likely meant this branch of a union. Errors of several branches at one
+    place are joined by "or"."""
     paths = [_error_path(error, body) for error in errors]
-    path = max(paths, key=len)
+    path = max(
+        paths, key=lambda path: (len(path), [step for step in path if isinstance(step, int)])
+    )
     found = [error for error, place in zip(errors, paths, strict=True) if place == path]
     first, where = found[0], _shown_path(path)
     if first["type"] in ("unsupported", "extra_forbidden"):

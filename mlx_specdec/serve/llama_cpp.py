@@ -2,10 +2,9 @@
 
 from collections.abc import Callable, Iterable, Sequence
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import PlainTextResponse
 from pydantic import AliasChoices, Field, StrictInt
-from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
 
 from ..engine.chat import chat_format
 from ..results import Step

@@ -1,7 +1,6 @@
 """The list of models, for clients of OpenAI, Anthropic and llama.cpp, and for Codex."""
 
-from fastapi import APIRouter
-from starlette.requests import Request
+from fastapi import APIRouter, Request
 
 from .answers import Payload
 from .registry import ServedModel

@@ -10,10 +10,9 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, ClassVar, Literal
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
 from pydantic import AliasChoices, BeforeValidator, Field
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
 
 from ..engine.embeddings import Vector
 from ..results import Step

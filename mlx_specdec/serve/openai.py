@@ -8,10 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
-from fastapi import APIRouter
-from pydantic import AliasChoices, Discriminator, Field, StrictInt, Tag
-from starlette.requests import Request
-from starlette.responses import Response
+from fastapi import APIRouter, Request, Response
+from pydantic import AliasChoices, Field, StrictInt
 
 from ..proposers.lookup import PREDICTION
 from ..results import Step, TokenLogprob
@@ -65,9 +63,8 @@ class Conversation(Body, Thoughtful):
 
     def chat(self) -> Chat:
         """Return the conversation. Raises Problem."""
-        if any(
-            message.content is None and message.role != "assistant" for message in self.messages
-        ):
+        empty = [message.role for message in self.messages if message.content is None]
+        if any(role != "assistant" for role in empty):
             message = "all messages but those of the assistant must have a content"
             raise invalid(message, "messages")
         ending: Ending = "closed" if self.add_generation_prompt is False else "answer"
@@ -148,30 +145,16 @@ class ChatRequest(Completion, Conversation):
         return model.chat(self.chat(), self.wanted(top))
 
 
-def _kind(value: Any) -> str:
-    """Return the key of a prompt's type: a text, token ids, or a list of either."""
-    if not isinstance(value, list):
-        return "<text>"
-    first = value[0] if value else None
-    if isinstance(first, str):
-        return "<texts>"
-    return "<lists>" if isinstance(first, list) else "<ids>"
-
-
 INPUTS = 2048
 """Largest number of texts in a list of prompts."""
 Ids = Annotated[Several[StrictInt], Field(min_length=1)]
-Prompt = Annotated[
-    Annotated[Written, Tag("<text>")]
-    | Annotated[Ids, Tag("<ids>")]
-    | Annotated[Several[Written], Field(max_length=INPUTS), Tag("<texts>")]
-    | Annotated[Several[Ids], Field(max_length=INPUTS), Tag("<lists>")],
-    Discriminator(_kind),
-]
+Texts = Annotated[Several[Written], Field(min_length=1, max_length=INPUTS)]
+Prompt = Written | Ids | Texts | Annotated[Several[Ids], Field(min_length=1, max_length=INPUTS)]
+"""A text, token ids, or a list of either."""
 
 
 def several(texts: Any) -> Sequence[str | list[int]]:
-    """Return the texts of a Prompt, which is a text, token ids, or a list of either."""
+    """Return the texts of a Prompt."""
     single = isinstance(texts, str) or isinstance(texts[0], int)
     return [texts] if single else texts
 

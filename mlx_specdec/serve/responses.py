@@ -9,10 +9,8 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Annotated, ClassVar, Literal
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request, Response
 from pydantic import AliasChoices, ConfigDict, Field, TypeAdapter
-from starlette.requests import Request
-from starlette.responses import Response
 
 from ..results import Step
 from ..text.messages import Message, Tool, lines_of, log_once, text_of
@@ -295,11 +293,11 @@ class ResponsesWriter(Writer):
 
     def failed(self, problem: Problem) -> list[Payload]:
         error = {"code": problem.code or "server_error", "message": problem.message}
-        return [self._event("response.failed", response=self._response("failed", error=error))]
+        return [self._state("failed", error=error)]
 
     def silence(self) -> list[Payload]:
         """Return an event, since Codex waits 300 s for one and does not count comments."""
-        return [self._event("response.in_progress", response=self._response("in_progress"))]
+        return [self._state("in_progress")]
 
     def answer(self, choices: Sequence[Choice]) -> Payload:
         [choice] = choices
@@ -308,8 +306,7 @@ class ResponsesWriter(Writer):
         return {**last["response"], **timings(choices)}
 
     def start(self, choice: Choice) -> list[Payload]:
-        response = self._response("in_progress")
-        return [self._event("response.created", response=response), *self.silence()]
+        return [{**self._state("in_progress"), "type": "response.created"}, *self.silence()]
 
     def end(self, choice: Choice) -> list[Payload]:
         cut = choice.finish_reason not in ("eos", "stop")
@@ -326,12 +323,12 @@ class ResponsesWriter(Writer):
         }
         why = {"incomplete_details": {"reason": "max_output_tokens"}}
         more: Payload = why if cut else {"completed_at": int(time.time())}
-        response = self._response(status, usage=usage, **more)
+        last = self._state(status, usage=usage, **more)
         if self._body.store:
+            response = last["response"]
             added = [*self._body.items(), *OUTPUT.validate_python(response["output"])]
             nbytes = len(self._body.model_dump_json(include={"input"}))
             self._stored.put(response, self._before, added, nbytes, self._tenant)
-        last = self._event(f"response.{status}", response=response)
         return [*payloads, {**last, **timings([choice])}]
 
     def piece(self, choice: Choice, step: Step, events: Iterable[Event]) -> list[Payload]:
@@ -341,14 +338,12 @@ class ResponsesWriter(Writer):
         begun: list[Payload] = []
         text = event.text
         if event.kind == "call":
-            tool = self._tools.get(event.name)
-            called: Payload = {
-                "call_id": event.id,
-                "name": event.name if tool is None else tool.name,
-            }
-            if tool is not None and tool.namespace is not None:
+            unknown = ResponsesTool.model_construct(type="function", name=event.name)
+            tool = self._tools.get(event.name, unknown)
+            called = {"call_id": event.id, "name": tool.name}
+            if tool.namespace is not None:
                 called["namespace"] = tool.namespace
-            custom = tool is not None and tool.type == "custom"
+            custom = tool.type == "custom"
             text = custom_input(text) if custom else text
             begun = self._begin("custom_tool_call" if custom else "function_call", **called)
         elif self._kind != ITEM_TYPES[event.kind]:
@@ -407,10 +402,12 @@ class ResponsesWriter(Writer):
         number, self._events = self._events, self._events + 1
         return {"type": kind, "sequence_number": number, **fields}
 
-    def _response(self, status: str, **more: object) -> Payload:
+    def _state(self, status: str, **more: object) -> Payload:
+        """Return an event with the response."""
         ended = dict.fromkeys(("completed_at", "incomplete_details", "error", "usage"))
         output = [] if status == "in_progress" else self._output
-        return {**self._head, **ended, "status": status, "output": output, **more}
+        response = {**self._head, **ended, "status": status, "output": output, **more}
+        return self._event(f"response.{status}", response=response)
 
 
 def _output_text(text: str) -> Payload:

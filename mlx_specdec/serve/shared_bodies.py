@@ -184,19 +184,17 @@ class TemplateVariables(Fields):
 class Thoughtful(Fields):
     """The fields by which clients turn thoughts on or off, and set their budget."""
 
-    thinking: Thinking | None = None
-    reasoning: Reasoning | None = None
+    thinking: Thinking = Thinking(type="adaptive")
+    reasoning: Reasoning = Reasoning()
     reasoning_effort: str | None = None
     enable_thinking: Boolean | None = None
     chat_template_kwargs: TemplateVariables = TemplateVariables()
 
     def variables(self) -> Object:
         """Return the variables of the chat template. chat_template_kwargs takes precedence."""
-        thinks = self.enable_thinking
-        effort = self.reasoning_effort or (self.reasoning and self.reasoning.effort)
+        thinks, effort = self.enable_thinking, self.reasoning_effort or self.reasoning.effort
         if thinks is None:
-            thinks = None if self.thinking is None else THINKING_STATES.get(self.thinking.type)
-            thinks = False if effort == "none" else thinks
+            thinks = False if effort == "none" else THINKING_STATES.get(self.thinking.type)
         return {
             **({"reasoning_effort": effort} if effort and effort != "none" else {}),
             **({} if thinks is None else dict.fromkeys(SWITCHES, thinks)),
@@ -206,10 +204,7 @@ class Thoughtful(Fields):
     def thinking_budget(self) -> int | None:
         """Return the largest number of tokens of thoughts, or None. Of Anthropic's and OpenRouter's
         fields, the smaller number holds."""
-        budgets = (
-            None if self.thinking is None else self.thinking.budget_tokens,
-            None if self.reasoning is None else self.reasoning.max_tokens,
-        )
+        budgets = self.thinking.budget_tokens, self.reasoning.max_tokens
         return min((budget for budget in budgets if budget is not None), default=None)
 
 

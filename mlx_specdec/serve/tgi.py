@@ -4,10 +4,8 @@ stop string."""
 from collections.abc import Iterable, Sequence
 from typing import ClassVar, Literal
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request, Response
 from pydantic import Field
-from starlette.requests import Request
-from starlette.responses import Response
 
 from ..results import Step, TokenLogprob
 from ..version import __version__
@@ -47,7 +45,8 @@ class GenerateParameters(Sampled):
     refused: ClassVar[Refused] = {
         "adapter_id": (),
         "top_n_tokens": (0,),
-        **dict.fromkeys(("best_of", "typical_p"), (1,)),
+        "best_of": (1,),
+        "typical_p": (1,),
         **dict.fromkeys(("decoder_input_details", "watermark"), (False,)),
     }
     max_tokens: MaxTokens | None = Field(None, validation_alias="max_new_tokens")
@@ -60,10 +59,8 @@ class GenerateParameters(Sampled):
     def sampled(self) -> Sampled:
         """Return the parameters with the temperature that they mean. Parameters that change the
         distribution also turn sampling on, as they do in TGI."""
-        shapes = (self.temperature, 1), (self.top_k, -1), (self.top_p, 1)
-        shaped = any(value not in (None, 0, neutral) for value, neutral in shapes)
-        temperature = self.temperature
-        if self.do_sample or shaped:
+        temperature, shapes = self.temperature, (self.temperature, self.top_k, self.top_p)
+        if self.do_sample or any(value not in (None, 0, 1) for value in shapes):
             temperature = 1.0 if temperature is None else temperature
         elif temperature == 1 or self.do_sample is False:
             temperature = 0.0
@@ -87,12 +84,13 @@ class TgiWriter(Writer):
     _ended = False
 
     def __init__(self, model: LoadedModel, body: GenerateRequest, *, stream: bool | None) -> None:
-        parameters = self._parameters = body.parameters
+        parameters = body.parameters
         constraints = [] if parameters.grammar is None else [parameters.grammar.constraint()]
         # TGI's answers have the logprob of every token.
         prepared = model.texts([body.inputs], Wanted(parameters.sampled(), constraints, 0))
         super().__init__(model.name, prepared, stream=body.stream if stream is None else stream)
         self._before = body.inputs if parameters.return_full_text else ""
+        self._details = parameters.details
         self._listed, self._tokenizer = stream is None, model.pair.tokenizer
 
     def failed(self, problem: Problem) -> list[Payload]:
@@ -100,10 +98,10 @@ class TgiWriter(Writer):
 
     def answer(self, choices: Sequence[Choice]) -> Payload | list[Payload]:
         [choice] = choices
-        answer: Payload = {"generated_text": self._text(choice)}
-        if self._parameters.details:
-            tokens = [self._token(token) for token in choice.logprobs]
-            answer["details"] = {**self._end(choice), "prefill": [], "tokens": tokens}
+        answer = self._last(choice)
+        tokens = [self._token(token) for token in choice.logprobs]
+        details = {**answer.pop("details"), "prefill": [], "tokens": tokens}
+        answer |= {"details": details} if self._details else {}
         return [answer] if self._listed else answer
 
     def piece(self, choice: Choice, step: Step, events: Iterable[Event]) -> list[Payload]:
@@ -134,18 +132,13 @@ class TgiWriter(Writer):
 
     def _last(self, choice: Choice) -> Payload:
         self._ended = True
-        details = {**self._end(choice), "input_length": self.prepared.prompt_tokens}
-        return {"generated_text": self._text(choice), "details": details}
-
-    def _end(self, choice: Choice) -> Payload:
-        return {
+        details = {
             "finish_reason": TGI_REASONS.get(choice.finish_reason or "length", "length"),
             "generated_tokens": choice.tokens,
             "seed": self.prepared.requests[0].options.seed,
+            "input_length": self.prepared.prompt_tokens,
         }
-
-    def _text(self, choice: Choice) -> str:
-        return "".join([self._before, *choice.texts])
+        return {"generated_text": "".join([self._before, *choice.texts]), "details": details}
 
     def _token(self, token: TokenLogprob) -> Payload:
         piece = token_piece(self._tokenizer, token.token) or b""
