@@ -1,7 +1,6 @@
 """What is used of other packages that they do not document may go with any release of theirs."""
 
 import ast
-import inspect
 import tomllib
 from importlib import import_module
 from pathlib import Path
@@ -75,13 +74,6 @@ def test_what_is_used_is_there(name: str) -> None:
     held = import_module(module)
     for attribute in attributes:
         held = getattr(held, attribute)
-
-
-def test_it_takes_what_it_is_given() -> None:
-    from huggingface_hub.file_download import http_get
-
-    arguments = {"url", "temp_file", "resume_size", "headers", "expected_size", "tqdm_class"}
-    assert arguments <= {*inspect.signature(http_get).parameters}
 
 
 def test_the_versions_of_such_packages_are_bounded() -> None:

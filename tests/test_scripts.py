@@ -4,7 +4,6 @@ import ast
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import time
@@ -34,12 +33,6 @@ def test_what_programs_import_is_there(program: Path) -> None:
         ):
             names = ", ".join(imported.name for imported in node.names)
             exec(f"from {node.module} import {names}", {})
-
-
-# ------------------------------------------------------------------ sums over machines
-
-
-# ------------------------------------------------------------------ what a Mac can tell
 
 
 # MLX's CPU back end takes minutes for the 8-bit models in weights/ if their scales stay bfloat16.
@@ -138,22 +131,6 @@ def test_time_limits_on_a_mac_sum_to_ten_minutes_at_most(
     assert awake.read_text().startswith("-i ")
 
 
-def test_rows_are_compared_by_their_bits() -> None:
-    alone = mx.random.normal((6, 4), key=mx.random.key(0)).astype(mx.bfloat16)
-    in_two = alone + mx.array([[0.01]] * 6, dtype=mx.bfloat16)
-    passes = {m: in_two[:m] for m in (2, 3, 4, 5)}
-    passes[5] = mx.concatenate([in_two[:4], alone[4:5]])  # the last row is in a tile of its own
-    passes[6] = alone
-    assert mac_checks.compare(passes, alone, in_two) == {
-        "row_0_as_one_row": [6],
-        "row_0_as_two_rows": [2, 3, 4, 5],
-        "rows_as_one_row": [6],
-        "rows_as_two_rows": [2, 3, 4],
-    }
-    zeros = mx.zeros((1, 4))
-    assert mac_checks.compare({1: zeros}, -zeros, zeros)["row_0_as_one_row"] == []
-
-
 def bits(name: str, most: int, last: int | None = None) -> dict[str, Any]:
     """A line on products whose row 0 equals two rows up to `most` rows, and all rows to `last`."""
     equal = list(range(2, most + 1))
@@ -172,89 +149,3 @@ def summarized(title: str, *lines: dict[str, Any], end: str = "") -> str:
     content = "\n".join(json.dumps(line) for line in lines)
     report = mac_summary.Report.of(f"\n== {title}\n{content}\n{end}")
     return " ".join(mac_summary.summary(report).split())
-
-
-ATTENTION = {
-    "kind": "rows",
-    "operation": "attention",
-    "row_0_as_one_row": [2, 5],
-    "divided_rows_as_one_row": [2, 3, 4, 5, 6, 7, 8],
-}
-
-
-@pytest.mark.parametrize(
-    ("lines", "message"),
-    [
-        (
-            [bits("float32", 12), bits("bfloat16", 12)],
-            [
-                "--exact holds on this machine",
-                "row 0 has the bits of 2 rows in passes of 2 to 12 rows in all formats.",
-                "row 0 has the bits of 1 row in no pass",
-                "1 with 2 rows, 1 with 5 rows, 0 with 8 rows",
-            ],
-        ),
-        (
-            [bits("float32", 12), bits("bfloat16", 5)],
-            ["--exact holds on this machine", "up to 5 rows but not 6 in bfloat16"],
-        ),
-        (
-            [bits("bfloat16", 12, 3)],
-            [
-                "--exact does not hold on this machine with more than 2 draft tokens",
-                "every row has the bits of 2 rows up to 3 rows but not 4",
-            ],
-        ),
-        ([bits("bfloat16", 12, 1)], ["--exact does not hold on this machine."]),
-        (
-            [bits("bfloat16", 12), {**ATTENTION, "divided_rows_as_one_row": [2, 3]}],
-            ["--exact does not hold on this machine.", "in 1 of 2 cases"],
-        ),
-    ],
-)
-def test_the_summary_says_whether_exact_holds(
-    lines: list[dict[str, Any]], message: list[str]
-) -> None:
-    text = summarized("bits of rows", *lines, ATTENTION)
-    assert [words for words in message if words not in text] == []
-
-
-def test_a_report_has_no_names_and_can_be_summarized_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = tmp_path / "report"
-    monkeypatch.setenv("HOME", "/Users/somebody")
-    file.write_text(f"\n== machine\nFile {ROOT}/x.py\n/Users/somebody/y.py /home/other/z.py\n")
-    monkeypatch.setattr(sys, "argv", ["mac_summary.py", str(file)])
-    mac_summary.main()
-    text = file.read_text()
-    assert text.startswith("Summary of mac.sh\n")
-    assert text.endswith("\n== machine\nFile ./x.py\n~/y.py ~/z.py\n")
-    mac_summary.main()
-    assert file.read_text() == text
-
-
-def test_suites_run_without_timeout_and_their_failures_are_shown(tmp_path: Path) -> None:
-    """macOS has no timeout(1)."""
-    script = (ROOT / "scripts" / "conformance.sh").read_text()
-    suite = script[script.index("suite() {") :].partition("\n}\n")[0] + "\n}\n"
-    tools = tmp_path / "bin"
-    tools.mkdir()
-    for name in ("bash", "perl", "grep", "tail", "sed", "sh"):
-        (tools / name).symlink_to(str(shutil.which(name)))
-    for name, text in (("well", "echo 7 passed"), ("ill", "echo 5/7 pass; exit 3"), ("mute", ":")):
-        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
-        (tmp_path / name).chmod(0o755)
-    calls = "".join(f"suite {name} ./{name} --flag\n" for name in ("well", "ill", "mute", "none"))
-    program = f"set -euo pipefail\nout={tmp_path}\n{suite}{calls}"
-    done = subprocess.run(
-        [shutil.which("bash") or "bash", "-c", program],
-        cwd=tmp_path,
-        env={"PATH": str(tools)},
-        capture_output=True,
-        text=True,
-    )
-    lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
-    assert (done.returncode, done.stderr) == (0, "")
-    assert lines[0] == "well 7 passed" and lines[2:] == ["mute", "none not installed"]
-    assert lines[1].startswith("ill 5/7 pass (ended with code 3;")

@@ -74,17 +74,6 @@ def test_what_was_requested_stays_until_something_else_is_requested(clone: Path)
     assert set_up(clone, "--small")[2] == ["mkl", ".[dev,grammar,server]"]
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [(("--smal",), "does not know --smal"), (("--small", "--fast-cpu"), "contradict each other")],
-)
-def test_wrong_flags_are_reported_in_a_line(
-    clone: Path, flags: tuple[str, ...], message: str
-) -> None:
-    code, report, settings = set_up(clone, *flags)
-    assert (code, settings) == (2, []) and message in report and report.count("\n") == 1
-
-
 NAMES = ("python", "python3", "python3.14", "python3.13", "python3.12", "python3.11")
 PRETENDS = """#!/bin/sh
 exec {real} -c "

@@ -64,20 +64,6 @@ def test_a_conversation_goes_on_with_a_model_that_is_loaded_once(tmp_path: Path)
     assert spoken.prompt("Who?", system="Be brief.", **settings).text() == first
 
 
-def test_a_schema_is_kept_to() -> None:
-    pytest.importorskip("llguidance", reason="the extra grammar is not installed")
-    schema = {"type": "object", "properties": {"a": {"enum": ["b"]}}, "required": ["a"]}
-    answer = model("py-llama").prompt("{", schema=schema, max_tokens=60).text()
-    assert json.loads(answer) == {"a": "b"}
-
-
-def test_errors_are_those_of_llm() -> None:
-    with pytest.raises(llm.ModelError, match="temperature must be 0 or"):
-        model("py-llama").prompt("x", temperature=-1).text()
-    with pytest.raises(llm.ModelError, match=r"no/such-model"):
-        model("py-llama").prompt("x", draft_model="no/such-model").text()
-
-
 def test_llm_finds_the_models_by_the_entry_point(tmp_path: Path) -> None:
     site = tmp_path / "site"
     if not metadata.entry_points(group="llm", value="mlx_specdec.cli.llm_plugin"):

@@ -1,6 +1,5 @@
 """OpenAI's own client: sync, async, streams, parsed answers, tools, errors."""
 
-import asyncio
 import json
 from typing import Literal
 
@@ -9,7 +8,7 @@ import pytest
 pytest.importorskip("openai", reason="the extra clients is not installed")
 
 import openai
-from openai import AsyncOpenAI, OpenAI
+from openai import OpenAI
 from pydantic import BaseModel, Field
 
 from ..support.tools import KEY, MODEL, NAMED, TOOLS
@@ -41,31 +40,6 @@ def test_an_answer_and_its_stream(client: OpenAI) -> None:
     )
     assert "".join(each.choices[0].delta.content or "" for each in chunks if each.choices) == text
     assert chunks[-1].usage.completion_tokens == 30 and chunks[-1].choices == []
-
-
-def test_many_at_once(base_url: str, client: OpenAI) -> None:
-    async def ask() -> list[str | None]:
-        async with AsyncOpenAI(base_url=base_url, api_key=KEY, max_retries=0) as several:
-            body = ({**BODY, "seed": seed} for seed in range(6))
-            answers = [several.chat.completions.create(**each) for each in body]
-            return [each.choices[0].message.content for each in await asyncio.gather(*answers)]
-
-    alone = [
-        client.chat.completions.create(**{**BODY, "seed": seed}).choices[0].message.content
-        for seed in range(6)
-    ]
-    assert asyncio.run(ask()) == alone
-
-
-def test_the_stream_helper(client: OpenAI) -> None:
-    # The helper raises for texts that are cut at a length.
-    ending = {**BODY, "extra_body": {"regex": "[a-z ]{20}"}}
-    with client.chat.completions.stream(**ending) as stream:
-        kinds = {event.type for event in stream}
-        whole = stream.get_final_completion()
-    assert {"chunk", "content.delta", "content.done"} <= kinds
-    again = client.chat.completions.create(**ending).choices[0].message.content
-    assert whole.choices[0].message.content == again
 
 
 def test_parsed_answers(client: OpenAI) -> None:
@@ -102,12 +76,6 @@ def test_tools(client: OpenAI) -> None:
     assert again.choices[0].finish_reason in ("length", "stop")
 
 
-def test_tools_that_are_parsed(client: OpenAI) -> None:
-    tool = openai.pydantic_function_tool(Person, name="keep")
-    answer = client.chat.completions.parse(**{**CALLING, "tools": [tool]}).choices[0].message
-    assert isinstance(answer.tool_calls[0].function.parsed_arguments, Person)
-
-
 def test_completions_and_logprobs(client: OpenAI) -> None:
     body = {"model": MODEL, "prompt": "def", "max_tokens": 10, "seed": 1, "temperature": 0.7}
     plain = client.completions.create(**body).choices[0].text
@@ -116,15 +84,6 @@ def test_completions_and_logprobs(client: OpenAI) -> None:
     assert "".join(each.choices[0].text for each in chunks) == plain
     answer = client.chat.completions.create(**BODY, logprobs=True, top_logprobs=2).choices[0]
     assert len(answer.logprobs.content) == 30 and len(answer.logprobs.content[0].top_logprobs) == 2
-
-
-def test_predicted_outputs(client: OpenAI) -> None:
-    text = client.chat.completions.create(**BODY).choices[0].message.content
-    answer = client.chat.completions.create(
-        **BODY, prediction={"type": "content", "content": text or ""}
-    )
-    assert answer.choices[0].message.content == text
-    assert answer.usage.completion_tokens_details.accepted_prediction_tokens > 0
 
 
 SEEDED = {"seed": 4}

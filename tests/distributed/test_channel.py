@@ -1,20 +1,18 @@
 """Orders arrive as they were sent, in sums whose sizes no rank can have otherwise."""
 
 import gc
-import importlib
 import threading
 
 import mlx.core as mx
 import pytest
 
-from mlx_specdec.errors import DecodingError, OptionError
+from mlx_specdec.errors import DecodingError
 from mlx_specdec.models.distributed.leader import SIZE, Leader, LedModel, Op, Order, follow
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.types import FINAL, Context
 
 from ..support import tiny
-from ..support.shipped import ROOT
-from ..support.thread_ranks import adding_up, ends, on_every, ranks
+from ..support.thread_ranks import ends
 
 
 @pytest.mark.parametrize("count", [0, 1, 7, SIZE, 3 * SIZE])
@@ -58,14 +56,6 @@ def test_a_follower_has_the_contexts_of_rank_0() -> None:
     assert [context.lengths for context in contexts.values()] == [(2, 1)]
 
 
-def test_a_led_model_is_the_model_but_for_its_weights() -> None:
-    plain = DecoderOnlyModel(tiny.build("llama"))
-    model = LedModel(plain, Leader(ends()[1]))
-    assert (model.kind, model.vocabulary) == ("decoder-only", plain.vocabulary)
-    with pytest.raises(OptionError, match="one place"):
-        model.network  # noqa: B018
-
-
 def test_nothing_is_led_any_more_after_half_a_pass() -> None:
     """After an error inside a pass, rank 0 is out of step and must not go on."""
     line, first, _ = ends()
@@ -91,15 +81,3 @@ def test_an_interrupt_waits_until_all_ranks_have_done_the_same() -> None:
     assert done == [FINAL]
     with leader.whole():
         done.append("goes on")
-
-
-def test_machines_add_up_as_often_as_is_said_and_keep_their_states(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    sums_of_script = importlib.import_module("measure_all_sum").sums
-    group = ranks(3)
-    with adding_up(monkeypatch):
-        sums = on_every(group, lambda r: sums_of_script(mx.ones((2, 4)), 5, r).tolist())
-    assert [rank.sums for rank in group] == [5, 5, 5]
-    assert all(mx.allclose(mx.array(states), mx.ones((2, 4))) for states in sums)

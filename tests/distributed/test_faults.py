@@ -1,9 +1,6 @@
 """If one rank ends, all ranks end soon, with one line and an exit code in a file."""
 
-import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -105,12 +102,6 @@ def test_ranks_that_do_not_fit_together_are_refused(target: Path, tmp_path: Path
     assert "rank 1 has another model" in refused(tmp_path, commands)
 
 
-def test_what_rank_0_cannot_do_ends_all(target: Path, tmp_path: Path) -> None:
-    """Here after it has loaded the target; test_launch.py has a wrong flag."""
-    line = refused(tmp_path, [words(target, "--draft-model", tmp_path)] * 2)
-    assert f"{tmp_path} has no config.json" in line
-
-
 def test_ranks_that_are_missing_are_not_waited_for_for_ever(target: Path, tmp_path: Path) -> None:
     script = (
         "import sys; from mlx_specdec.cli import start; "
@@ -124,14 +115,3 @@ def test_ranks_that_are_missing_are_not_waited_for_for_ever(target: Path, tmp_pa
     assert errors([waits]) == [
         "error: not all ranks have come within 2.5 seconds: start all together"
     ]
-
-
-def test_a_process_that_was_started_alone_learns_how_ranks_are(target: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, *words(target)],
-        capture_output=True,
-        text=True,
-        env={k: v for k, v in os.environ.items() if not k.startswith("MLX_")},
-    )
-    assert done.returncode == 2
-    assert "distributed needs other ranks" in done.stderr and done.stderr.count("\n") == 1

@@ -51,17 +51,6 @@ def test_the_command_is_that_of_mlx_launch(tmp_path: Path, mode: str) -> None:
     assert command[command.index("--distributed") + 1] == mode
 
 
-def test_machines_of_a_hostfile_are_those_of_mlx_launch(tmp_path: Path) -> None:
-    file = tmp_path / "hosts.json"
-    file.write_text('[{"ssh": "a", "ips": []}, {"ssh": "b", "ips": []}]')
-    given = machines(hosts=str(file), backend="jaccl")
-    assert launching.hosts_of(given) == ["a", "b"]
-    assert mlx_launch(given, tmp_path)[1:3] == ["--hostfile", str(file)]
-    file.write_text("a,b")
-    with pytest.raises(OptionError, match=r"hosts.json cannot be read"):
-        launching.hosts_of(given)
-
-
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

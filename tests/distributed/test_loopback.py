@@ -142,13 +142,6 @@ def test_so_do_other_families(tmp_path: Path) -> None:
     compared(tmp_path, 2, FAMILIES)
 
 
-def test_three_ranks_do(tmp_path: Path) -> None:
-    heads = {"num_attention_heads": 6, "num_key_value_heads": 3}
-    changes = {"num_hidden_layers": 2, "intermediate_size": 48, **heads}
-    cases = [case | {"max_tokens": 4} for case in (EVERY_RULE[1], BATCHES[0])]
-    compared(tmp_path, 3, [Setting("llama", "tensor", cases, changes)])
-
-
 # The batch, the server and drafters of every kind on a target that ranks share.
 
 
@@ -250,13 +243,3 @@ def test_a_drafter_on_hidden_states_drafts_on_rank_0_alone(tmp_path: Path) -> No
     assert report["proposer"] == "eagle3" and report["stats"]["drafted"] > 0
     options = Options(regular=True, max_tokens=16, temperature=1.0, seed=4, cost_cache=False)
     assert [report["text"]] == expected(target, options, [loopback.PROMPT])
-
-
-def test_what_lives_on_another_rank_is_refused_by_name(tmp_path: Path) -> None:
-    target = loopback.write("qwen2", tmp_path / "target", num_hidden_layers=4)
-    eagle = speculators.eagle3(tmp_path / "eagle", vocabulary=tiny.VOCABULARY)
-    command = shared("generate", (target, eagle), loopback.PROMPT)
-    command[command.index("tensor")] = "pipeline"
-    ended = loopback.run(tmp_path, 2, *command)
-    assert [process.code for process in ended] == [2, 2], ended
-    assert "in a pipeline" in ended[0].err and ended[1].err == ""

@@ -16,99 +16,11 @@ import urllib.request
 from importlib.metadata import version
 from pathlib import Path
 
-TEXTS = [
-    *("Hello, world!", " hello", "hello  ", "\n", "\n\n\n", "\t\t", " \n ", "a\r\nb", " ", "   "),
-    *("...", "?!", "don't", "I'll we've they'd you're I'm it's DON'T", "l'été", "“a” ‘b’ — … «c»"),
-    *("0", "12", "1234", "3.14159", "1,000,000", "1e-5 0x1F", "2026-11-27 12:30:45", "١٢٣ ½ ² Ⅷ"),
-    "The quick brown fox jumps over the lazy dog.",
-    "Zwölf Boxkämpfer jagen Viktor quer über den großen Sylter Deich",
-    "Voix ambiguë d'un cœur qui au zéphyr préfère les jattes de kiwis",
-    "Съешь же ещё этих мягких французских булок да выпей чаю",
-    "Ξεσκεπάζω την ψυχοφθόρα βδελυγμία",
-    "いろはにほへと ちりぬるを",
-    "天地玄黄 宇宙洪荒",
-    "다람쥐 헌 쳇바퀴에 타고파",
-    "نص حكيم له سر قاطع",
-    "דג סקרן שט בים",
-    "ऋषियों को सताने वाले",
-    "เป็นมนุษย์สุดประเสริฐ",
-    "Do bạch kim rất quý",
-    *(
-        "😀😀",
-        "👨‍👩‍👧‍👦",
-        "🏳️‍🌈",
-        "a👍🏽b",
-        "🇩🇪🇫🇷",
-        "e\u0301",
-        "é",
-        "A\u030a",
-        "ﬁ",
-        "𝔘𝔫𝔦",
-        "ｆｕｌｌ",
-        "ß ẞ ſ",
-    ),
-    *("\u200b", "\ufeff", "a\u00a0b", "\u2028", "\u3000", "\u0001\x7f", "\ue000", "\U0010ffff"),
-    "def add(a, b):\n    return a + b\n",
-    "for (int i = 0; i < n; i++) {\n\tsum += a[i];\n}\n",
-    "SELECT * FROM t WHERE a = 'b' AND c <> 1;",
-    '{"a": [1, 2, {"b": null}], "c": "\\n"}',
-    '<body class="a">x</body>',
-    "a_b CamelCase snake_case kebab-case SCREAMING_CASE",
-    "https://example.org/a/b?c=d&e=f#g",
-    "C:\\Users\\me /usr/bin $HOME ${x} `z`",
-    "a+b-c*d/e%f^g&h|i~j ==> <== -> => :: !== ===",
-    "# heading\n\n* item\n* item\n\n1. one\n",
-    "| a | b |\n|---|---|\n| 1 | 2 |",
-    "```python\nprint('hi')\n```",
-    "∀x∈ℝ: ⌈x⌉ = −⌊−x⌋",
-    "\\frac{a}{b} \\sum_{i=0}^{n}",
-    *("a" * 32, " " * 17, " " * 64, "\n" * 9, "=" * 80, "ha" * 25, "0" * 30, "x y " * 20),
-    "Donaudampfschifffahrtsgesellschaftskapitän",
-    "<|im_start|>user\nhi<|im_end|>",
-    *("<|im_end|>", "<|endoftext|>", "a<|im_end|>b", " <|im_end|> ", "<|im_end", "<|", "|>"),
-    *(
-        "<s>",
-        "</s>",
-        "<unk>",
-        "<pad>",
-        "<fim_prefix>",
-        "<repo_name>",
-        "<0x0A>",
-        "▁a",
-        "Ġ",
-        "[INST]",
-    ),
-]
-SYSTEM = {"role": "system", "content": "Antworte knapp."}
-
-
-def user(content: str) -> dict[str, str]:
-    return {"role": "user", "content": content}
-
-
-def assistant(content: str) -> dict[str, str]:
-    return {"role": "assistant", "content": content}
-
-
-CHATS = [
-    [user("Hello")],
-    [SYSTEM, user("Was ist 2+2?")],
-    [user("Hi"), assistant("Hello! How can I help?"), user("Tell me a joke.")],
-    [{"role": "system", "content": ""}, user("empty system")],
-    [user("  spaces around  ")],
-    [user("two\nlines\n\nand more\n")],
-    [user("Größe 東京 😀 e\u0301")],
-    [user("<b>&amp; \"quotes\" 'single' {{ braces }} {% x %}")],
-    [SYSTEM, user("Wer bist du?"), assistant("Ein Modell.\n"), user("Danke")],
-]
-QUESTIONS = [
-    "What is the capital of France?",
-    "Write a short poem about the sea.",
-    "Explain why the sky is blue in two sentences.",
-    "Write a Python function that reverses a string.",
-    "List the days of the week.",
-    "Tell me a story about a fox who could count.",
-]
+_EARLIER = json.loads(Path(__file__).with_name("smollm2.json").read_text(encoding="utf-8"))
+TEXTS: list[str] = [text for text, _ in _EARLIER["texts"]]
+CHATS: list[list[dict[str, str]]] = [messages for messages, _ in _EARLIER["chats"]]
+QUESTIONS: list[str] = [one["question"] for one in _EARLIER["completions"]]
+"""What the earlier references of SmolLM2 have: all of it, because none of its texts is left out."""
 MOST_TOKENS, LIKELIEST = 40, 5
 WITHOUT_CHATS = ("gemma3",)
 """Models that continue a text and have no chat template."""
@@ -176,7 +88,9 @@ if __name__ == "__main__":
     llama_cpp = LlamaCpp(model, nfc=name in WITH_NFC)
     chats = [] if name in WITHOUT_CHATS else CHATS
     prompts = {
-        question: llama_cpp.prompt([user(question)]) if chats else llama_cpp.ids(question)
+        question: llama_cpp.prompt([{"role": "user", "content": question}])
+        if chats
+        else llama_cpp.ids(question)
         for question in QUESTIONS
     }
     makers = ("xllamacpp", "transformers", "torch")

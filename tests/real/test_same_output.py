@@ -23,7 +23,6 @@ from mlx_specdec import (
     stream_many,
 )
 
-from ..contract.support import served
 from .conftest import file_of, only
 
 PLAIN = Options(max_tokens=16, regular=True, cost_cache=False)
@@ -108,16 +107,6 @@ def test_some_layers_as_draft_give_the_same_output(plain: Outputs, layers: int, 
     assert one_by_one(with_layers("smollm2", layers, tmp_path), DRAFT) == plain
 
 
-@only("gemma3")
-def test_some_layers_of_a_model_with_windows_give_the_same_output(plain: Outputs, tmp_path: Path):
-    assert one_by_one(with_layers("gemma3", 6, tmp_path), DRAFT) == plain
-
-
-@only("smollm2")
-def test_a_draft_for_a_batch_of_8_gives_the_same_output(plain: Outputs, tmp_path: Path):
-    assert at_once(with_layers("smollm2", 29, tmp_path), DRAFT) == plain * 2
-
-
 @only("qwen-coder")
 def test_a_draft_with_another_vocabulary_gives_the_same_output(plain: Outputs):
     both = load(file_of("qwen-coder"), file_of("smollm2"), draft_vocab="intersect", **FLOAT)
@@ -162,26 +151,3 @@ def test_a_schema_gives_the_same_output(pair: Any):
     drafted = replace(shaped, regular=False, proposer="ngram", num_draft=3)
     assert one_by_one(pair, drafted) == plain
     assert at_once(pair, shaped) == at_once(pair, drafted) == plain * 2
-
-
-@only("qwen-coder")
-def test_a_tool_is_called_with_the_same_arguments(model: Path):
-    plain, lookup = ["--regular-decode"], ["--proposer", "ngram", "--num-draft", 3]
-    calls = [called(model, *flags) for flags in (plain, lookup)]
-    assert calls[0] == calls[1] and calls[0]["name"] == "get_weather"
-
-
-def called(model: Path, *flags: object) -> dict[str, Any]:
-    """Return the call that a server answers a question with."""
-    city = {"type": "object", "properties": {"city": {"enum": ["Bonn", "Paris"]}}}
-    tool = {"name": "get_weather", "parameters": {**city, "required": ["city"]}}
-    with served("--model", model, "--dtype", "float32", *flags) as server:
-        answer = server.ok(
-            "/v1/chat/completions",
-            messages=[{"role": "user", "content": "What is the weather in Bonn?"}],
-            tools=[{"type": "function", "function": tool}],
-            tool_choice="required",
-            max_tokens=48,
-        )
-    [call] = answer["choices"][0]["message"]["tool_calls"]
-    return call["function"]
