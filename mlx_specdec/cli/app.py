@@ -98,7 +98,7 @@ class Program(TyperGroup):
         """Insert `generate` if no command is named. Called by typer, with resilient_parsing if a
         shell completes names. Raises OptionError if a command follows its flags."""
         top_level = {name for parameter in self.get_params(ctx) for name in parameter.opts}
-        names_no_command = not args or (_is_flag(args[0]) and args[0] not in top_level)
+        names_no_command = not args or (args[0].startswith("-") and args[0] not in top_level)
         if args in (["help"], *(["help", name] for name in self.commands)):
             args = [*args[1:], "--help"]
         elif not (args or ctx.resilient_parsing) and sys.stdin.isatty():
@@ -116,21 +116,17 @@ class Program(TyperGroup):
         """Find the command of a word. Any other word begins the prompt of generate. Called by
         typer. Raises OptionError if the word resembles a command of this or of another program."""
         typed = args[0]
-        if _is_flag(typed) or typed in self.commands:
+        if typed.startswith("-") or typed in self.commands:
             return super().resolve_command(ctx, args)
         near = get_close_matches(typed.lower(), self.commands, 1)
         hint = foreign_command(typed.lower()) or "".join(f"perhaps you mean {one}" for one in near)
         if hint and not ctx.resilient_parsing:
-            prompt = shlex.quote(" ".join(takewhile(lambda word: not _is_flag(word), args)))
+            prompt = shlex.quote(" ".join(takewhile(lambda word: not word.startswith("-"), args)))
             raise OptionError(
                 f"there is no command {typed}: {hint}; as a prompt, write: mlx-specdec generate "
                 f"{prompt:.100}"
             )
         return super().resolve_command(ctx, ["generate", *args])
-
-
-def _is_flag(word: str) -> bool:
-    return word.startswith("-")
 
 
 def _program(commands: tuple[Command, ...], **settings: Any) -> typer.Typer:

@@ -158,15 +158,9 @@ Version = Annotated[
 ]
 
 
-TEMPERATURE = "The sampling temperature; 0 is greedy."
-TOP_P = "The total probability of the tokens to keep; 1 keeps all."
-TOP_K = "The number of likeliest tokens to keep; 0 keeps all."
-MIN_P = "The least share of the likeliest token's probability; 0 keeps all."
-
-
 def by_model(otherwise: str) -> str:
     """Return the default that --help shows for a flag that generation_config.json may set."""
-    return f"the model's own, or {otherwise}"
+    return f"the model's own, or {otherwise}; bench takes {otherwise}"
 
 
 class Json(Flags, panel="Output"):
@@ -252,10 +246,22 @@ class Decoding(Flags, panel="Sampling"):
     )
     max_tokens: int = flag(100, "The largest number of tokens to generate.", "-m")
     seed: int = flag(0, "The seed, which decides the completion above temperature 0.")
-    temperature: float = flag(0.0, TEMPERATURE, "--temp")
-    top_p: float = flag(1.0, TOP_P)
-    top_k: int = flag(0, TOP_K)
-    min_p: float = flag(0.0, MIN_P)
+    temperature: float | None = flag(
+        None, "The sampling temperature; 0 is greedy.", "--temp", show_default=by_model("0")
+    )
+    top_p: float | None = flag(
+        None,
+        "The total probability of the tokens to keep; 1 keeps all.",
+        show_default=by_model("1"),
+    )
+    top_k: int | None = flag(
+        None, "The number of likeliest tokens to keep; 0 keeps all.", show_default=by_model("0")
+    )
+    min_p: float | None = flag(
+        None,
+        "The least share of the likeliest token's probability; 0 keeps all.",
+        show_default=by_model("0"),
+    )
 
     def for_options(self) -> dict[str, Any]:
         text, config = self.chat_template_config or "{}", None
@@ -275,8 +281,8 @@ class Decoding(Flags, panel="Sampling"):
 
 
 class ModelSampling(Decoding):
-    """Further flags of a completion. The defaults of some are the model's own. None means that such
-    a flag was not given."""
+    """Further flags of a completion, and the model's own settings of sampling, which replace flags
+    that were not given."""
 
     delta: float = verification_flag(
         0.0, "The lenience from 0 to 1. Completions are lossy above 0."
@@ -284,16 +290,10 @@ class ModelSampling(Decoding):
     greedy: bool = flag(
         False, "Decode greedily, whatever the model's generation_config.json recommends."
     )
-    temperature: float | None = flag(  # type: ignore[assignment]
-        None, TEMPERATURE, "--temp", show_default=by_model("0")
-    )
-    top_p: float | None = flag(None, TOP_P, show_default=by_model("1"))  # type: ignore[assignment]
-    top_k: int | None = flag(None, TOP_K, show_default=by_model("0"))  # type: ignore[assignment]
-    min_p: float | None = flag(None, MIN_P, show_default=by_model("0"))  # type: ignore[assignment]
     repetition_penalty: float | None = flag(
         None,
         "The penalty factor for tokens of the prompt and the completion; 1 is off.",
-        show_default=by_model("1"),
+        show_default="the model's own, or 1",
     )
     xtc_probability: float = flag(
         0.0, "The share of positions at which XTC excludes the top choices; 0 turns XTC off."

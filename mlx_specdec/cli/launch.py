@@ -1,5 +1,6 @@
 """The launch command: start the ranks of another command on several machines by mlx.launch."""
 
+import itertools
 import json
 import os
 import shlex
@@ -123,19 +124,15 @@ def _missing(host: str, words: Sequence[str]) -> list[str]:
     the value of --model. Versions and contents of files are compared later, by the ranks."""
     if host == LOCAL:
         return []
-    needed = {sys.executable: "install the same environment there", os.getcwd(): "clone it there"}
-    for place, word in enumerate(words):
-        name, equals, value = word.partition("=")
-        if name in MODEL_FLAGS:
-            path = os.path.abspath(value if equals else "".join(words[place + 1 : place + 2]))
-            if os.path.exists(path):
-                needed[path] = "copy it there"
+    pairs = [*itertools.pairwise(words), *(word.split("=", 1) for word in words if "=" in word)]
+    models = [os.path.abspath(value) for name, value in pairs if name in MODEL_FLAGS]
+    needed = [sys.executable, os.getcwd(), *filter(os.path.exists, models)]
     tests = (f"test -e {shlex.quote(path)} || echo {shlex.quote(path)}" for path in needed)
     done = _ask(host, "; ".join(tests))
     if done.returncode == 255:
         return [f"{host} cannot be reached by ssh without a password: run ssh-copy-id {host}"]
     lacks = done.stdout.splitlines()
-    return [f"{host} has no {path}: {hint}" for path, hint in needed.items() if path in lacks]
+    return [f"{host} has no {path}: put it there" for path in needed if path in lacks]
 
 
 def _ask(host: str, command: str) -> subprocess.CompletedProcess[str]:

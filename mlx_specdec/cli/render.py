@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from ..errors import OutputError
 from ..system import show_size
@@ -177,10 +177,8 @@ def lay_out(stream: TextIO, *shown: object, wrap: bool = True) -> None:
     write(stream, capture.get())
 
 
-class ProgressReport(Protocol):
-    """A callback for progress. `label` is a new label of the bar, or None to keep the old one."""
-
-    def __call__(self, done: int, total: int, label: str | None = None) -> None: ...
+Report = Callable[..., None]
+"""A callback for progress: (done, total), or (done, total, label) with a new label of the bar."""
 
 
 class _Signs:
@@ -241,7 +239,7 @@ def slowly(doing: str) -> Iterator[None]:
 @contextmanager
 def progress(
     label: str, *, in_bytes: bool = False, clock: Callable[[], float] = time.monotonic
-) -> Iterator[ProgressReport]:
+) -> Iterator[Report]:
     """Show a progress bar with the remaining time on standard error, if this is a terminal.
     Otherwise print a line after A_LINE_AFTER seconds, and then one line a minute.
 
@@ -287,7 +285,7 @@ def progress(
         hide()
 
 
-def _lines(name: str, in_bytes: bool, clock: Callable[[], float]) -> ProgressReport:
+def _lines(name: str, in_bytes: bool, clock: Callable[[], float]) -> Report:
     """Return a callback that prints a line after A_LINE_AFTER seconds, and then one line a
     minute."""
     printed = clock() + A_LINE_AFTER - A_LINE_EVERY
@@ -331,15 +329,14 @@ def summary(result: Result) -> str:
     stats, labels = result.stats, result.labels
     count, seconds = labels.prompt_tokens - labels.cached_tokens, stats.seconds.prompt
     cached = f" ({labels.cached_tokens} more were known)" if labels.cached_tokens else ""
-    lines = (
-        pace(len(result.tokens), stats.seconds.decoding, stats.tokens_per_second)
-        + f"; finish reason: {result.finish_reason}",
-        drafts(stats.rounds, stats.drafted, stats.accepted, labels),
+    made = pace(len(result.tokens), stats.seconds.decoding, stats.tokens_per_second)
+    return (
+        f"{made}; finish reason: {result.finish_reason}\n"
+        f"{drafts(stats.rounds, stats.drafted, stats.accepted, labels)}\n"
         f"prompt: {pace(count, seconds, count / seconds if seconds else None)}{cached}; "
         f"loaded in {stats.seconds.load:.2f} s; "
-        f"peak memory {stats.peak_memory_bytes / 1e9:.3f} GB; {stats.device}, BLAS {stats.blas}",
+        f"peak memory {stats.peak_memory_bytes / 1e9:.3f} GB; {stats.device}, BLAS {stats.blas}"
     )
-    return "\n".join(lines)
 
 
 def ending(result: Result, special: Collection[int]) -> str:
@@ -380,9 +377,7 @@ def pace(tokens: int, seconds: float, speed: float | None) -> str:
 
 def lengths(reason: str, result: Result) -> str:
     """Return the reason for the draft length, and a line with acceptance rates by position."""
-    lines, drafted = [reason], result.stats.drafted_by_position
-    if drafted:
-        rates = zip(result.stats.accepted_by_position, drafted, strict=True)
-        accepted = " ".join(f"{part / count:.2f}" for part, count in rates)
-        lines.append(f"accepted by position: {accepted}")
-    return "\n".join(lines)
+    stats = result.stats
+    rates = zip(stats.accepted_by_position, stats.drafted_by_position, strict=True)
+    accepted = " ".join(f"{part / count:.2f}" for part, count in rates)
+    return f"{reason}\naccepted by position: {accepted}" if accepted else reason

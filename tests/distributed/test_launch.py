@@ -72,9 +72,9 @@ def test_what_a_machine_lacks_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path:
     (tmp_path / "m").mkdir()
     for code, out, message in (
         (255, "", ["b cannot be reached by ssh without a password: run ssh-copy-id b"]),
-        (0, sys.executable, [f"b has no {sys.executable}: install the same environment there"]),
-        (0, str(tmp_path), [f"b has no {tmp_path}: clone it there"]),
-        (0, f"Welcome to b\n{tmp_path / 'm'}", [f"b has no {tmp_path / 'm'}: copy it there"]),
+        (0, sys.executable, [f"b has no {sys.executable}: put it there"]),
+        (0, str(tmp_path), [f"b has no {tmp_path}: put it there"]),
+        (0, f"Welcome to b\n{tmp_path / 'm'}", [f"b has no {tmp_path / 'm'}: put it there"]),
         (0, "Welcome to b\n", []),
     ):
         answer(monkeypatch, code, out)
