@@ -60,20 +60,17 @@ class Infill:
                 after them. The prefix is cut in steps of an eighth, since every change of its
                 beginning defeats the prefix cache.
         """
-        encode, special = self.tokenizer.encode, self.tokenizer.special_ids
-        alone = encode(LETTER)
+        inner, special = self.tokenizer.inner, self.tokenizer.special_ids
+        alone = self.tokenizer.encode(LETTER)
         ids = alone[: next((at for at, id in enumerate(alone) if id not in special), 0)]
         more: list[int] = []
         for name, text in files:
-            if self.file is None:
-                more += self._inner(f"+++++ {name}\n{text}\n")
-            else:
-                more += [self.file, *self._inner(f"{name}\n{text}\n")]
+            mark = [] if self.file is None else [self.file]
+            more += [*mark, *inner(f"{'' if mark else '+++++ '}{name}\n{text}\n")]
+        suffix = inner(after)
         if self.spaced:
-            suffix = self._inner(LETTER + after)[len(self._inner(LETTER)) :]
-        else:
-            suffix = self._inner(after)
-        prefix, (first, second, *middle) = self._inner(before), self.marks
+            suffix = inner(LETTER + after)[len(inner(LETTER)) :]
+        prefix, (first, second, *middle) = inner(before), self.marks
         if room is not None:
             room = max(0, room - len(ids) - len(self.marks))
             suffix = suffix[: max(room // 4, room - len(prefix))]
@@ -84,13 +81,6 @@ class Infill:
         if not middle:
             return [*ids, second, *suffix, first, *prefix]
         return [*ids, first, *prefix, second, *suffix, *middle]
-
-    def _inner(self, text: str) -> list[int]:
-        """Return the token ids of a text, without the special tokens around a prompt."""
-        ids = self.tokenizer.encode(text)
-        special = self.tokenizer.special_ids
-        inner = [at for at, id in enumerate(ids) if id not in special]
-        return ids[inner[0] : inner[-1] + 1] if inner else []
 
 
 def infill_of(tokenizer: Tokenizer) -> Infill | None:

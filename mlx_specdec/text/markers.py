@@ -137,10 +137,7 @@ def markers_of(tokenizer: Tokenizer, parser: str = "") -> Markers:
     chat template shows."""
     if not isinstance(tokenizer, DirectoryTokenizer) or not tokenizer.has_chat_template:
         return NONE
-    return _markers(tokenizer, tokenizer.templated, parser)
-
-
-def _markers(tokenizer: Tokenizer, templated: Any, parser: str) -> Markers:
+    templated = tokenizer.templated
     with open_files_kept():
         from mlx_lm import tokenizer_utils
 

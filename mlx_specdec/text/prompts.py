@@ -168,15 +168,12 @@ def tokens(
     """
     texts = _documents(files)
     total, done = sum(map(len, texts)), 0
-    special = list(tokenizer.special_ids)
     documents = []
     report(0, total)
     for text in texts:
         parts = []
         for piece in PIECE.findall(text):
-            ids = np.array(tokenizer.encode(piece), np.int32)
-            (inner,) = np.nonzero(~np.isin(ids, special))
-            parts.append(ids[inner[0] : inner[-1] + 1] if inner.size else ids[:0])
+            parts.append(np.array(tokenizer.inner(piece), np.int32))
             done += len(piece)
             report(done, total)
         documents.append(np.concatenate(parts))
@@ -184,11 +181,9 @@ def tokens(
 
 
 def _documents(files: Sequence[Path]) -> list[str]:
-    size = 0
-    for file in files:
-        if file.exists() and not file.is_file():
-            raise DocumentError(f"{file} is no file of text: name the files of documents")
-        size += file.stat().st_size if file.exists() else 0
+    if wrong := next((file for file in files if file.exists() and not file.is_file()), None):
+        raise DocumentError(f"{wrong} is no file of text: name the files of documents")
+    size = sum(file.stat().st_size for file in files if file.exists())
     if size > LARGEST_DOCUMENTS:
         most = f"at most {LARGEST_DOCUMENTS / 2**20:.0f} can be searched: leave some out"
         raise DocumentError(f"the documents to look up have {size / 2**20:.0f} MiB, and {most}")

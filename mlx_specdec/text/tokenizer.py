@@ -80,6 +80,12 @@ class Tokenizer(ABC):
     def encode(self, text: str) -> list[int]:
         """Return the token ids of a prompt, including the special tokens around it."""
 
+    def inner(self, text: str) -> list[int]:
+        """Return the token ids of a text, without the special tokens around a prompt."""
+        ids, special = self.encode(text), self.special_ids
+        places = [at for at, id in enumerate(ids) if id not in special]
+        return ids[places[0] : places[-1] + 1] if places else []
+
     @abstractmethod
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of token ids, without special tokens."""
@@ -374,18 +380,14 @@ class SentencePieceTokenizer(DirectoryTokenizer):
         self.special_ids = frozenset([*controls, *range(self._count, self.size)])
 
     def encode(self, text: str) -> list[int]:
-        ids: list[int] = []
         # Every second part is the number of a sentinel. The spaces around a sentinel are dropped.
-        parts = SENTINEL.split(text)
-        for place, part in enumerate(parts):
-            if place % 2 == 0:
-                part = part if place == 0 else part.lstrip(" ")
-                part = part if place == len(parts) - 1 else part.rstrip(" ")
-                ids += self._processor.encode(part)
-            elif int(part) < self._extra:
-                ids.append(self.size - 1 - int(part))
-            else:
-                ids += self._processor.encode(f"<extra_id_{part}>")
+        first, *parts = re.split(f" *{SENTINEL.pattern} *", text, flags=re.ASCII)
+        ids: list[int] = self._processor.encode(first)
+        for number, part in zip(parts[::2], parts[1::2], strict=True):
+            known = int(number) < self._extra
+            sentinel = self._processor.encode(f"<extra_id_{number}>")
+            ids += [self.size - 1 - int(number)] if known else sentinel
+            ids += self._processor.encode(part)
         return [*ids, *self.eos_token_ids]
 
     def decode(self, ids: Sequence[int]) -> str:
