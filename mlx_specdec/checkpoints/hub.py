@@ -20,7 +20,7 @@ from huggingface_hub.hf_api import RepoSibling
 from .. import system
 from ..errors import SourceError, SpecdecError, first_line
 from ..system import show_size
-from . import mtp_layers, shards
+from . import shards
 from .formats.safetensors import read_header
 
 CONFIG = "config.json"
@@ -49,7 +49,7 @@ def choose(name: str, files: Collection[str]) -> tuple[list[str], str | None, li
     """
     plain = sorted(file for file in files if _PLAIN_NAME.fullmatch(file))
     heads = [file for file in (shards.HEADS, shards.TORCH_HEADS) if file in plain][:1]
-    alone = [*heads, *(file for file in plain if file == mtp_layers.FILE)]
+    alone = [*heads, *(file for file in plain if file == shards.MTP_LAYERS)]
     # mlx-lm does not read other safetensors files, such as adapters and Mistral's layout.
     kind, weights = shards.choose([f for f in plain if re.match(r"model|(?!.*\.safetensors$)", f)])
     if not weights and not alone:

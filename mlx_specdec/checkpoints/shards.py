@@ -14,6 +14,8 @@ from .disk import check_regular, read_json
 
 HEADS, TORCH_HEADS = "medusa_lm_head.safetensors", "medusa_lm_head.pt"
 """Names of files with Medusa heads."""
+MTP_LAYERS = "mtp.safetensors"
+"""The name of a file that holds layers for multi-token prediction alone."""
 INDEX, _TORCH_INDEX = "model.safetensors.index.json", "pytorch_model.bin.index.json"
 _ORDER = (
     ("safetensors", re.escape(INDEX)),

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from .. import system
-from ..checkpoints import destination, files, mtp_layers, writer
+from ..checkpoints import destination, files, writer
 from ..checkpoints.other_programs import OLLAMA
 from ..checkpoints.quantization import Q_BITS, WeightFormat
-from ..checkpoints.shards import FORMAT_NAMES
+from ..checkpoints.shards import FORMAT_NAMES, MTP_LAYERS
 from ..checkpoints.source import as_directory, resolve
 from ..system import show_size
 from .plan import Plan
@@ -20,7 +20,7 @@ from .verify import Verified, compare
 
 WRITTEN = (
     *("config.json", "model*.safetensors", "model.safetensors.index.json"),
-    *(mtp_layers.FILE, "provenance.json", "README.md", *files.CARRIED),
+    *(MTP_LAYERS, "provenance.json", "README.md", *files.CARRIED),
 )
 """Patterns of the files of a result."""
 OTHER_FILES_BYTES = 10_000_000
@@ -102,7 +102,7 @@ def convert(
                 work, outputs, shard_bytes=system.default_shard_bytes(), progress=advance
             )
             if extra:
-                writer.write_file(work / mtp_layers.FILE, extra, written, advance, layout="pt")
+                writer.write_file(work / MTP_LAYERS, extra, written, advance, layout="pt")
             _write_others(work, directory, plan, weight_format)
             of_result = {
                 **{f.name: writer.read_back(f, sums, advance) for f, sums in written.files.items()},

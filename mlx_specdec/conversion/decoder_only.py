@@ -12,11 +12,13 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..checkpoints import files, mtp_layers
+from ..checkpoints import files
 from ..checkpoints.files import LM_HEAD
 from ..checkpoints.quantization import Quantization, WeightFormat
+from ..checkpoints.shards import MTP_LAYERS
 from ..checkpoints.tensors import Tensor, summary_of
 from ..errors import CheckpointError, OptionError
+from ..models.drafters import mtp_layers
 from ..models.mlx_lm.loader import embedding_of, open_model
 from ..system import open_files_kept
 from .plan import Plan, gguf_notes
@@ -83,7 +85,7 @@ def _notes(
     if extra:
         yield (
             f"the layers for multi-token prediction ({len(extra)} tensors) are kept as they are, "
-            f"in {mtp_layers.FILE}"
+            f"in {MTP_LAYERS}"
         )
     for exception in dict.fromkeys(how for how in quantized.values() if how != default):
         names = [name for name, how in quantized.items() if how == exception]

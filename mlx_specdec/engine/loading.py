@@ -12,7 +12,7 @@ from typing import Any
 from mlx.utils import tree_flatten
 
 from .. import system
-from ..checkpoints import files, mtp_fetch
+from ..checkpoints import files
 from ..checkpoints.source import as_directory, check, resolve
 from ..core.options import Options, mtp_of
 from ..errors import CheckpointError, OptionError, SourceError
@@ -20,7 +20,7 @@ from ..models import families
 from ..models.base import Base
 from ..models.cache_settings import CacheSettings
 from ..models.distributed.group import Mode, join
-from ..models.drafters import kinds, medusa, mtp_files
+from ..models.drafters import kinds, medusa, mtp_fetch, mtp_files
 from ..models.drafters.files import DrafterFiles
 from ..models.drafters.medusa import MedusaFiles, MedusaHeads
 from ..models.encoder_decoder.context import share_equal_encoder

@@ -10,7 +10,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
-from ...checkpoints import mtp_layers, shards
+from ...checkpoints import shards
 from ...checkpoints.disk import read_json
 from ...checkpoints.files import Weights
 from ...checkpoints.tensors import check_weights
@@ -19,7 +19,7 @@ from ...types import Scores
 from ..base import Base
 from ..cpu_layers import lighten
 from ..number_format import NumberFormat
-from . import DRAFTER_KINDS
+from . import DRAFTER_KINDS, mtp_layers
 from .files import DrafterFiles, Shapes, nested
 from .network import DrafterKind, DrafterNetwork
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import mlx.core as mx
 
-from ...checkpoints import mtp_layers
 from ...checkpoints.files import Weights, check_numbers
-from ...checkpoints.mtp_layers import CENTERED, MTP_FAMILIES
 from ...errors import CheckpointError, first_line
+from . import mtp_layers
 from .files import UNUSED, ConfigEntries, DrafterFiles, LayerSizes, StoredTensors
+from .mtp_layers import CENTERED, MTP_FAMILIES
 from .network import Config
 
 WITHOUT_LAYERS = "qwen3"

@@ -12,13 +12,13 @@ import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_flatten
 
-from ...checkpoints import files, foreign
+from ...checkpoints import files
 from ...checkpoints.quantization import MIXED, MODES, Quantization, stored_quantization
 from ...checkpoints.tensors import DTYPES, check_weights, dtype_name
 from ...errors import CheckpointError, OptionError
 from ...text.languages import Languages
 from ...text.tokenizer import Kind, Tokenizer
-from .. import number_format
+from .. import foreign, number_format
 from ..base import Base, identity_of
 from ..cache_settings import CacheSettings
 from ..number_format import NumberFormat

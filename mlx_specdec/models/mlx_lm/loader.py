@@ -17,13 +17,13 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 from mlx_lm.utils import _get_classes, load_model
 
-from ...checkpoints import foreign, mtp_layers
 from ...checkpoints.files import LM_HEAD, TEXT_CONFIG, Weights, check_numbers, check_runs_no_code
 from ...checkpoints.formats import safetensors as safetensors_file
 from ...checkpoints.quantization import Quantization
 from ...checkpoints.tensors import UNFIT, check_weights, same
 from ...errors import CheckpointError, first_line
-from .. import per_layer
+from .. import foreign, per_layer
+from ..drafters import mtp_layers
 from ..patches import CAUGHT_WEIGHTS
 from . import mends, rotary, spellings, unread
 

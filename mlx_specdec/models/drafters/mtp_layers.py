@@ -9,13 +9,13 @@ from typing import Any
 
 import mlx.core as mx
 
-from . import shards
-from .files import Weights
-from .formats import safetensors
-from .formats.safetensors import SafetensorsFile
-from .tensors import Tensor, TensorReader
+from ...checkpoints import shards
+from ...checkpoints.files import Weights
+from ...checkpoints.formats import safetensors
+from ...checkpoints.formats.safetensors import SafetensorsFile
+from ...checkpoints.shards import MTP_LAYERS
+from ...checkpoints.tensors import Tensor, TensorReader
 
-FILE = "mtp.safetensors"
 QWEN = frozenset(("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"))
 """Types of models with Qwen's layers."""
 NUMBERED = frozenset(
@@ -83,7 +83,7 @@ def carried(directory: Path, config: Mapping[str, Any]) -> tuple[dict[str, mx.ar
     model's authors; None without any. Raises CheckpointError."""
     if family(config) not in MTP_TYPES:
         return None
-    if (file := directory / FILE).is_file():
+    if (file := directory / MTP_LAYERS).is_file():
         safetensors.read_header(file)
         arrays = safetensors.load(file)
         return _without_copies(arrays, arrays.__getitem__), _is_original(file, arrays, config)
@@ -105,7 +105,7 @@ def _without_copies(names: Iterable[str], read: Callable[[str], mx.array]) -> di
 
 def tensors(directory: Path, config: Mapping[str, Any], weights: Weights) -> dict[str, Tensor]:
     """Return the tensors that a conversion copies. weights: The weights in `directory`."""
-    if (file := directory / FILE).is_file():
+    if (file := directory / MTP_LAYERS).is_file():
         reader: TensorReader = SafetensorsFile(file)
         return {name: reader.tensor(name) for name in reader.infos}
     names = [*filter(known(config), weights.infos)]

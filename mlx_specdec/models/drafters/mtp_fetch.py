@@ -10,13 +10,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from .. import system
-from ..errors import SourceError
-from ..system import show_size
-from . import disk, mtp_layers, shards
-from .formats.safetensors import header_of, read_header
-from .hub import CONFIG, Repository
-from .source import on_hub
+from ... import system
+from ...checkpoints import disk, shards
+from ...checkpoints.formats.safetensors import header_of, read_header
+from ...checkpoints.hub import CONFIG, Repository
+from ...checkpoints.shards import MTP_LAYERS
+from ...checkpoints.source import on_hub
+from ...errors import SourceError
+from ...system import show_size
+from . import mtp_layers
 
 CARD = "README.md"
 GIVE = "name the original model's repository, as in --draft-model mtp:OWNER/NAME"
@@ -97,11 +99,11 @@ def fetch(
             done += nbytes
             progress(done, total)
 
-        with (made / mtp_layers.FILE).open("wb") as stream:
+        with (made / MTP_LAYERS).open("wb") as stream:
             stream.write(header)
             for file, begin, end in runs:
                 repository.part(file, begin, end - begin, stream, advance)
-        read_header(made / mtp_layers.FILE)
+        read_header(made / MTP_LAYERS)
         shutil.copyfile(config_file, made / CONFIG)
         try:
             made.rename(place)
@@ -118,7 +120,7 @@ def _layers(
     and the header of a file of these bytes. Copies of the target's embedding and head are left
     out."""
     belongs = mtp_layers.known(config)
-    files = [file for file in repository.files if file == mtp_layers.FILE]
+    files = [file for file in repository.files if file == MTP_LAYERS]
     if not files and (index := repository.small(shards.INDEX)) is not None:
         places = shards.places_of(index)
         files = sorted({file for name, file in places.items() if belongs(name)})
