@@ -15,4 +15,4 @@ def test_rules_for_bytes_are_those_of_transformers_where_it_has_them() -> None:
     common = SPLIT_RULES.keys() & splits.keys()
     assert len(common) > 15
     for name in common:
-        assert SPLIT_RULES[name].split == splits[name], name
+        assert SPLIT_RULES[name].get("split", "") == splits[name], name

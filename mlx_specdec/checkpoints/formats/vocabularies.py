@@ -1,9 +1,8 @@
 """Conversion of a GGUF file's vocabulary to tokenizer.json and tokenizer_config.json."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,31 +16,10 @@ DEFAULT_RULE = "default"
 """llama.cpp's name of the rule for files that name none."""
 
 
-@dataclass(frozen=True)
-class SplitRule:
-    """How a byte-level tokenizer splits text into pieces before merging.
-
-    Attributes:
-        split: The pattern of the pieces, "" for none.
-        then_gpt2: Whether GPT-2's pattern splits the pieces again.
-        ignores_merges: Whether a piece that is a token stays whole, without merging.
-        composes: Whether text is normalized to NFC.
-        begins: Whether prompts begin with BOS by default.
-    """
-
-    split: str = ""
-    then_gpt2: bool = False
-    ignores_merges: bool = False
-    composes: bool = False
-    begins: bool = False
-
-
-SPLIT_RULES = {
-    name: SplitRule(**{key: value for key, value in entry.items() if key != "names"})
-    for entry in TABLES["split_rules"]
-    for name in entry["names"]
+SPLIT_RULES: Mapping[str, Mapping[str, Any]] = {
+    name: rule for rule in TABLES["split_rules"] for name in rule["names"]
 }
-"""llama.cpp's name -> the rule."""
+"""llama.cpp's name -> the rule by which a byte-level tokenizer splits text; see gguf.toml."""
 
 END_TOKENS = (
     *("<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>"),
@@ -201,14 +179,14 @@ def _byte_bpe(vocabulary: _Vocabulary) -> Any:
         raise Malformed(f"{unknown}: {_PUT_BESIDE}")
     ids = vocabulary.ids
     pairs = [tuple(merge.split(" ", 1)) for merge in vocabulary.get("merges", list, [])]
-    tokenizer = Tokenizer(models.BPE(ids, pairs, ignore_merges=rule.ignores_merges))
-    if rule.composes:
+    tokenizer = Tokenizer(models.BPE(ids, pairs, ignore_merges=rule.get("ignores_merges", False)))
+    if rule.get("composes"):
         tokenizer.normalizer = normalizers.NFC()
-    split = [pre_tokenizers.Split(Regex(rule.split), "isolated")] if rule.split else []
-    last = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=rule.then_gpt2)
+    split = [pre_tokenizers.Split(Regex(rule["split"]), "isolated")] if "split" in rule else []
+    last = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=rule.get("then_gpt2", False))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*split, last])
     tokenizer.decoder = decoders.ByteLevel()
-    return _finish(tokenizer, vocabulary, begins=rule.begins, ends=False)
+    return _finish(tokenizer, vocabulary, begins=rule.get("begins", False), ends=False)
 
 
 def _merges(vocabulary: _Vocabulary) -> list[tuple[str, str]]:
