@@ -72,10 +72,9 @@ def _places() -> Iterator[tuple[str, Path]]:
 
 def stored_models() -> list[StoredModel]:
     """Return all models on the disk. Raises SourceError if the Hub's cache cannot be read."""
-    others = (_of_other(*named) for named in other_programs.stored())
-    files = (_of_file(str(file), file) for file in _files())
-    shipped = (_of_directory(SHIPPED + place.name, place) for place in _local())
-    return [*_in_hub(), *others, *files, *shipped]
+    files = ((str(file), file) for file in _files())
+    shipped = ((SHIPPED + place.name, place) for place in _local())
+    return [*_in_hub(), *(_of(*named) for named in (*other_programs.stored(), *files, *shipped))]
 
 
 def remove(name: str) -> int:
@@ -125,33 +124,27 @@ def _files() -> list[Path]:
     return sorted(system.cache_directory("real-models").glob("*.gguf"))
 
 
-def _of_file(name: str, file: Path) -> StoredModel:
-    parts = [part.stat() for part in shards.parts_of(file)]
-    used = max(part.st_atime for part in parts)
-    return StoredModel(name, sum(part.st_size for part in parts), "gguf", used, False, file)
-
-
-def _of_other(name: str, place: Path) -> StoredModel:
-    """Return a model of LM Studio or ollama. place: See `other_programs.stored`."""
-    try:
-        if name.startswith(other_programs.OLLAMA):
-            place = other_programs.blob_of(place)
-        return _of_directory(name, place) if place.is_dir() else _of_file(name, place)
-    except SpecdecError as problem:
-        return StoredModel(name, 0, "", 0, False, place, str(problem))
-
-
 def _local() -> list[Path]:
     """Return the directories in weights/ that hold a model."""
     return [file.parent for file in sorted((ROOT / SHIPPED).glob("*/config.json"))]
 
 
-def _of_directory(name: str, directory: Path) -> StoredModel:
-    files = [file for file in directory.rglob("*") if file.is_file()]
-    size = sum(file.stat().st_size for file in files)
-    used = max((file.stat().st_atime for file in files), default=0.0)
-    problem = "" if shards.format_of(directory) else WITHOUT_WEIGHTS
-    return StoredModel(name, size, _type(directory), used, False, directory, problem)
+def _of(name: str, place: Path) -> StoredModel:
+    """Describe a model in a directory or a GGUF file. place: Also a manifest of ollama."""
+    try:
+        if name.startswith(other_programs.OLLAMA):
+            place = other_programs.blob_of(place)
+        is_file = place.is_file()
+        files = shards.parts_of(place) if is_file else filter(Path.is_file, place.rglob("*"))
+    except SpecdecError as caught:
+        return StoredModel(name, 0, "", 0, False, place, str(caught))
+    facts = [file.stat() for file in files]
+    problem = "" if is_file or shards.format_of(place) else WITHOUT_WEIGHTS
+    type, used = (
+        "gguf" if is_file else _type(place),
+        max((one.st_atime for one in facts), default=0),
+    )
+    return StoredModel(name, sum(one.st_size for one in facts), type, used, False, place, problem)
 
 
 def _type(directory: Path) -> str:

@@ -2,8 +2,9 @@
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from .. import system
 from ..checkpoints import destination, files, writer
@@ -15,7 +16,7 @@ from ..system import show_size
 from .plan import Plan
 from .plans import plan_for
 from .report import ConversionReport as ConversionReport
-from .report import Digests, digests_of
+from .report import digesting, digests_of
 from .verify import Verified, compare
 
 WRITTEN = (
@@ -83,15 +84,19 @@ def convert(
         source_nbytes = sum(output.source.nbytes for output in (*outputs, *extra))
         destination.check_room(path, result_nbytes + OTHER_FILES_BYTES)
         config = [source / "config.json"] if (source / "config.json").is_file() else []
-        of_source = Digests([*plan.weights.paths, *config])
-        step = f"converting {show_size(of_source.nbytes)} to {show_size(result_nbytes)}"
-        total, done = source_nbytes + result_nbytes, 0
+        paths = [*plan.weights.paths, *config]
+        files_nbytes = sum(file.stat().st_size for file in paths)
+        of_source: dict[str, Mapping[str, Any]] = {}
+        digests = digesting(paths, of_source)
+        step = f"converting {show_size(files_nbytes)} to {show_size(result_nbytes)}"
+        total, done, digested = source_nbytes + result_nbytes, 0, 0
 
         def advance(nbytes: int) -> None:
-            nonlocal done
+            nonlocal done, digested
             done += nbytes
             # Bytes that a conversion has just read are still in the system's page cache.
-            of_source.advance(of_source.nbytes * done // max(1, source_nbytes))
+            while digested < files_nbytes * done // max(1, source_nbytes):
+                digested += next(digests, files_nbytes)
             if done < total:
                 progress(step, done, total)
 
@@ -113,12 +118,14 @@ def convert(
                 step = "comparing what source and result compute"
                 progress(step, 0, total)
                 verified = compare(directory, work, written)
+            for _ in digests:
+                pass
             report = ConversionReport(
                 path=path,
                 name=name,
                 revision=commit,
                 format=FORMAT_NAMES[plan.weights.format],
-                source=of_source.finished(),
+                source=of_source,
                 result=of_result,
                 dtype=weight_format.describe(),
                 written=written,

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -180,39 +179,24 @@ def maker() -> dict[str, str]:
     return {"tool": f"mlx-specdec {__version__}", "mlx": mx.__version__}  # type: ignore[attr-defined]
 
 
-class Digests:
-    """The sizes and SHA-256 of files, which are computed while the files are read for something
-    else. nbytes: The bytes of all files."""
-
-    def __init__(self, paths: Iterable[Path]) -> None:
-        self._sizes = {path: path.stat().st_size for path in paths}
-        self.nbytes = sum(self._sizes.values())
-        self._found: dict[str, Mapping[str, Any]] = {}
-        self._blocks, self._done = self._read(), 0
-
-    def _read(self) -> Iterator[bytes]:
-        for file, nbytes in self._sizes.items():
-            digest = hashlib.sha256()
-            with reading(file), file.open("rb") as stream:
-                for block in blocks(stream, nbytes):
-                    digest.update(block)
-                    yield block
-            self._found[file.name] = {"bytes": nbytes, "sha256": digest.hexdigest()}
-
-    def advance(self, place: float) -> None:
-        """Read on to a place in all bytes. Raises CheckpointError."""
-        while self._done < place and (block := next(self._blocks, b"")):
-            self._done += len(block)
-
-    def finished(self) -> FileDigests:
-        """Read the rest, and return the digests. Raises CheckpointError."""
-        self.advance(math.inf)
-        return self._found
+def digesting(paths: Iterable[Path], found: dict[str, Mapping[str, Any]]) -> Iterator[int]:
+    """Put the size and the SHA-256 of each file into `found`, by its name. Yield the bytes of each
+    block, so that files can be read while something else reads them. Raises CheckpointError."""
+    for file in paths:
+        nbytes, digest = file.stat().st_size, hashlib.sha256()
+        with reading(file), file.open("rb") as stream:
+            for block in blocks(stream, nbytes):
+                digest.update(block)
+                yield len(block)
+        found[file.name] = {"bytes": nbytes, "sha256": digest.hexdigest()}
 
 
 def digests_of(paths: Iterable[Path]) -> FileDigests:
     """Return the sizes and digests of files. Raises CheckpointError."""
-    return Digests(paths).finished()
+    found: dict[str, Mapping[str, Any]] = {}
+    for _ in digesting(paths, found):
+        pass
+    return found
 
 
 def combined(files: FileDigests) -> str:
