@@ -28,7 +28,7 @@ DISPENSABLE_COLUMNS |= {"draft": "kind", **dict.fromkeys(("8 bits", "4 bits", "c
 its name is left out."""
 PAIRS_NOTE = (
     "Sizes are those of target and draft at so many bits and of caches of 8k tokens; those in "
-    "parentheses do not fit. Without a chip, an M4 Pro is assumed. Tokens/s are without and with "
+    "parentheses do not fit. Without a known chip, an M4 Pro is assumed. Tokens/s are without and with "
     "drafts, for chat, at the bits that are "
     "fastest here: what others measured with their own programs, times the ratio of memory "
     "bandwidths. Those in parentheses are computed, since nobody has published the gain at these "
