@@ -168,6 +168,18 @@ def open_files_kept() -> Iterator[None]:
         resource.setrlimit = change
 
 
+def allow_files(most: int) -> int:
+    """Raise the limit of open files to `most`, as far as the hard limit allows, and return it, or
+    `most` if there is none. The default is 256 on macOS and 1,024 under systemd."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return most
+    most = max(soft, most if hard == resource.RLIM_INFINITY else min(most, hard))
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
 CACHE_VARIABLE = "MLX_SPECDEC_CACHE"
 """Environment variable that names a directory to use instead of the platform's cache directory."""
 

@@ -145,11 +145,11 @@ class MemoryBudget:
     def room(self, prompt: int, most: int) -> int:
         """Return how many tokens, at most `most`, fit after a prompt of `prompt` tokens if it is
         the only sequence. Raises PromptError if not even one token fits."""
-        if self._alone(prompt, most) <= self.nbytes:
+        if self.alone(prompt, most) <= self.nbytes:
             return most
-        fits = bisect_right(range(most), self.nbytes, key=partial(self._alone, prompt)) - 1
+        fits = bisect_right(range(most), self.nbytes, key=partial(self.alone, prompt)) - 1
         if fits < 1:
-            nbytes = self._alone(prompt, 1)
+            nbytes = self.alone(prompt, 1)
             raise PromptError(
                 f"the prompt has {prompt:,} tokens, which take {show_size(nbytes)} of memory, "
                 f"and {show_size(self.nbytes)} are there for all texts: shorten it, or raise "
@@ -160,12 +160,14 @@ class MemoryBudget:
     def longest_prompt(self, most: int) -> int:
         """Return the length, at most `most`, of the longest prompt that fits with one more token
         if it is the only sequence."""
-        if self._alone(most, 1) <= self.nbytes:
+        if self.alone(most, 1) <= self.nbytes:
             return most
         lengths = range(1, most)
-        return bisect_right(lengths, self.nbytes, key=lambda prompt: self._alone(prompt, 1))
+        return bisect_right(lengths, self.nbytes, key=lambda prompt: self.alone(prompt, 1))
 
-    def _alone(self, prompt: int, generated: int) -> int:
+    def alone(self, prompt: int, generated: int) -> int:
+        """Return the bytes of a prompt and of generated tokens, of which `prompt` and `generated`
+        are the numbers, if they are the only sequence."""
         cached = len(self._target.prefix([0] * prompt))
         rows = [Extent(prompt, cached, cached + generated)]
         return self.of_caches(rows) + self.of_prefill(rows)

@@ -10,7 +10,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ..engine.embeddings import Vector, embed
-from ..engine.memory import Extent
 from ..text.prompts import prompt_ids
 from .answers import Payload
 from .engine import EngineTask
@@ -95,11 +94,6 @@ def task_of(
         if len(text) > fits:
             raise too_long(field, len(text), fits, fits, advice)
         texts.append(text)
-    count, nbytes = sum(map(len, texts)), 0
-    if budget is not None and count:
-        # The longest text needs the most.
-        ids = max(texts, key=len)
-        cached = len(model.pair.target.prefix(ids))
-        rows = [Extent(len(ids), cached, cached)]
-        nbytes = budget.of_caches(rows) + budget.of_prefill(rows)
+    count, longest = sum(map(len, texts)), max(map(len, texts), default=0)
+    nbytes = budget.alone(longest, 0) if budget is not None and longest else 0
     return EngineTask(embed(model.pair, texts), nbytes, functools.partial(answer, count), count)

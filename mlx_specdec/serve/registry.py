@@ -122,6 +122,7 @@ class Registry:
         strict: Whether a request for an unknown name is refused although there is one model only.
         clock: Returns the time in seconds.
         begins: Whether the single model has not been loaded yet.
+        closed: Whether the server is shutting down.
         fatal: The error that has ended the only model of the server, or None.
     Raises:
         OptionError: If two models have the same name.
@@ -137,7 +138,7 @@ class Registry:
     fatal: BaseException | None = None
 
     def __post_init__(self) -> None:
-        self._closed = False
+        self.closed = False
         # The models that take no new requests, because another one needs memory.
         self._resting: list[ServedModel] = []
         self.begins = len(self.models) == 1
@@ -199,7 +200,7 @@ class Registry:
         """Return whether a model takes requests now, and begin to load it if it is unloaded. If it
         takes requests, it does so until another method is called. Raises Problem if the model
         cannot be loaded."""
-        if self._closed:
+        if self.closed:
             raise busy(STOPPING)
         if model.engine is None and model.problem is None:
             self._check_fits(model)
@@ -253,7 +254,7 @@ class Registry:
                 self._forget(model, engine)
             elif model.idle and not model.stays and now - model.used >= model.keep:
                 engine.close()
-        if self._closed:
+        if self.closed:
             return
         if self._has_room(self._wanted[:1]) and self._wanted:
             self._start(self._wanted.pop(0))
@@ -265,7 +266,7 @@ class Registry:
 
     def close(self) -> None:
         """Accept no more requests, and end pending requests with an error at once."""
-        self._closed = True
+        self.closed = True
         for engine in self.engines:
             engine.close()
         self._threads.shutdown(wait=False)

@@ -7,13 +7,12 @@ import contextlib
 import ipaddress
 import logging
 import os
-import resource
 import signal
 import socket
 import sys
 import time
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,6 +23,7 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from .. import system
 from ..errors import OptionError
 from .app import Access, make_app
 from .registry import Registry, ServedModel
@@ -65,7 +65,7 @@ def serve(
     where = f"[{address}]" if ":" in address else address
     reached = "127.0.0.1" if address in ("0.0.0.0", "::") else where
     # The rest is for weights, caches, and connections that were accepted and are closed at once.
-    limits, files = registry.first.settings.limits, _allow_files()
+    limits, files = registry.first.settings.limits, system.allow_files(OPEN_FILES)
     most, seconds = min(limits.connections, files // 3), max(limits.seconds, KEEP_ALIVE)
     service = Service(registry)
     config = uvicorn.Config(
@@ -85,38 +85,22 @@ def serve(
     )
     key = KEY if access.keys else ""
     server = _Server(config, service, f"http://{reached}:{port}", key, drain_seconds)
-    numbers = signal.SIGINT, signal.SIGTERM
-    earlier = {number: signal.signal(number, server.handle_exit) for number in numbers}
     log.info("listening on http://%s:%d", where, port)
     if not access.keys and not loopback:
         log.warning("anybody who reaches %s may ask: set an --api-key", where)
     registry.begin()
-    with listener:
+    try:
         server.run(sockets=[listener])
-    registry.close()
-    ended = all([_join(model) for model in registry.models])  # noqa: C419
-    for number, handler in earlier.items():
-        signal.signal(number, handler)
+    finally:
+        registry.close()
     registry.refresh()
     if registry.fatal is not None:
         raise registry.fatal
-    if not (ended and any(model.stays for model in registry.models)):
+    if not (server.ended and registry.first.stays):
         # MLX's threads sometimes abort Python's own exit, which only other machines need.
         with contextlib.suppress(OSError):
             sys.stdout.flush()
         os._exit(0)
-
-
-def _allow_files() -> int:
-    """Raise the limit of open files to OPEN_FILES, as far as the hard limit allows, and return it,
-    or OPEN_FILES if there is none. The default is 256 on macOS and 1,024 under systemd."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY:
-        return OPEN_FILES
-    most = max(soft, OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard))
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
 def _join(model: ServedModel) -> bool:
@@ -196,21 +180,16 @@ class _Server(uvicorn.Server):
         self._drain_seconds = drain_seconds
         self._accepts_until = 0.0
         self._interrupted = False
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Do nothing. uvicorn's method would handle signals only while requests are served."""
-        yield
+        self.ended = False
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Stop at a signal. The second signal ends the drain time, and the next one ends pending
-        answers. If there are none yet or any more, it ends the process at once. Blocks of a prompt
-        cache are complete files at any time."""
+        """Stop at a signal. The second signal ends the drain time, the next one pending answers,
+        and the one after that the process. Blocks of a prompt cache are complete files at any
+        time."""
         if self.should_exit and not self._draining:
-            try:
-                asyncio.get_running_loop().call_soon_threadsafe(self._registry.close)
-            except RuntimeError:  # no requests are served
+            if self._registry.closed:
                 os._exit(0)
+            asyncio.get_running_loop().call_soon_threadsafe(self._registry.close)
         self.should_exit = self._service.stopping = True
         self._interrupted = sig == signal.SIGINT
         drains = sig == signal.SIGTERM and not self._accepts_until
@@ -240,7 +219,7 @@ class _Server(uvicorn.Server):
         return await super().on_tick(counter) and not self._draining
 
     async def shutdown(self, sockets: Sequence[socket.socket] | None = None) -> None:
-        """Called by uvicorn when connections are no longer accepted."""
+        """Finish requests and write the prompt caches. Called by uvicorn at the end."""
         if count := len(self.server_state.tasks):
             hint = "; press Ctrl-C again to stop" if self._interrupted else ""
             log.info("finishing %d request%s%s", count, "" if count == 1 else "s", hint)
@@ -249,6 +228,9 @@ class _Server(uvicorn.Server):
         cut = asyncio.get_running_loop().call_later(FINISH_SECONDS, self._registry.close)
         await super().shutdown(list(sockets or ()))
         cut.cancel()
+        self._registry.close()
+        joins = [asyncio.to_thread(_join, model) for model in self._registry.models]
+        self.ended = all(await asyncio.gather(*joins))
 
 
 def listen(host: str, port: int) -> socket.socket:
