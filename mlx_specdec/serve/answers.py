@@ -110,7 +110,7 @@ class Writer(ABC):
     def __init__(self, model: str, prepared: Prepared, *, stream: bool | None) -> None:
         self.model, self.prepared, self.stream = model, prepared, bool(stream)
 
-    def failed(self, problem: Problem) -> list[Payload]:
+    def failed(self, problem: Problem) -> Iterable[Payload]:
         """Return the payloads that end a stream early."""
         return [problem.as_dict()]
 
@@ -120,29 +120,29 @@ class Writer(ABC):
         # JSON is written in ASCII, because httpx ends lines at U+0085, U+2028 and U+2029 too.
         return f"{name}data: {json.dumps(payload)}\n\n".encode()
 
-    def silence(self) -> list[Payload]:
+    def silence(self) -> Iterable[Payload]:
         """Return the payloads for a silent stream. If there are none, the heartbeat is sent."""
-        return []
+        return ()
 
     @abstractmethod
     def answer(self, choices: Sequence[Choice]) -> Payload | list[Payload]:
         """Return the complete answer."""
 
-    def start(self, choice: Choice) -> list[Payload]:
+    def start(self, choice: Choice) -> Iterable[Payload]:
         """Return the payloads before the first text of a choice."""
-        return []
+        return ()
 
     @abstractmethod
-    def piece(self, choice: Choice, step: Step, events: Iterable[Event]) -> list[Payload]:
+    def piece(self, choice: Choice, step: Step, events: Iterable[Event]) -> Iterable[Payload]:
         """Return the payloads of one step. events: The events in the step's text."""
 
     @abstractmethod
-    def end(self, choice: Choice) -> list[Payload]:
+    def end(self, choice: Choice) -> Iterable[Payload]:
         """Return the payloads at the end of a choice."""
 
-    def rest(self, choices: Sequence[Choice]) -> list[Payload]:
+    def rest(self, choices: Sequence[Choice]) -> Iterable[Payload]:
         """Return the payloads after all choices."""
-        return []
+        return ()
 
     def cached_tokens(self, choices: Sequence[Choice]) -> int:
         """Return the number of cached prompt tokens, counting each prompt once."""

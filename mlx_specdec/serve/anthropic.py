@@ -2,7 +2,7 @@
 
 import json
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, ClassVar, Literal
 
@@ -205,45 +205,37 @@ class MessagesWriter(Writer):
         events = [*joined(choice.events)] or [NOTHING]
         return {**self._message([*map(_block, events)], choice), **_end(choice)}
 
-    def start(self, choice: Choice) -> list[Payload]:
-        return [{"type": "message_start", "message": self._message([], choice)}]
+    def start(self, choice: Choice) -> Iterator[Payload]:
+        yield {"type": "message_start", "message": self._message([], choice)}
 
-    def piece(self, choice: Choice, step: Step, events: Iterable[Event]) -> list[Payload]:
-        return [payload for event in events for payload in self._event(event)]
+    def piece(self, choice: Choice, step: Step, events: Iterable[Event]) -> Iterator[Payload]:
+        for event in events:
+            if event.kind != self._open or event.kind == "call":
+                yield from self._begin(event)
+            type, name = "input_json_delta", "partial_json"
+            if event.kind != "call":
+                name = BLOCKS[event.kind]["type"]
+                type = f"{name}_delta"
+            delta = {"type": type, name: event.text}
+            yield {"type": "content_block_delta", "index": self._block, "delta": delta}
 
-    def end(self, choice: Choice) -> list[Payload]:
-        return [
-            *(self._begin(NOTHING) if self._block < 0 else []),
-            *self._close(),
-            {"type": "message_delta", "delta": _end(choice), "usage": self._usage(choice)},
-            {"type": "message_stop"},
-        ]
+    def end(self, choice: Choice) -> Iterator[Payload]:
+        if self._block < 0:
+            yield from self._begin(NOTHING)
+        yield from self._close()
+        yield {"type": "message_delta", "delta": _end(choice), "usage": self._usage(choice)}
+        yield {"type": "message_stop"}
 
-    def _event(self, event: Event) -> list[Payload]:
-        begun = self._open == event.kind and event.kind != "call"
-        type, name = "input_json_delta", "partial_json"
-        if event.kind != "call":
-            name = BLOCKS[event.kind]["type"]
-            type = f"{name}_delta"
-        delta = {"type": type, name: event.text}
-        return [
-            *([] if begun else self._begin(event)),
-            {"type": "content_block_delta", "index": self._block, "delta": delta},
-        ]
-
-    def _begin(self, event: Event) -> list[Payload]:
-        closed = self._close()
+    def _begin(self, event: Event) -> Iterator[Payload]:
+        yield from self._close()
         self._block, self._open = self._block + 1, event.kind
         block = _block(replace(event, text=""))
-        return [
-            *closed,
-            {"type": "content_block_start", "index": self._block, "content_block": block},
-        ]
+        yield {"type": "content_block_start", "index": self._block, "content_block": block}
 
-    def _close(self) -> list[Payload]:
-        closed = [{"type": "content_block_stop", "index": self._block}] if self._open else []
+    def _close(self) -> Iterator[Payload]:
+        if self._open:
+            yield {"type": "content_block_stop", "index": self._block}
         self._open = ""
-        return closed
 
     def _message(self, content: list[Payload], choice: Choice) -> Payload:
         return {

@@ -12,7 +12,7 @@ from ..core.options import Options
 from ..engine.pair import Pair
 from ..engine.request import for_model
 from ..errors import OptionError
-from ..text.markers import CallFormat, Markers
+from ..text.markers import Markers
 from ..text.tool_formats import BEGIN, CHANNEL, END, Parts
 from .internal import TextConstraint, Tools
 from .problems import Problem, invalid
@@ -48,33 +48,26 @@ def after_thought(options: Options, markers: Markers, thought: Thought) -> Optio
 
 
 def calls_constraint(
-    tools: Tools,
-    markers: Markers,
-    pair: Pair,
-    options: Options,
-    *,
-    thought: Thought,
+    tools: Tools, markers: Markers, pair: Pair, options: Options, *, thought: Thought
 ) -> Changes:
     """Return the constraint for completions that must call a tool or match `tools.schema`. Raises
     Problem."""
     if tools.must:
         _check_size(TextConstraint("json_schema", json.dumps(tools.listed), "tools"))
-    write, field = (grammar_of, "tools") if tools.must else (_call_or_schema, "response_format")
-    grammar = TextConstraint("grammar", write(tools, markers, thought=thought), field)
+    field = "tools" if tools.must else "response_format"
+    grammar = TextConstraint("grammar", grammar_of(tools, markers, thought=thought), field)
     try:
         return checked(pair, options, grammar)
     except Problem:
+        # Name the tool whose schema alone cannot be enforced.
         for tool in tools.listed if tools.must else ():
-            _check_parameters(tool["function"])
+            function = tool["function"]
+            try:
+                compiled(json.dumps(function.get("parameters") or NO_PARAMETERS), None, None)
+            except OptionError as error:
+                message = f"the parameters of {function['name']}: {error}"
+                raise invalid(message, "tools") from None
         raise
-
-
-def _check_parameters(function: Mapping[str, Any]) -> None:
-    """Raise Problem, which names the tool, if its schema alone cannot be enforced."""
-    try:
-        compiled(json.dumps(function.get("parameters") or NO_PARAMETERS), None, None)
-    except OptionError as error:
-        raise invalid(f"the parameters of {function['name']}: {error}", "tools") from None
 
 
 def checked(pair: Pair, options: Options, constraint: TextConstraint) -> Changes:
@@ -113,26 +106,28 @@ def _lark(parts: Parts, markers: Markers, name: str = "") -> str:
     )
 
 
-NO_PARAMETERS: Mapping[str, Any] = {
-    "type": "object",
-    "properties": {},
-    "additionalProperties": False,
-}
+NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 ANY_TEXT = r"/(.|\n)*/"
 LINES = r"/\n{0,2}/"
 """Line breaks after the reasoning."""
 
 
 def grammar_of(tools: Tools, markers: Markers, *, thought: Thought) -> str:
-    """Return the grammar of completions that call one of `tools.must`. If the model's calls have no
-    grammar, their text is free after the begin marker."""
+    """Return the grammar of completions that call one of `tools.must`, or that call any tool or
+    match `tools.schema`. If the model's calls have no grammar, or if none is demanded, their text
+    is free after the begin marker."""
     calls = markers.calls
     assert calls is not None, "markers_of found no format of calls"
     thoughts, rules_of_thoughts = _thoughts(markers, thought)
     grammar = calls.grammar
-    if grammar is None:
-        rules = [f"start: {thoughts} call", _free_call(calls, markers)]
-        return "\n".join([*rules, *rules_of_thoughts])
+    if grammar is None or tools.schema:
+        free = " | ".join([ANY_TEXT, *(f"<[{id}]>" for id in markers.special)])
+        rules = [f"call: {_literal(calls.begin.text, markers)} ({free})*", *rules_of_thoughts]
+        if not tools.schema:
+            return "\n".join([f"start: {thoughts} call", *rules])
+        answer = f"{_answer_header(markers, thought)} schema"
+        rules.append(_bound("schema", json.loads(tools.schema)))
+        return "\n".join([f"start: {thoughts} ({answer} | call)", *rules])
     parts = (grammar.between, grammar.first, grammar.last, grammar.after)
     between, first, last, after = (_lark(part, markers) for part in parts)
     by_name = {tool["function"]["name"]: tool for tool in tools.listed}
@@ -147,21 +142,6 @@ def grammar_of(tools: Tools, markers: Markers, *, thought: Thought) -> str:
         parameters = enforceable(by_name[name]["function"].get("parameters")) or NO_PARAMETERS
         rules.append(_bound(f"arguments_{at}", parameters))
     return "\n".join([*rules, *rules_of_thoughts])
-
-
-def _call_or_schema(tools: Tools, markers: Markers, *, thought: Thought) -> str:
-    """Return the grammar of completions that match `tools.schema` or are unconstrained calls."""
-    assert markers.calls is not None, "markers_of found no format of calls"
-    thoughts, rules = _thoughts(markers, thought)
-    answer = f"{_answer_header(markers, thought)} schema"
-    rules += [f"start: {thoughts} ({answer} | call)", _bound("schema", json.loads(tools.schema))]
-    return "\n".join([*rules, _free_call(markers.calls, markers)])
-
-
-def _free_call(calls: CallFormat, markers: Markers) -> str:
-    """Return the rule of the begin marker and any text after it."""
-    free = " | ".join([ANY_TEXT, *(f"<[{id}]>" for id in markers.special)])
-    return f"call: {_literal(calls.begin.text, markers)} ({free})*"
 
 
 def _bound(rule: str, schema: Mapping[str, Any]) -> str:

@@ -52,55 +52,6 @@ MOST_BARE = 64
 """Characters after which it is certain whether an answer begins with a call without a marker."""
 
 
-class Section:
-    """A reader of a section of tool calls. begun: The marker that began the section. count: Number
-    of calls before the section."""
-
-    def __init__(self, calls: CallFormat, begun: str, tools: Sequence[Any], count: int) -> None:
-        self.count = count
-        self._begun = begun
-        self._calls = calls
-        self._tools = tools
-        self._text = ""
-        self._searched = 0
-        # What was read up to the first end marker that may be part of a value, and its end.
-        self._first: tuple[ParsedCalls, int] | None = None
-
-    def push(self, text: str, *, over: bool) -> tuple[list[Event], str | None]:
-        """Read the next piece of text. over: Whether the completion has ended.
-
-        Returns:
-            The events, and the text after the section, or None if the section has not ended.
-        """
-        self._text += text
-        end = self._calls.end.text
-        while end and (place := self._text.find(end, self._searched)) >= 0:
-            self._searched = place = place + len(end)
-            reading = self._calls.read(self._text[:place], self._tools)
-            if not reading.open:
-                return self._events(reading, place)
-            self._first = self._first or (reading, place)
-        if not over:
-            self._searched = max(self._searched, len(self._text) - len(end))
-            return [], None
-        reading = self._calls.read(self._text, self._tools)
-        if self._first is not None and (reading.open or reading.rest):
-            return self._events(*self._first)
-        return self._events(reading, len(self._text))
-
-    def _events(self, reading: ParsedCalls, place: int) -> tuple[list[Event], str]:
-        """Return the events of a section, and the text after it. place: The end of the section."""
-        events: list[Event] = []
-        for call in reading.calls:
-            id, text = call.get("id"), json.dumps(call["arguments"], ensure_ascii=False)
-            id = id if isinstance(id, str) else new_id()
-            events.append(Event("call", text, self.count, id, call["name"]))
-            self.count += 1
-        rest = reading.rest.removesuffix(self._calls.end.text).strip()
-        events.append(Event("content", rest if reading.calls else self._begun + reading.rest))
-        return events, self._text[place:]
-
-
 @dataclass
 class Reader:
     """A reader of one choice.
@@ -109,7 +60,8 @@ class Reader:
         tools: The tools, in the format of chat templates.
         thinking: Whether the text begins within reasoning.
         most_calls: Largest number of calls. Further calls are dropped.
-        section: The current section of calls, or None. The end of a section may take long to read.
+        section: The marker that began the current section of calls, or None. The end of a section
+            may take long to read.
         count: Number of calls so far.
     """
 
@@ -117,7 +69,7 @@ class Reader:
     tools: Sequence[Any] = ()
     thinking: bool = False
     most_calls: int | None = None
-    section: Section | None = None
+    section: str | None = None
     count: int = 0
     _text: str = ""
 
@@ -126,6 +78,10 @@ class Reader:
         self._at_mark = self.thinking
         # Whether a call without a marker may begin, because there is no content so far.
         self._fresh = True
+        # The length of the section that was searched for its end.
+        self._searched = 0
+        # What was read up to the first end marker that may be part of a value, and its end.
+        self._first: tuple[ParsedCalls, int] | None = None
 
     def read(self, text: str | None) -> list[Event]:
         """Return the events of the next piece of text. None is the end of the text."""
@@ -137,17 +93,43 @@ class Reader:
 
     def _read(self, events: list[Event], over: bool) -> None:
         """Add the events that are certain. over: Whether the completion has ended."""
-        while True:
-            if self.section is None:
-                if not self._outside(events, over):
-                    return
-                continue
-            found, rest = self.section.push(self._text, over=over)
-            events += found
-            self.count, self._text = self.section.count, rest or ""
-            if rest is None:
-                return
-            self.section, self._at_mark = None, True
+        while (self._outside if self.section is None else self._inside)(events, over):
+            pass
+
+    def _inside(self, events: list[Event], over: bool) -> bool:
+        """Read a section of calls, and return whether it has ended."""
+        calls, text = self.markers.calls, self._text
+        assert calls is not None, "a section has a format"
+        end = calls.end.text
+        while end and (place := text.find(end, self._searched)) >= 0:
+            self._searched = place = place + len(end)
+            reading = calls.read(text[:place], self.tools)
+            if not reading.open:
+                self._close(events, calls, reading, place)
+                return True
+            self._first = self._first or (reading, place)
+        if over:
+            reading, place = calls.read(text, self.tools), len(text)
+            if self._first is not None and (reading.open or reading.rest):
+                reading, place = self._first
+            self._close(events, calls, reading, place)
+        else:
+            self._searched = max(self._searched, len(text) - len(end))
+        return over
+
+    def _close(
+        self, events: list[Event], calls: CallFormat, reading: ParsedCalls, place: int
+    ) -> None:
+        """Add the events of a section. place: The end of the section."""
+        for call in reading.calls:
+            id, text = call.get("id"), json.dumps(call["arguments"], ensure_ascii=False)
+            id = id if isinstance(id, str) else new_id()
+            events.append(Event("call", text, self.count, id, call["name"]))
+            self.count += 1
+        rest = reading.rest.removesuffix(calls.end.text).strip()
+        rest = rest if reading.calls else f"{self.section}{reading.rest}"
+        events.append(Event("content", rest))
+        self._text, self.section, self._at_mark = self._text[place:], None, True
 
     def _outside(self, events: list[Event], over: bool) -> bool:
         """Read up to the next marker, and return whether there was a marker."""
@@ -159,7 +141,7 @@ class Reader:
             if begun:
                 rest = self._text.lstrip()
                 space, self._text = self._text[: -len(rest)], rest
-                self._open(calls, space)
+                self._open(space)
                 return True
         marks = self._marks()
         text = self._text.lstrip() if self._at_mark else self._text
@@ -170,8 +152,8 @@ class Reader:
             self._write(events, kind, text[:place].rstrip())
             self._text, self._at_mark = text[place + len(mark) :], True
             self.thinking = marks[mark] == "reasoning"
-            if calls is not None and marks[mark] == "call":
-                self._open(calls, mark)
+            if marks[mark] == "call":
+                self._open(mark)
             return True
         sure = len(text) if over else _certain(text, marks)
         self._write(events, kind, text[:sure])
@@ -182,9 +164,8 @@ class Reader:
         events.append(Event(kind, text))
         self._fresh = self._fresh and (kind == "reasoning" or not text.strip())
 
-    def _open(self, calls: CallFormat, begun: str) -> None:
-        self.section = Section(calls, begun, self.tools, self.count)
-        self._fresh = False
+    def _open(self, mark: str) -> None:
+        self.section, self._searched, self._first, self._fresh = mark, 0, None, False
 
     def _marks(self) -> Mapping[str, Kind]:
         """Return the markers that may come next, each with the kind of event after it."""

@@ -118,10 +118,10 @@ def apply_template(model: LoadedModel, body: Conversation) -> Payload:
     ids = model.chat_ids(body.chat())
     tokenizer = model.pair.tokenizer
     names, special = tokenizer.pieces(), tokenizer.special_ids
-    pieces = (
-        (names[id] or "").encode() if id in special else token_piece(tokenizer, id) or b""
-        for id in ids
-    )
+    pieces = []
+    for id in ids:
+        name = (names[id] or "").encode() if id in special else None
+        pieces.append(name or token_piece(tokenizer, id) or b"")
     return {"prompt": b"".join(pieces).decode("utf-8", "replace")}
 
 
@@ -216,30 +216,28 @@ async def metrics(http: Request) -> Response:
     engines = registry.engines
     sizes = [engine.nbytes for engine in engines] or [(0, 0, 0)]
     cached, history, budget = map(sum, zip(*sizes, strict=True))
+    reserved = sum(engine.reserved_bytes for engine in engines)
+
+    def by_model(number_of: Callable[[ServedModel], float]) -> dict[str, float]:
+        return {model.name: float(number_of(model)) for model in registry.models}
+
+    loaded = by_model(lambda model: model.state == "loaded")
+    sizes_loaded = by_model(lambda model: model.loaded_bytes)
+    running = by_model(lambda model: model.requests[0]), "Requests decoded now."
+    waiting = by_model(lambda model: model.requests[1]), "Requests waiting now."
     gauges: dict[str, tuple[float | dict[str, float], str]] = {
         "mlx_specdec:prompt_cache_bytes": (cached, "Bytes of the prompt cache."),
         "mlx_specdec:history_bytes": (history, "Bytes of texts that are looked up."),
-        "mlx_specdec:memory_reserved_bytes": (
-            sum(engine.reserved_bytes for engine in engines),
-            "Bytes that requests may take.",
-        ),
+        "mlx_specdec:memory_reserved_bytes": (reserved, "Bytes that requests may take."),
         "mlx_specdec:memory_budget_bytes": (budget, "Bytes that all requests may take together."),
+        "mlx_specdec:model_loaded": (loaded, "Whether the model is in memory."),
+        "mlx_specdec:model_bytes": (sizes_loaded, "Bytes of its weights in memory."),
+        **dict.fromkeys(
+            ("mlx_specdec:model_requests_running", "vllm:num_requests_running"), running
+        ),
+        **dict.fromkeys(
+            ("mlx_specdec:model_requests_waiting", "vllm:num_requests_waiting"), waiting
+        ),
     }
-    for name, description, value_of in OF_MODEL:
-        values = {model.name: float(value_of(model)) for model in registry.models}
-        gauges[name] = values, description
     counters = {model.name: model.metrics for model in registry.models}
     return Response(as_text(counters, gauges), media_type=CONTENT_TYPE)
-
-
-RUNNING, WAITING = "Requests decoded now.", "Requests waiting now."
-OWN = "mlx_specdec:model"
-OF_MODEL: tuple[tuple[str, str, Callable[[ServedModel], float]], ...] = (
-    (f"{OWN}_loaded", "Whether the model is in memory.", lambda model: model.state == "loaded"),
-    (f"{OWN}_bytes", "Bytes of its weights in memory.", lambda model: model.loaded_bytes),
-    (f"{OWN}_requests_running", RUNNING, lambda model: model.requests[0]),
-    (f"{OWN}_requests_waiting", WAITING, lambda model: model.requests[1]),
-    ("vllm:num_requests_running", RUNNING, lambda model: model.requests[0]),
-    ("vllm:num_requests_waiting", WAITING, lambda model: model.requests[1]),
-)
-"""The gauges of each model: name, description and value."""

@@ -4,7 +4,7 @@ import time
 import uuid
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -222,27 +222,27 @@ class CompletionWriter(Writer):
         head = {**self._head, "object": self.answer_type, "choices": listed}
         return {**head, **self._figures(choices)}
 
-    def piece(self, choice: Choice, step: Step, events: Iterable[Event]) -> list[Payload]:
-        """Return chunks of text. If include_drafted is set, the first one has token counts."""
+    def piece(self, choice: Choice, step: Step, events: Iterable[Event]) -> Iterator[Payload]:
+        """Yield chunks of text. If include_drafted is set, the first one has token counts."""
         contents, logprobs = self.contents(step, events), self.logprobs(choice, step)
-        if logprobs or (self.include_drafted and step.tokens):
-            contents = contents or [self.nothing]
-        pieces = []
-        for at, content in enumerate(contents):
-            pieces.append(self._choice(choice, content, None if at else logprobs))
+        tokens = len(step.tokens)
+        if not contents and (logprobs or (self.include_drafted and tokens)):
+            contents = [self.nothing]
+        for content in contents:
+            piece = self._choice(choice, content, logprobs)
             if self.include_drafted:
-                tokens = 0 if at else len(step.tokens)
-                pieces[at] |= {"drafted": step.accepted > 0, "tokens": tokens}
-        return [self._chunk([piece]) for piece in pieces]
+                piece |= {"drafted": step.accepted > 0, "tokens": tokens}
+            yield self._chunk([piece])
+            tokens, logprobs = 0, None
 
-    def end(self, choice: Choice) -> list[Payload]:
+    def end(self, choice: Choice) -> Iterator[Payload]:
         last = self._choice(choice, self.nothing, None, _reason(choice))
-        return [{**self._chunk([last]), **timings([choice])}]
+        yield {**self._chunk([last]), **timings([choice])}
 
-    def rest(self, choices: Sequence[Choice]) -> list[Payload]:
-        """Return the chunk with the usage, if it was requested."""
-        figures = self._include_usage
-        return [{**self._chunk([]), **self._figures(choices)}] if figures else []
+    def rest(self, choices: Sequence[Choice]) -> Iterator[Payload]:
+        """Yield the chunk with the usage, if it was requested."""
+        if self._include_usage:
+            yield {**self._chunk([]), **self._figures(choices)}
 
     def _figures(self, choices: Sequence[Choice]) -> Payload:
         prompt_tokens = self.prepared.prompt_tokens
@@ -308,15 +308,14 @@ class TextWriter(CompletionWriter):
         # The number of characters of each choice so far.
         self._offsets: Counter[int] = Counter()
 
-    def piece(self, choice: Choice, step: Step, events: Iterable[Event]) -> list[Payload]:
-        """Return chunks of text, and before the first one the prompt if `echo` is set."""
-        echo: list[Payload] = []
+    def piece(self, choice: Choice, step: Step, events: Iterable[Event]) -> Iterator[Payload]:
+        """Yield chunks of text, and before the first one the prompt if `echo` is set."""
         if self._echoed and choice.index not in self._offsets:
             self._offsets[choice.index] = 0
             logprobs = self._listed(choice, (), after_prompt=True)
             text = {"text": self._echoed[choice.index]}
-            echo = [self._chunk([self._choice(choice, text, logprobs)])]
-        return [*echo, *super().piece(choice, step, events)]
+            yield self._chunk([self._choice(choice, text, logprobs)])
+        yield from super().piece(choice, step, events)
 
     def content(self, choice: Choice) -> Payload:
         return {"text": "".join([*self._echoed[choice.index :][:1], *choice.texts])}
@@ -375,9 +374,9 @@ class ChatWriter(CompletionWriter):
     prefix = "chatcmpl"
     nothing: ClassVar[Payload] = {"delta": {}}
 
-    def start(self, choice: Choice) -> list[Payload]:
+    def start(self, choice: Choice) -> Iterator[Payload]:
         delta = {"role": "assistant", "content": ""}
-        return [self._chunk([self._choice(choice, {"delta": delta})])]
+        yield self._chunk([self._choice(choice, {"delta": delta})])
 
     def content(self, choice: Choice) -> Payload:
         return {"message": _message(choice)}

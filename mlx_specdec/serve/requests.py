@@ -79,9 +79,6 @@ class Facts:
     dtype: str
 
 
-def _keep(seconds: float) -> None: ...
-
-
 @dataclass(frozen=True)
 class LoadedModel:
     """A model in memory, which prepares the requests of a tenant.
@@ -100,19 +97,16 @@ class LoadedModel:
     name: str
     budget: MemoryBudget | None = None
     tenant: str = ""
-    keep: Callable[[float], None] = _keep
+    keep: Callable[[float], None] = lambda seconds: None
     load_seconds: float = 0.0
 
     @property
     def facts(self) -> Facts:
         """The facts that clients may know of the model."""
         markers, tokenizer = self._markers, self.pair.tokenizer
-        found = {
-            "completion": True,
-            "tools": markers.calls is not None,
-            "thinking": markers.think_end is not None or markers.channels is not None,
-            "insert": infill_of(tokenizer) is not None,
-        }
+        thinks = markers.think_end is not None or markers.channels is not None
+        found = {"completion": True, "tools": markers.calls is not None, "thinking": thinks}
+        found["insert"] = infill_of(tokenizer) is not None
         capabilities = tuple(name for name, present in found.items() if present)
         target, chats = self.pair.target, self.way == "template"
         return Facts(self.longest, capabilities, chats, target.family, self.pair.dtype)

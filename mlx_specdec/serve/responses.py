@@ -5,7 +5,7 @@ protocol/src/models.rs)."""
 import json
 import time
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Annotated, ClassVar, Literal
 
@@ -291,28 +291,47 @@ class ResponsesWriter(Writer):
             **{name: getattr(options, name) for name in SAMPLED},
         }
 
-    def failed(self, problem: Problem) -> list[Payload]:
+    def failed(self, problem: Problem) -> Iterator[Payload]:
         error = {"code": problem.code or "server_error", "message": problem.message}
-        return [self._state("failed", error=error)]
+        yield self._state("failed", error=error)
 
-    def silence(self) -> list[Payload]:
-        """Return an event, since Codex waits 300 s for one and does not count comments."""
-        return [self._state("in_progress")]
+    def silence(self) -> Iterator[Payload]:
+        """Yield an event, since Codex waits 300 s for one and does not count comments."""
+        yield self._state("in_progress")
 
     def answer(self, choices: Sequence[Choice]) -> Payload:
         [choice] = choices
-        self.piece(choice, Step(), joined(choice.events))
-        last = self.end(choice)[-1]
+        *_, last = *self.piece(choice, Step(), joined(choice.events)), *self.end(choice)
         return {**last["response"], **timings(choices)}
 
-    def start(self, choice: Choice) -> list[Payload]:
-        return [{**self._state("in_progress"), "type": "response.created"}, *self.silence()]
+    def start(self, choice: Choice) -> Iterator[Payload]:
+        yield {**self._state("in_progress"), "type": "response.created"}
+        yield self._state("in_progress")
 
-    def end(self, choice: Choice) -> list[Payload]:
+    def piece(self, choice: Choice, step: Step, events: Iterable[Event]) -> Iterator[Payload]:
+        for event in events:
+            text = event.text
+            if event.kind == "call":
+                unknown = ResponsesTool.model_construct(type="function", name=event.name)
+                tool = self._tools.get(event.name, unknown)
+                called = {"call_id": event.id, "name": tool.name}
+                if tool.namespace is not None:
+                    called["namespace"] = tool.namespace
+                custom = tool.type == "custom"
+                text = custom_input(text) if custom else text
+                yield from self._begin("custom_tool_call" if custom else "function_call", **called)
+            elif self._kind != ITEM_TYPES[event.kind]:
+                yield from self._begin(ITEM_TYPES[event.kind])
+            self._pieces.append(text)
+            more: Payload = {"logprobs": []} if self._kind == "message" else {}
+            yield self._of_item(f"response.{ITEM_FORMS[self._kind][1]}.delta", delta=text, **more)
+
+    def end(self, choice: Choice) -> Iterator[Payload]:
         cut = choice.finish_reason not in ("eos", "stop")
         status = "incomplete" if cut else "completed"
-        empty = [] if self._output else self._begin("message")
-        payloads = [*empty, *self._close(status)]
+        if not self._output:
+            yield from self._begin("message")
+        yield from self._close(status)
         tokens = self.prepared.prompt_tokens
         usage = {
             "input_tokens": tokens,
@@ -329,46 +348,23 @@ class ResponsesWriter(Writer):
             added = [*self._body.items(), *OUTPUT.validate_python(response["output"])]
             nbytes = len(self._body.model_dump_json(include={"input"}))
             self._stored.put(response, self._before, added, nbytes, self._tenant)
-        return [*payloads, {**last, **timings([choice])}]
+        yield {**last, **timings([choice])}
 
-    def piece(self, choice: Choice, step: Step, events: Iterable[Event]) -> list[Payload]:
-        return [payload for event in events for payload in self._written(event)]
-
-    def _written(self, event: Event) -> list[Payload]:
-        begun: list[Payload] = []
-        text = event.text
-        if event.kind == "call":
-            unknown = ResponsesTool.model_construct(type="function", name=event.name)
-            tool = self._tools.get(event.name, unknown)
-            called = {"call_id": event.id, "name": tool.name}
-            if tool.namespace is not None:
-                called["namespace"] = tool.namespace
-            custom = tool.type == "custom"
-            text = custom_input(text) if custom else text
-            begun = self._begin("custom_tool_call" if custom else "function_call", **called)
-        elif self._kind != ITEM_TYPES[event.kind]:
-            begun = self._begin(ITEM_TYPES[event.kind])
-        self._pieces.append(text)
-        more: Payload = {"logprobs": []} if self._kind == "message" else {}
-        name = f"response.{ITEM_FORMS[self._kind][1]}.delta"
-        return [*begun, self._of_item(name, delta=text, **more)]
-
-    def _begin(self, kind: str, **called: object) -> list[Payload]:
-        closed = self._close("completed")
+    def _begin(self, kind: str, **called: object) -> Iterator[Payload]:
+        yield from self._close("completed")
         prefix, _, _, empty = ITEM_FORMS[kind]
         id = f"{prefix}_{uuid.uuid4().hex}"
         item = {"id": id, "type": kind, "status": "in_progress", **called, **empty}
         self._output.append(item)
         self._kind, self._pieces = kind, []
-        begun = [self._of_output("response.output_item.added", dict(item))]
+        yield self._of_output("response.output_item.added", dict(item))
         if kind == "message":
-            begun.append(self._of_item("response.content_part.added", part=_output_text("")))
-        return [*closed, *begun]
+            yield self._of_item("response.content_part.added", part=_output_text(""))
 
-    def _close(self, status: str) -> list[Payload]:
+    def _close(self, status: str) -> Iterator[Payload]:
         """End the last item, unless that has ended. status: how."""
         if not self._kind:
-            return []
+            return
         kind, text = self._kind, "".join(self._pieces)
         _, name, field, _ = ITEM_FORMS[kind]
         content: Payload = {field: text}
@@ -383,11 +379,11 @@ class ResponsesWriter(Writer):
         elif kind == "function_call":
             more = {"name": self._output[-1]["name"]}
         self._output[-1] = {**self._output[-1], **content, "status": status}
-        ended = [self._of_item(f"response.{name}.done", **{field: text}, **more)]
+        yield self._of_item(f"response.{name}.done", **{field: text}, **more)
         if kind == "message":
-            ended.append(self._of_item("response.content_part.done", part=part))
+            yield self._of_item("response.content_part.done", part=part)
         self._kind = ""
-        return [*ended, self._of_output("response.output_item.done", self._output[-1])]
+        yield self._of_output("response.output_item.done", self._output[-1])
 
     def _of_output(self, kind: str, item: Payload) -> Payload:
         return self._event(kind, item=item, output_index=len(self._output) - 1)

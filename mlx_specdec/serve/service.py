@@ -5,7 +5,7 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -195,7 +195,7 @@ class ResponseStream:
         """Yield the events of a streamed answer, with a comment in long silences."""
         writer = self._writer
 
-        def sent(payloads: Sequence[Payload]) -> bytes:
+        def sent(payloads: Iterable[Payload]) -> bytes:
             return b"".join(writer.encoded(payload) for payload in payloads)
 
         try:
@@ -205,10 +205,8 @@ class ResponseStream:
                     yield sent(writer.silence()) or writer.heartbeat
                     continue
                 choice, step, events = output
-                payloads = writer.piece(choice, step or Step(), events)
-                if step is None:
-                    payloads += writer.end(choice)
-                yield sent(payloads)
+                ended = writer.end(choice) if step is None else ()
+                yield sent([*writer.piece(choice, step or Step(), events), *ended])
             yield sent(writer.rest(self.choices)) + writer.done
         except Problem as problem:
             yield sent(writer.failed(problem))

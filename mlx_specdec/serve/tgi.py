@@ -1,7 +1,7 @@
 """The API of Hugging Face's text-generation-inference. Unlike in TGI, completions never include the
 stop string."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import ClassVar, Literal
 
 from fastapi import APIRouter, Request, Response
@@ -119,12 +119,11 @@ class TgiWriter(Writer):
             payloads[-1] |= self._last(choice)
         return payloads
 
-    def end(self, choice: Choice) -> list[Payload]:
-        """Return the end of a text, unless the payload of the last token had it."""
-        if self._ended:
-            return []
-        nothing = {"id": 0, "text": "", "logprob": 0.0, "special": True}
-        return [{**self._payload(nothing), **self._last(choice)}]
+    def end(self, choice: Choice) -> Iterator[Payload]:
+        """Yield the end of a text, unless the payload of the last token had it."""
+        if not self._ended:
+            nothing = {"id": 0, "text": "", "logprob": 0.0, "special": True}
+            yield {**self._payload(nothing), **self._last(choice)}
 
     def _payload(self, token: Payload) -> Payload:
         self._index += 1
