@@ -29,7 +29,9 @@ uses."""
 METAVARS = {int: "N", float: "NUMBER", Path: "PATH", str: "TEXT"}
 
 
-def flag(default: Any, help: str, *aliases: str, argument: bool = False, **more: Any) -> Any:
+def flag(
+    default: Any, help: str, *aliases: str, argument: bool = False, panel: str = "", **more: Any
+) -> Any:
     """Return a field of a group, which becomes a flag or an argument of the command.
 
     Args:
@@ -37,26 +39,17 @@ def flag(default: Any, help: str, *aliases: str, argument: bool = False, **more:
         help: The help text.
         aliases: Names of the flag besides the one that is made of the field's name.
         argument: Whether it is an argument without a name.
-        more: Arguments of typer.Option or typer.Argument, of which `rich_help_panel` is by default
-            the panel of the group."""
+        panel: The heading of the flag in --help, by default that of the group.
+        more: Arguments of typer.Option or typer.Argument."""
     more |= {"names": aliases, "argument": argument, "help": help}
+    more |= {"rich_help_panel": panel} if panel else {}
     return field(default=default, metadata=more)
-
-
-def prompt_flag(default: Any, help: str, *aliases: str, **more: Any) -> Any:
-    """Do as `flag`, for the panel of prompts."""
-    return flag(default, help, *aliases, rich_help_panel="Prompt", **more)
-
-
-def verification_flag(default: Any, help: str, **more: Any) -> Any:
-    """Do as `flag`, for the panel of verification."""
-    return flag(default, help, rich_help_panel="Verification", **more)
 
 
 @dataclass_transform(
     frozen_default=True,
     kw_only_default=True,
-    field_specifiers=(flag, prompt_flag, verification_flag),
+    field_specifiers=(flag,),
 )
 @dataclass(frozen=True)
 class Flags:
@@ -204,45 +197,51 @@ def _contents(name: str, file: Path, hint: str = "") -> str:
     return read_text(file, OptionError, f"{name}: ")
 
 
-class Decoding(Flags, panel="Sampling"):
-    """The flags of a completion that `bench` has too."""
-
-    no_chat_template: bool = prompt_flag(
+class PromptSettings(Flags, panel="Prompt"):
+    no_chat_template: bool = flag(
         False, "Do not apply the chat template to the prompt.", "--ignore-chat-template"
     )
-    system_prompt: str | None = prompt_flag(
+    system_prompt: str | None = flag(
         None, "The system message, which the chat template puts before the prompt."
     )
-    chat_template_config: str | None = prompt_flag(
+    chat_template_config: str | None = flag(
         None,
         "Variables for the chat template, for example '{\"enable_thinking\": false}'.",
         metavar="JSON",
     )
-    target_lang: str | None = prompt_flag(
+    target_lang: str | None = flag(
         None, "The target language, as a code that the model knows.", metavar="CODE"
     )
-    source_lang: str | None = prompt_flag(
+    source_lang: str | None = flag(
         None, "The language of the prompt, if a translation model needs it.", metavar="CODE"
     )
-    prefill_step_size: int | None = prompt_flag(
+    prefill_step_size: int | None = flag(
         None,
         "The number of prompt tokens that are prefilled in one pass.",
         show_default="512; 2048 on a GPU with memory for it",
     )
-    no_cost_cache: bool = flag(
-        False, "Neither use nor save measured costs of rounds.", rich_help_panel="Drafting"
-    )
-    rule: Literal["coupled", "token", "block", "typical"] | None = verification_flag(
+
+
+class RuleFlags(Flags, panel="Verification"):
+    rule: Literal["coupled", "token", "block", "typical"] | None = flag(
         None,
         "The rule by which draft tokens are accepted. With coupled, completions are the same as in "
         "plain decoding. Token and block keep the distribution. Typical is lossy.",
         show_default="coupled",
     )
-    exact: bool = verification_flag(
+    exact: bool = flag(
         False,
         "Keep the output equal to plain decoding where kernels round one row and several rows "
         "differently. A round then has at most 4 draft tokens, a pass has one prompt, and only "
         "whole chunks of prompts are cached.",
+    )
+
+
+class Decoding(RuleFlags, PromptSettings, panel="Sampling"):
+    """The flags of a completion that `bench` has too."""
+
+    no_cost_cache: bool = flag(
+        False, "Neither use nor save measured costs of rounds.", panel="Drafting"
     )
     max_tokens: int = flag(100, "The largest number of tokens to generate.", "-m")
     seed: int = flag(0, "The seed, which decides the completion above temperature 0.")
@@ -284,8 +283,8 @@ class ModelSampling(Decoding):
     """Further flags of a completion, and the model's own settings of sampling, which replace flags
     that were not given."""
 
-    delta: float = verification_flag(
-        0.0, "The lenience from 0 to 1. Completions are lossy above 0."
+    delta: float = flag(
+        0.0, "The lenience from 0 to 1. Completions are lossy above 0.", panel="Verification"
     )
     greedy: bool = flag(
         False, "Decode greedily, whatever the model's generation_config.json recommends."

@@ -48,7 +48,7 @@ class Machines(Flags, panel="Machines"):
         "--distributed tensor is added.",
         argument=True,
         metavar="COMMAND...",
-        rich_help_panel="Command",
+        panel="Command",
     )
 
 

@@ -176,15 +176,15 @@ class TextFlags(ModelSampling, Models, panel="Drafting"):
         None,
         "Quantize the KV cache to 2, 3, 4, 6 or 8 bits; outputs with drafts can then differ from "
         "plain decoding.",
-        rich_help_panel="Model",
+        panel="Model",
     )
     kv_group_size: int = flag(
-        64, "The number of values in the KV cache that share one scale.", rich_help_panel="Model"
+        64, "The number of values in the KV cache that share one scale.", panel="Model"
     )
     max_kv_size: int | None = flag(
         None,
         "The number of newest tokens that the KV cache keeps.",
-        rich_help_panel="Model",
+        panel="Model",
     )
     proposer: str | None = flag(
         None,
