@@ -73,18 +73,17 @@ class Measuring(Flags, panel="Measuring"):
     def sizes(self) -> list[int]:
         """Return the batch sizes, or an empty list if single completions are measured. Raises
         OptionError if --batch-size is wrong."""
-        if self.batch_size is None:
-            return []
-        return sorted({_count(word, "batch-size", "1,4,16") for word in self.batch_size.split(",")})
+        words = [] if self.batch_size is None else self.batch_size.split(",")
+        return sorted({_count(word, "batch-size", "1,4,16") for word in words})
 
     def lengths(self) -> list[Length]:
         """Return the draft lengths. Raises OptionError if --num-draft is wrong."""
-        lengths: dict[Length, None] = {}
         text = self.num_draft or (LENGTHS if self.batch_size is None else "auto")
-        for word in map(str.strip, text.split(",")):
-            count: Length = "auto" if word == "auto" else _count(word, "num-draft", "1,3,8,auto")
-            lengths[Options(num_draft=count).num_draft] = None
-        return list(lengths)
+        lengths: list[Length] = [
+            "auto" if word.strip() == "auto" else _count(word, "num-draft", "1,3,8,auto")
+            for word in text.split(",")
+        ]
+        return [Options(num_draft=length).num_draft for length in dict.fromkeys(lengths)]
 
 
 def _count(word: str, name: str, like: str) -> int:
@@ -129,26 +128,26 @@ def bench(measuring: Measuring, models: Compared, text: Decoding, output: Json) 
                 raise OptionError(f"with --batch-size, name one {flags}")
     if options.max_tokens < 1:
         raise OptionError(f"max-tokens must be 1 or more, not {options.max_tokens}")
-    if measuring.plot is not None:
-        from ..measure.plot import check
-
-        if sizes:
-            raise OptionError("--plot draws draft lengths: leave it out, or --batch-size")
-        check(measuring.plot)
+    if measuring.plot is not None and sizes:
+        raise OptionError("--plot draws draft lengths: leave it out, or --batch-size")
     one = Models(**{**vars(models), "draft_model": drafts[0] if drafts else None})
     model, draft_model = named(one)
     file = measuring.prompts or sample(model)
     if output.json:
         check_not_read("standard output", [1], [file])
-    if measuring.plot is not None:
-        check_not_read("--plot", [measuring.plot], [file, model, draft_model])
+    from ..engine.loading import with_draft_model
+    from ..measure.figures import analyse
+    from ..measure.methods import encoded, file_methods, measure, own_methods
+    from ..measure.plot import check, draw
+    from ..measure.setting import setting
     from ..text.prompts import read_prompts
 
+    if measuring.plot is not None:
+        check(measuring.plot)
+        check_not_read("--plot", [measuring.plot], [file, model, draft_model])
     prompts = read_prompts(file, measuring.limit)
     loading = one.loading()
     pairs = [load_pair(model, draft_model, **loading)]
-    from ..engine.loading import with_draft_model
-
     of_target = ("revision", "q_bits", "adapter_path", "distributed")
     of_draft = {name: value for name, value in loading.items() if name not in of_target}
     for name in drafts[1:]:
@@ -156,10 +155,6 @@ def bench(measuring: Measuring, models: Compared, text: Decoding, output: Json) 
         with render.progress("downloading", in_bytes=True) as report:
             of_draft |= {"progress": report, "announce": render.tell}
             pairs.append(with_draft_model(pairs[0], str(draft), **of_draft))
-    from ..measure.figures import analyse
-    from ..measure.methods import encoded, file_methods, measure, own_methods
-    from ..measure.setting import setting
-
     if sizes:
         proposer = next(iter(measuring.names), None)
         methods, notes = file_methods(pairs[0], options, proposer, lengths[0], sizes)
@@ -184,8 +179,6 @@ def bench(measuring: Measuring, models: Compared, text: Decoding, output: Json) 
         payload = {"setting": taken_with, **asdict(found)}
         render.write(sys.stdout, render.as_json(payload))
     if measuring.plot is not None:
-        from ..measure.plot import draw
-
         draw(found.methods, _title(taken_with), measuring.plot)
         render.tell(f"plot: {measuring.plot}")
     if found.interrupted:
