@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from .. import system
 from ..errors import OptionError, OutputError, PromptError, SpecdecError
 from . import interrupts, render
-from .flags import Flags, SpecialTokens, command, flag
+from .flags import SpecialTokens, command, flag
 from .generate import BYTE_ORDER_MARK, completed
 from .loading import TextFlags, count_or_auto, load_drafting
 from .serve import Defaults
@@ -43,17 +43,16 @@ A message may have several lines: end a line with \\, or put the lines between {
 Ctrl-C stops an answer, but not the chat."""
 
 
-class OutputFlags(Flags, panel="Output"):
-    show_drafts: bool = flag(False, "Mark the accepted draft tokens in the answers.")
-    quiet: bool = flag(False, "Print the answers only.")
-
-
 class Answers(SpecialTokens, Defaults, TextFlags):
     max_tokens: int = flag(LONGEST_ANSWER, "The largest number of tokens of an answer.", "-m")
+    show_drafts: bool = flag(
+        False, "Mark the accepted draft tokens in the answers.", panel="Output"
+    )
+    quiet: bool = flag(False, "Print the answers only.", panel="Output")
 
 
 @command("mlx-specdec chat", "mlx-specdec chat --model auto")
-def chat(flags: Answers, shown: OutputFlags) -> None:
+def chat(flags: Answers) -> None:
     """Hold a conversation in the terminal.
 
     The default model is the shipped translator, which answers English sentences in French. /help
@@ -61,7 +60,7 @@ def chat(flags: Answers, shown: OutputFlags) -> None:
     pair, options = load_drafting(flags, flags.options(), history=True)
     if flags.seed is None:
         options = replace(options, seed=secrets.randbits(32))
-    conversation = ChatSession(pair, options, shown)
+    conversation = ChatSession(pair, options, show_drafts=flags.show_drafts)
     interrupts.end_at_the_second("stopping when this pass has ended; Ctrl-C again ends the chat")
     render.note(f"{conversation.way}; /help lists the commands, Ctrl-D ends")
     while (message := _read()) is not None:
@@ -81,14 +80,14 @@ def chat(flags: Answers, shown: OutputFlags) -> None:
 class ChatSession:
     """A chat: the messages so far, and the settings of the next answer."""
 
-    def __init__(self, pair: Pair, options: Options, shown: OutputFlags) -> None:
+    def __init__(self, pair: Pair, options: Options, *, show_drafts: bool) -> None:
         from ..engine.chat import chat_format
         from ..engine.prompt_cache_files import Store
 
         self._pair = pair
         self._cache = Store().open(pair)
         self._options = options
-        self._shows_drafts = shown.show_drafts
+        self._shows_drafts = show_drafts
         self._remembers = chat_format(pair, options).way != "single user message"
         self._messages: list[dict[str, Any]] = []
         self._last: Result | None = None
