@@ -8,6 +8,7 @@ it if that library is loaded before MLX, with global symbols."""
 import contextlib
 import ctypes
 import gc
+import json
 import os
 import platform
 import re
@@ -18,16 +19,17 @@ import sys
 import tempfile
 import threading
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from ctypes.util import find_library
 from importlib import metadata
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from rich.filesize import decimal
 
-from .errors import OptionError, SpecdecError
+from .errors import OptionError, OutputError, PromptError, SpecdecError
 
 BLAS_VARIABLE = "MLX_SPECDEC_BLAS"
 OPENBLAS = ("libopenblas.so.0", "libopenblas.so")
@@ -318,15 +320,69 @@ def parse_size(flag: str, text: str, *, kilo: int = 1000, zero: bool = False) ->
     return nbytes
 
 
-def read_text(file: Path, error: type[SpecdecError], where: str = "") -> str:
+def read_text(file: Path, error: type[SpecdecError], where: str = "", what: str = "") -> str:
     """Return the text of a file that a user names, without a byte order mark. Raises `error` if the
-    file cannot be read or is not UTF-8 text. where: The beginning of the error, such as a flag."""
+    file cannot be read or is not UTF-8 text. where: The beginning of the error, such as a flag.
+    what: The contents for the error, such as "the data from "."""
     try:
         return file.read_text(encoding="utf-8-sig")
     except OSError as problem:
-        raise error(f"{where}cannot read {file}: {problem.strerror}") from None
+        raise error(f"{where}cannot read {what}{file}: {problem.strerror}") from None
     except UnicodeDecodeError:
         raise error(f"{where}{file} is not UTF-8 text") from None
+
+
+def read_lines(
+    file: Path, what: str, limit: int | None = None
+) -> list[tuple[str, str | dict[str, Any]]]:
+    """Read the first `limit` lines of a file that are not blank. The lines are JSON objects if the
+    first line is one. Otherwise they are texts, in which `\\n` means a line break.
+
+    Args:
+        what: A noun for the contents, for errors.
+    Returns:
+        The lines, each after its name for errors.
+    Raises:
+        PromptError: If the file cannot be read.
+    """
+    text = read_text(file, PromptError, what=f"the {what} from ")
+    # splitlines() would also cut at U+2028 and form feeds, which prompts may contain.
+    numbered = [(at, line) for at, line in enumerate(text.split("\n"), start=1) if line.strip()]
+    lines = [(f"line {at} of {file}", line) for at, line in numbered[:limit]]
+    if lines and lines[0][1].lstrip().startswith("{"):
+        return [(where, json_object(line, where)) for where, line in lines]
+    return [(where, line.rstrip("\r").replace("\\n", "\n")) for where, line in lines]
+
+
+def json_object(line: str, where: str) -> dict[str, Any]:
+    """Parse the JSON object on a line. where: The line's name for errors. Raises PromptError."""
+    try:
+        entry: Any = json.loads(line)
+    except (ValueError, RecursionError) as problem:
+        reason = "nested too deeply, or a number with too many digits"
+        if isinstance(problem, json.JSONDecodeError):
+            reason = problem.msg
+        raise PromptError(f"{where} is not JSON ({reason}): each line must be an object") from None
+    if not isinstance(entry, dict):
+        raise PromptError(f'{where} must be an object with "prompt"')
+    return entry
+
+
+def check_not_read(
+    flag: str, outputs: Iterable[str | Path | int], inputs: Iterable[str | Path | None]
+) -> None:
+    """Raise OutputError if a file or directory is to be read and written. Links and other spellings
+    of the same file count.
+
+    Args:
+        flag: What names the output, for the error.
+        outputs: Paths, or numbers of open files.
+        inputs: Paths. Names that are no path, and None, are ignored."""
+    sources = [source for source in inputs if source is not None]
+    for output, source in product(outputs, sources):
+        with contextlib.suppress(OSError, ValueError):  # one of them does not exist
+            if os.path.samestat(os.stat(output), os.stat(source)):
+                raise OutputError(f"{source} is read and cannot be overwritten: change {flag}")
 
 
 show_size = decimal

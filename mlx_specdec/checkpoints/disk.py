@@ -1,17 +1,16 @@
-"""Safe reading of untrusted files, as JSON, lines or memory maps."""
+"""Safe reading of untrusted files, as JSON or memory maps."""
 
 import contextlib
 import json
 import mmap
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import product
 from pathlib import Path
 from typing import Any, BinaryIO
 from weakref import WeakSet
 
-from ..errors import CheckpointError, OutputError, PromptError, SourceError
+from ..errors import CheckpointError, SourceError
 
 _POINTER, _POINTER_BYTES = b"version https://git-lfs", 1024
 """The beginning of a Git LFS pointer, and a size that no pointer reaches."""
@@ -38,23 +37,6 @@ def check_directory(directory: Path) -> None:
             f"{directory} has Meta's own layout, which is not read any more: take the model in "
             "Hugging Face's format, which every Llama on the Hub has"
         )
-
-
-def check_not_read(
-    flag: str, outputs: Iterable[str | Path | int], inputs: Iterable[str | Path | None]
-) -> None:
-    """Raise OutputError if a file or directory is to be read and written. Links and other spellings
-    of the same file count.
-
-    Args:
-        flag: What names the output, for the error.
-        outputs: Paths, or numbers of open files.
-        inputs: Paths. Names that are no path, and None, are ignored."""
-    sources = [source for source in inputs if source is not None]
-    for output, source in product(outputs, sources):
-        with contextlib.suppress(OSError, ValueError):  # one of them does not exist
-            if os.path.samestat(os.stat(output), os.stat(source)):
-                raise OutputError(f"{source} is read and cannot be overwritten: change {flag}")
 
 
 @contextmanager
@@ -84,45 +66,6 @@ def read_json(file: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise CheckpointError(f"{file} is not a JSON object: download it again")
     return value
-
-
-def read_lines(
-    file: Path, what: str, limit: int | None = None
-) -> list[tuple[str, str | dict[str, Any]]]:
-    """Read the first `limit` lines of a file that are not blank. The lines are JSON objects if the
-    first line is one. Otherwise they are texts, in which `\\n` means a line break.
-
-    Args:
-        what: A noun for the contents, for errors.
-    Returns:
-        The lines, each after its name for errors.
-    Raises:
-        PromptError: If the file cannot be read.
-    """
-    try:
-        text = file.read_text(encoding="utf-8-sig")
-    except OSError as problem:
-        raise PromptError(f"cannot read the {what} from {file}: {problem.strerror}") from None
-    except UnicodeDecodeError:
-        raise PromptError(f"{file} is not UTF-8 text: {what} must be") from None
-    # splitlines() would also cut at U+2028 and form feeds, which prompts may contain.
-    numbered = [(at, line) for at, line in enumerate(text.split("\n"), start=1) if line.strip()]
-    lines = [(f"line {at} of {file}", line) for at, line in numbered[:limit]]
-    if lines and lines[0][1].lstrip().startswith("{"):
-        return [(where, json_object(line, where)) for where, line in lines]
-    return [(where, line.rstrip("\r").replace("\\n", "\n")) for where, line in lines]
-
-
-def json_object(line: str, where: str) -> dict[str, Any]:
-    """Parse the JSON object on a line. where: The line's name for errors. Raises PromptError."""
-    try:
-        entry: Any = json.loads(line)
-    except (ValueError, RecursionError) as problem:
-        reason = getattr(problem, "msg", "nested too deeply, or a number with too many digits")
-        raise PromptError(f"{where} is not JSON ({reason}): each line must be an object") from None
-    if not isinstance(entry, dict):
-        raise PromptError(f'{where} must be an object with "prompt"')
-    return entry
 
 
 def open_map(file: Path) -> mmap.mmap:

@@ -83,10 +83,6 @@ class Weights(TensorReader):
             del infos[factors], self.origins[factors]
             self.dropped[factors] = "the matrix is multiplied by it"
 
-    @property
-    def types(self) -> list[str]:
-        return [kind for reader in self._readers.values() for kind in reader.types]
-
     def note(self) -> str:
         return "; ".join(filter(None, (reader.note() for reader in self._readers.values())))
 

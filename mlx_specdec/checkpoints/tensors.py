@@ -191,11 +191,6 @@ class TensorReader(ABC):
     def rows(self, name: str, begin: int, end: int) -> mx.array:
         """Read entries begin .. end - 1 along the first axis, or a scalar."""
 
-    @property
-    def types(self) -> list[str]:
-        """GGUF's names of the quantized types."""
-        return []
-
     def note(self) -> str:
         """Return a sentence for the user about tensors that were changed when they were read."""
         return ""

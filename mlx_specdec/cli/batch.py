@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from ..checkpoints.disk import check_not_read
 from ..checkpoints.source import temporary_directory
 from ..core.options import Options
 from ..errors import OptionError, PromptError, SpecdecError
+from ..system import check_not_read, json_object
 from . import interrupts, render
 from .batch_files import STANDARD_STREAM, Journal, PromptLines, written
 from .flags import REQUIRED, Constraints, Flags, SpecialTokens, command, flag
@@ -249,7 +249,6 @@ class BatchRun:
     def _request(self, text: str, named: dict[str, Any]) -> Request:
         """Return the request of a line. In a line of text, `\\n` means a line break. Raises
         SpecdecError. named: The object to which the id of the line is added."""
-        from ..checkpoints.disk import json_object
         from ..core.row import Request
 
         if not self.lines.as_json:

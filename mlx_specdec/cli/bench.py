@@ -9,9 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
-from ..checkpoints.disk import check_not_read
 from ..core.options import Options, proposers
 from ..errors import OptionError
+from ..system import check_not_read
 from . import interrupts, render
 from .flags import Decoding, Flags, Json, command, flag
 from .loading import Models, load_pair, named, sample

@@ -9,8 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..checkpoints.disk import check_not_read
 from ..errors import OptionError
+from ..system import check_not_read
 from ..training.config import DataConfig, DrafterConfig, HeadsConfig, TrainConfig
 from . import interrupts, render
 from .flags import REQUIRED, command, flag

@@ -40,13 +40,15 @@ def _facts(
     kind: str,
     reader: TensorReader,
     config: Mapping[str, Any],
-    *,
-    tokenizer: str = "",
     plan: Plan | None = None,
-    problem: str = "",
-    drafter: Mapping[str, Any] | None = None,
+    **more: Any,
 ) -> Inspection:
-    """Return the inspection of some tensors. kind: A key of `shards.FORMAT_NAMES`."""
+    """Return the inspection of some tensors.
+
+    Args:
+        kind: A key of `shards.FORMAT_NAMES`.
+        more: "tokenizer", "problem" and "drafter", if they are known.
+    """
     report = None if plan is None else plan.report
     rows = [_row(name, reader, report) for name in reader.stored]
     listed = report or reader
@@ -69,11 +71,11 @@ def _facts(
         "bits_per_weight": 8 * sum(row["nbytes"] for row in remaining) / max(1, parameters),
         "dtypes": _dtypes(rows),
         "quantization": _quantization(reader.stored, plan) or None,
-        "tokenizer": tokenizer or None,
+        "tokenizer": more.get("tokenizer") or None,
         "tied": None if report is None else dict(report.tied),
         "dropped": None if report is None else dict(report.dropped),
-        "problem": problem or None,
-        "drafter": None if drafter is None else dict(drafter),
+        "problem": more.get("problem") or None,
+        "drafter": more.get("drafter"),
         "tensors": rows,
     }
     return facts, () if report is None else report.describe()

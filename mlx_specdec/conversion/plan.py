@@ -79,7 +79,8 @@ def gguf_notes(weights: Weights, weight_format: WeightFormat) -> Iterator[str]:
     """Yield sentences about GGUF's quantized types that a conversion keeps."""
     if weight_format.dequantize:
         return
-    kept = {name: TYPES[name].bits for name in weights.types}
+    stored = {weights.stored[place].dtype for place in weights.origins.values()}
+    kept = {name: how.bits for name, how in TYPES.items() if name in stored}
     exact = [name for name in kept if not name.endswith("_K")]
     rounded = [f"{name} at {bits} bits" for name, bits in kept.items() if name not in exact]
     if exact:

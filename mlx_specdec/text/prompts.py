@@ -12,9 +12,8 @@ from typing import Any, NoReturn, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from ..checkpoints.disk import read_lines
 from ..errors import DocumentError, PromptError
-from ..system import read_text
+from ..system import read_lines, read_text
 from .chat import Messages
 from .tokenizer import Tokenizer
 

@@ -14,7 +14,6 @@ import mlx.core as mx
 import numpy as np
 
 from .. import PromptError, system
-from ..checkpoints import disk
 from ..engine.pair import Pair
 from ..models.number_format import on_cpu
 from ..types import FINAL, Progress
@@ -126,7 +125,7 @@ def read_samples(file: Path, seed: int) -> list[TrainingSample]:
     """
     samples = [
         (line, "") if isinstance(line, str) else _from_object(line, where)
-        for where, line in disk.read_lines(file, "data")
+        for where, line in system.read_lines(file, "data")
     ]
     if not samples:
         raise PromptError(f"{file} has nothing to train on: write one text a line")

@@ -63,11 +63,6 @@ class GgufFile(TensorReader):
         self._changes: dict[str, float] = {}
         self._decoded: tuple[str, Mapping[str, np.ndarray[Any, Any]]] = ("", {})
 
-    @property
-    def types(self) -> list[str]:
-        kinds = {stored.kind for stored in self._found.values()}
-        return [name for name in TYPES if name in kinds]
-
     def note(self) -> str:
         if not self._changes:
             return ""
