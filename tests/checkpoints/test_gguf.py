@@ -1,10 +1,18 @@
-"""GGUF: rules of vocabularies, and a note about files that take more memory than bytes."""
+"""GGUF: rules of vocabularies, and how often blocks are decoded."""
 
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
+from mlx_specdec import convert
+from mlx_specdec.checkpoints.formats.gguf_blocks import BlockType
 from mlx_specdec.checkpoints.formats.vocabularies import SPLIT_RULES
+from mlx_specdec.checkpoints.source import as_directory
+from mlx_specdec.conversion import verify
+from mlx_specdec.models.loading import load_model
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "gguf"
 
@@ -16,3 +24,26 @@ def test_rules_for_bytes_are_those_of_transformers_where_it_has_them() -> None:
     assert len(common) > 15
     for name in common:
         assert SPLIT_RULES[name].get("split", "") == splits[name], name
+
+
+@pytest.mark.parametrize(("name", "compared"), [("llama-q4_0", 0), ("mixtral", 0), ("t5-q4_1", 2)])
+def test_each_matrix_is_decoded_once(
+    name: str, compared: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The head and the embedding of a T5 are compared as well."""
+    decoded: list[int] = []
+    real = BlockType.decode
+
+    def decode(self: BlockType, raw: np.ndarray[Any, Any]) -> Any:
+        decoded.append(raw.ctypes.data)
+        return real(self, raw)
+
+    monkeypatch.setattr(BlockType, "decode", decode)
+    monkeypatch.setattr(verify, "QUICK_BYTES", 0)  # a conversion loads neither source nor result
+    source = FIXTURES / f"{name}.gguf"
+    convert(str(source), tmp_path / "out")
+    assert sum(count > 1 for count in Counter(decoded).values()) == compared < len(decoded)
+    decoded.clear()
+    with as_directory(source) as directory:
+        load_model(directory)
+    assert sum(count > 1 for count in Counter(decoded).values()) == compared < len(decoded)
