@@ -136,16 +136,6 @@ def test_lines_have_names_and_settings_of_their_own(
     assert [record["generated_tokens"] for record in found[:3]] == [6, 3, 6]
 
 
-def test_messages_go_through_the_chat_template(models: dict[str, list[Path]], output: Path) -> None:
-    messages = [{"role": "system", "content": "a"}, {"role": "user", "content": "les pates"}]
-    rows = [{"messages": messages}, {"prompt": "les pates"}]
-    assert batch(models["llama"], rows, output).code == 0
-    pair = load(*models["llama"])
-    wanted = [generate(pair, one, Options(**OPTIONS)).text for one in (messages, "les pates")]
-    assert [record["text"] for record in records(output)] == wanted
-    assert records(output)[0]["prompt_tokens"] > records(output)[1]["prompt_tokens"]
-
-
 def test_text_has_a_line_for_each_line_and_a_dash_is_standard_output(
     models: dict[str, list[Path]], output: Path
 ) -> None:

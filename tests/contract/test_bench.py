@@ -1,7 +1,6 @@
 """`bench` measures what it is asked for, compares the completions, and prints a table and JSON."""
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -127,23 +126,6 @@ def test_throughput_is_measured_at_every_batch_size(
         assert method["tokens_per_second"] > 0 and method["peak_memory_bytes"] > 0
     in_turns = f"texts were made in turns: {place / models[0]} cannot take several sequences"
     assert (in_turns in " ".join(found["setting"]["notes"])) == (models == ("turns",))
-
-
-@pytest.mark.parametrize("sizes", [(), ("--batch-size", 2, "--proposer", "ngram")])
-def test_a_prompt_that_the_model_cannot_take_is_skipped_with_its_reason(
-    place: Path, sizes: tuple[object, ...]
-) -> None:
-    file = place / "long.txt"
-    file.write_text(f"some words\n{'x' * 5000}\n")
-    pair = words(place, "target", file="long.txt")
-    found, done = measured(*pair, "--repeats", 1, "--num-draft", 2, *sizes)
-    [(number, reason)] = found["skipped"].items()
-    assert number == "1" and re.search(
-        r"the prompt has \d+ tokens and the model takes 4096", reason
-    )
-    assert found["texts"] == 1 and "; 1 skipped" in done.err
-    file.write_text("x" * 5000)
-    command(*pair, *sizes, "--num-draft", 2).refuses("no prompt can be measured")
 
 
 def test_ctrl_c_keeps_what_was_measured(place: Path) -> None:

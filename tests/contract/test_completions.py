@@ -265,18 +265,6 @@ def test_biases_force_and_prompts_of_a_list_are_answered_in_order(tiny: Model) -
     assert [choice["text"] == single for choice in choices] == [True, False, True]
 
 
-def test_fields_have_the_names_of_other_servers(tiny: Model) -> None:
-    body, ids = {"temperature": 1.0, "seed": 3, "max_tokens": 6}, tiny.ids(TEXT)
-    for one, other in (
-        ({"prompt": ids, "repetition_penalty": 2}, {"prompt": ids, "repeat_penalty": 2}),
-        ({"prompt": ids[-3:]}, {"prompt": TEXT, "truncate_prompt_tokens": 3}),
-        ({"prompt": ids, "top_k": 0}, {"prompt": ids, "top_k": -1}),
-        ({"prompt": ids, "n": 2}, {"prompt": ids, "n": 2.0, "best_of": 2}),
-    ):
-        answers = [tiny.ok(COMPLETIONS, **{**body, **fields}) for fields in (one, other)]
-        assert answers[0]["choices"] == answers[1]["choices"]
-
-
 def test_the_prompt_stands_before_the_text_with_echo(tiny: Model) -> None:
     body = {"max_tokens": 9, "seed": 3, "temperature": 0.8}
     text = tiny.written(prompt=TEXT, **body)
@@ -316,16 +304,3 @@ def test_a_stream_says_on_demand_what_was_drafted(tiny: Model, path: str) -> Non
     silent = tiny.streamed(path, **body, speculative=False, **more)
     assert text_of(silent) == text_of(plain)
     assert not any(chunk["choices"][0].get("drafted") for chunk in silent)
-
-
-def test_ids_of_padding_are_refused(models: Models) -> None:
-    """The logits are wider than the tokenizer, as those of many models are."""
-    padded = models("padded")
-    size = len(padded.vocabulary)
-    for prompt in ([size - 1, size], [-1], [size + 5]):
-        error = padded.refused(COMPLETIONS, prompt=prompt, echo=True)
-        assert f"must be a token id below {size}" in error["message"]
-    assert padded.ask("/detokenize", tokens=[size]).status == 400
-    # A bias of such an id has no effect.
-    padded.ok(COMPLETIONS, prompt="x", max_tokens=1, logit_bias={f"{size}": 1})
-    padded.ok(COMPLETIONS, prompt=[size - 1], max_tokens=3, echo=True)

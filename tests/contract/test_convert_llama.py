@@ -181,30 +181,6 @@ def test_dequantizing_gives_the_values_that_were_quantized(tmp_path: Path, mode:
     assert report["result"]["largest_difference"] == 0 and report["tensors"]["computed"]
 
 
-WIDE = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 16}
-
-
-@pytest.mark.parametrize(("recipe", "group_size"), [("", 32), ("", 64), ("mixed_3_6", None)])
-def test_what_mlx_lm_quantized_is_counted_and_dequantized_as_mlx_lm_does(
-    tmp_path: Path, recipe: str, group_size: int | None
-) -> None:
-    plain = tiny.write("llama", tmp_path / "llama", **WIDE)
-    count = sum(array.size for array in tensors(plain).values())
-    how = {"bits": 4, "group_size": group_size}
-    source = mlx_lm_conversion(plain, tmp_path / "theirs", recipe, **how)
-    copied = provenance(convert(str(source), tmp_path / "copy").path)["result"]
-    assert copied["parameters"] == count and 3 < copied["bits_per_weight"] < 12
-    shown = command("inspect", source).out
-    assert f"{count:,}" in shown and f"in groups of {group_size or 64}" in shown
-    whole = convert(str(source), tmp_path / "whole", quantize="none").path
-    result = provenance(whole)["result"]
-    assert result["parameters"] == count and result["bits_per_weight"] > 16
-    reference = mlx_lm.utils.dequantize_model(mlx_lm.utils.load_model(source)[0])
-    found = tensors(whole)
-    for name, array in tree_flatten(reference.parameters()):
-        assert mx.allclose(found[name], array, atol=1e-6).item()
-
-
 # Torch archives
 
 

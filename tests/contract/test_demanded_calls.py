@@ -67,31 +67,6 @@ def functions(message: Any) -> list[Any]:
     return [call["function"] for call in message["tool_calls"]]
 
 
-@pytest.mark.parametrize(
-    ("name", "temperature", "choice"),
-    [
-        ("talks", 0.0, NAMED),
-        ("marked", 0.0, "required"),
-        ("talks", 1.0, "required"),
-        ("marked", 1.0, NAMED),
-    ],
-)
-def test_a_call_can_be_demanded(models: Models, name: str, temperature: float, choice: Any) -> None:
-    model = models(name)
-    body = {**BODY, "tools": TOOLS, "tool_choice": choice, **SINGLE, "temperature": temperature}
-    body["reasoning_effort"] = "none"
-    reply = model.ok(CHAT, **body)
-    [answer] = reply["choices"]
-    [call] = functions(answer["message"])
-    assert answer["finish_reason"] == "tool_calls"
-    if call["name"] == "keep":
-        assert re.fullmatch(PERSON, call["arguments"])
-    else:
-        assert choice == "required" and call["arguments"] == "{}"
-    assert reply["timings"]["draft_n_accepted"] > 0
-    assert functions(joined(model.streamed(CHAT, **body, **PLAIN))) == [call]
-
-
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_call_can_be_demanded_in_each_format(models: Models, name: str) -> None:
     model = models(name)
@@ -168,18 +143,6 @@ def test_tools_may_be_allowed(models: Models, path: str) -> None:
     assert '"drop"' in text and '"arguments": "{}"' in text
     error = model.refused(path, **body, tool_choice=choice("auto", "x"))
     assert error["param"] == "tool_choice"
-
-
-def test_tools_that_may_not_be_called_are_not_named(models: Models) -> None:
-    model, body = models("talks"), {"messages": [USER], "max_tokens": 8}
-    plain = model.ok(CHAT, **body)
-    none = model.ok(CHAT, **body, tools=TOOLS, tool_choice="none")
-    assert none["choices"] == plain["choices"]
-    counts = [
-        answer["usage"]["prompt_tokens"]
-        for answer in (plain, none, model.ok(CHAT, **body, tools=TOOLS))
-    ]
-    assert counts[0] == counts[1] < counts[2]
 
 
 @pytest.mark.parametrize("asked", ["required", "named", "format"])

@@ -80,24 +80,6 @@ def test_a_target_drafts_with_the_layers_of_its_own_checkpoint(tmp_path: Path) -
     )
 
 
-@pytest.mark.filterwarnings("default")
-def test_a_drafter_that_is_hardly_ever_right_is_named_in_one_line(
-    target: Path, vocabulary: int, tmp_path: Path
-) -> None:
-    drafter = eagle3(tmp_path / "drafter", vocabulary=vocabulary)
-    pair = ("--model", target, "--draft-model", drafter, "--num-draft", 4, "-m", 40)
-    file = tmp_path / "in.txt"
-    file.write_text(f"{TEXT}\nother words\n")
-    for words in (("generate", TEXT, "--quiet"), ("batch", file, "--output", tmp_path / "out")):
-        done = command(*words, *pair)
-        assert done.code == 0
-        [line] = [line for line in done.err.splitlines() if "hardly any" in line]
-        assert line.startswith("warning: hardly any draft tokens are accepted (")
-        assert f"{drafter} was probably made for another target" in line
-        assert line.endswith("which benchmarks/probe.py in the repository tells")
-        assert words[0] == "batch" or done.err == line + "\n"
-
-
 @pytest.mark.parametrize(
     ("make", "settings", "part"),
     [
@@ -189,18 +171,6 @@ def test_heads_that_do_not_fit_are_refused(
     if arrays:
         mx.save_safetensors(file, {**medusa_files.tensors(3, 1, 32, None), **arrays})
     generate("--model", heads).refuses(part)
-
-
-def test_a_drafter_is_no_target_and_no_draft_to_train(
-    target: Path, vocabulary: int, tmp_path: Path
-) -> None:
-    drafter = eagle3(tmp_path / "drafter", vocabulary=vocabulary)
-    generate("--model", drafter).refuses("a drafter of the kind eagle3 and no whole")
-    data = tmp_path / "data.txt"
-    data.write_text("a few words\n" * 30)
-    pair = ("--model", target, "--draft-model", drafter, "--data", data)
-    command("train-draft", *pair, "--output", tmp_path / "out").refuses("is no draft model")
-    assert not (tmp_path / "out").exists()
 
 
 def shown(path: Path) -> Any:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from ..support.commands import SAID
 from .support import Answer, Server, checkpoint, moved, served, wait_until
 
 FAULTY_MLX = """
@@ -134,20 +135,6 @@ def test_a_complete_answer_of_a_pass_that_fails_is_an_error(faulty: Faulty) -> N
             assert answer.status == 500 and answer.headers["x-should-retry"] == "false"
             assert b"ours" not in answer.body
     works(faulty)
-
-
-MEMORY = "the memory does not suffice"
-FAILED = "[METAL] Command buffer execution failed: "
-REASON = "kIOGPUCommandBufferCallbackError"
-SAID = {
-    "[malloc] Unable to allocate 4398046511104 bytes.": MEMORY,
-    "[metal::malloc] Attempting to allocate 4398046511104 bytes which is greater than the maximum "
-    "allowed buffer size of 9534832640 bytes.": MEMORY,
-    f"{FAILED}Insufficient Memory (00000008:{REASON}OutOfMemory)": MEMORY,
-    f"{FAILED}Caused GPU Timeout Error (00000002:{REASON}Timeout)": "a pass that took too long",
-    f"{FAILED}Impacting Interactivity (0000000e:{REASON}ImpactingInteractivity)": "the screen",
-}
-"""Messages of MLX if memory ends or the GPU gives up, and a part of what clients read."""
 
 
 def test_a_client_reads_that_memory_has_ended_or_the_gpu_has_given_up(faulty: Faulty) -> None:

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -161,21 +160,6 @@ def test_costs_of_rounds_are_kept_for_the_next_process_unless_switched_off(
     [file] = cache.rglob("*.json")
     assert any(name.startswith("acceptance") for name in json.loads(file.read_text()))
     assert command(*auto).out == plain.out
-
-
-@pytest.mark.cpu_only
-def test_a_prompt_beyond_what_the_model_saw_is_read_with_one_line(t5: Path, tmp_path: Path) -> None:
-    short = Path(shutil.copytree(t5, tmp_path / "short"))
-    config = json.loads((short / "config.json").read_text())
-    (short / "config.json").write_text(json.dumps({**config, "n_positions": 8}))
-    words = ("generate", "Les pates, " * 9, "-m", 9, "--quiet", "--model")
-    usual, warned = command(*words, t5), command(*words, short)
-    assert (warned.code, warned.out) == (0, usual.out) and usual.err == ""
-    assert re.fullmatch(
-        r"warning: the prompt has \d+ tokens, and the model was trained on 8 at most: the text may "
-        r"be worse, and reading the prompt takes about [\d.]+ [kM]B of memory\n",
-        warned.err,
-    )
 
 
 # The streams of a process of its own.

@@ -100,25 +100,6 @@ def test_reasoning_reaches_the_template_under_every_name(
         assert prompt_tokens(server, path, messages) == expected_tokens(server, prompt)
 
 
-def test_reasoning_reaches_the_template_from_parts_and_items(server: Server) -> None:
-    expected = expected_tokens(
-        server, "[user]Who?[assistant]<think>Hm.</think>Nobody.[user]And?[assistant]"
-    )
-    text, kept = {"type": "text", "text": "Nobody."}, {"type": "redacted_thinking", "data": "x"}
-    for thinking in ("Hm.", [{"type": "text", "text": "Hm."}]):
-        parts = [{"type": "thinking", "thinking": thinking, "signature": ""}, kept, text]
-        messages = [USER, {"role": "assistant", "content": parts}, NEXT]
-        for path in (CHAT, MESSAGES):
-            assert prompt_tokens(server, path, messages) == expected
-    for content in (
-        {"content": [{"type": "reasoning_text", "text": "Hm."}]},
-        {"content": None, "summary": [{"type": "summary_text", "text": "Hm."}]},
-    ):
-        items = [USER, {"type": "reasoning", "id": "r", "summary": [], **content}, SAID, NEXT]
-        usage = server.ok("/v1/responses", input=items, max_output_tokens=1)["usage"]
-        assert usage["input_tokens"] == expected
-
-
 @pytest.mark.parametrize(
     ("content", "text"),
     [

@@ -5,7 +5,6 @@ import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -196,17 +195,6 @@ def test_what_the_hub_refuses_is_one_sentence_and_leaves_no_weights(
     assert converted(tmp_path) == whole
 
 
-def test_names_and_revisions_that_are_not_there_are_reported(hub: Hub, tmp_path: Path) -> None:
-    assert "neither a directory here nor a repository" in refused(tmp_path, "no/such")
-    assert "cannot be a name on the Hub" in refused(tmp_path, "a" * 120)
-    assert "has no revision v9: check --revision" in refused(tmp_path, revision="v9")
-    (tmp_path / "link").symlink_to(tmp_path / "nothing")
-    assert "broken link" in refused(tmp_path, str(tmp_path / "link"))
-    names = ["a/b/c", "/none/here", "./none", "~nobody/none", "weights/none", "x\ny", "long " * 999]
-    for name in ["", *names]:
-        assert "there is no directory" in refused(tmp_path, name)
-
-
 @pytest.mark.parametrize("revision", ["v1.0", "refs/pr/1", "2" * 40])
 def test_a_revision_is_fetched_as_it_was_and_known_offline_by_its_name(
     revision: str, hub: Hub, whole: dict[str, bytes], tmp_path: Path, monkeypatch: Any
@@ -239,13 +227,6 @@ def test_without_a_network_the_cache_serves_and_nobody_is_sent_to_log_in(
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     text = refused(tmp_path)
     assert "the Hub cannot be reached" in text and "login" not in text
-
-
-def test_a_disk_without_room_is_named_before_weights_are_fetched(
-    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=5000))
-    assert "make room" in refused(tmp_path) and sent(hub) == set()
 
 
 def test_only_the_hub_is_shown_the_token(

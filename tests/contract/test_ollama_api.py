@@ -72,16 +72,6 @@ def test_options_are_kept(
     assert answer["response"] == several.alone(PROMPT, max_tokens=10, **means)
 
 
-def test_a_stop_string_ends_a_text_and_no_limit_is_the_default(several: Several, ok: Ask) -> None:
-    text = several.alone(PROMPT, max_tokens=12)
-    stop = {"stop": [text[5:7]], "num_predict": -2}
-    answer = ok(GENERATE, model="tiny", prompt=PROMPT, stream=False, options=stop)
-    assert answer["response"] == text[: text.index(text[5:7])]
-    assert answer["done_reason"] == "stop"
-    endless = ok(GENERATE, model="short", prompt=PROMPT, stream=False)
-    assert endless["prompt_eval_count"] + endless["eval_count"] == 64
-
-
 @pytest.mark.parametrize("think", [None, True, False])
 def test_a_chat_is_that_of_openais_api(ok: Ask, lines: Ask, think: bool | None) -> None:
     messages = [{"role": "system", "content": "Be calm."}, {"role": "user", "content": "Who?"}]
@@ -175,19 +165,6 @@ def test_what_is_not_supported_is_named(several: Several) -> None:
         answer = several.server.ask(f"/api/{path}", {"model": "tiny", "prompt": "x", **body})
         assert answer.status == 400 and list(answer.json) == ["error"], (path, body)
         assert said in answer.json["error"], (path, body)
-
-
-CHANGING = ("pull", "push", "create", "copy", "blobs/sha256:0", "delete")
-
-
-def test_what_changes_models_is_refused_in_a_sentence(several: Several) -> None:
-    for path in CHANGING:
-        method = "DELETE" if path == "delete" else "POST"
-        answer = several.server.ask(f"/api/{path}", {"model": "llama3"}, method=method)
-        assert (answer.status, list(answer.json)) == (400, ["error"])
-        words = "is not supported, because this server does not change its models: ask for "
-        assert answer.json["error"].startswith(f"/api/{path} {words}"), answer
-        assert "start it with another --model NAME" in answer.json["error"]
 
 
 SECONDS: dict[float | str, float] = {

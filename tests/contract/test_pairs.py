@@ -79,65 +79,6 @@ def test_the_table_is_consistent(table: list[dict[str, Any]]) -> None:
     assert all((ROOT / one[side]).is_dir() for one in ran for side in ("target", "draft"))
 
 
-def test_speeds_are_published_or_computed(table: list[dict[str, Any]]) -> None:
-    """A machine without a chip is an M4 Pro."""
-    pairs = {(one["target"], one["kind"]): one["tokens_per_second"] for one in table}
-    for target, kind, bits, plain, chat in (
-        ("Qwen/Qwen3.8-27B", "dspark", 4, 14.7, 14.7 * 2.25),
-        ("Qwen/Qwen3.8-27B", "dflash2", 8, 8.2, 8.2 * 3.07),
-        # mlx-dspark measured 59.8 for all uses together.
-        ("google/gemma-4-12B-it", "dspark", 8, 18.4, 18.4 * 2.62),
-        # Measured on an M5 Max, whose memory is 614 / 273 times as fast.
-        ("Qwen/Qwen3.6-27B", "mtp", 4, 28 * 273 / 614, 28 * 2.24 * 273 / 614),
-    ):
-        speeds = pairs[target, kind][str(bits)]
-        assert (speeds["plain"], speeds["chat"]) == pytest.approx((plain, chat), rel=0.01), target
-    assert pairs["Qwen/Qwen3-4B", "dflash"] == pairs["google/t5gemma-2-4b-4b", "draft"] == {}
-
-
-CHIPS = ("M2 8GB", "M2 16GB", "M2 Max 32GB", "M4 16GB", "M4 24GB", "M4 Pro 24GB", "M4 Pro 48GB")
-CHIPS += ("M4 Max 64GB", "M5 Max 128GB", "8GB", "32GB", "128GB")
-
-
-def test_the_choices_of_today() -> None:
-    """Change this when the table changes. tests/test_figures.py compares the table of README.md."""
-    taken = {}
-    for chip in CHIPS:
-        there = shown("--memory", chip)
-        for one in there["best"]:
-            name = one["target"].partition("/")[2]
-            taken[chip, one["for"]] = (name, one["bits"], one["kind"])
-            bits = str(one["bits"])
-            assert one["bytes"][bits] <= there["memory_bytes"] and one["bits"] in one["fits"]
-            speeds = one["tokens_per_second"][bits]
-            assert speeds[one["for"]] > speeds["plain"]
-            assert " ".join(one["command"].split()[:3]) == "mlx-specdec chat --model"
-    large = ("M4 Pro 48GB", "M4 Max 64GB", "M5 Max 128GB", "32GB", "128GB")
-    # 4 bits are faster than 8, whose gain is larger.
-    best = {(chip, "chat"): ("Qwen3.8-27B", 4, "dspark") for chip in large}
-    best |= {(chip, "code"): ("Qwen3.8-27B", 4, "dflash2") for chip in large}
-    for chip, chat, code in (
-        # On M1 and M2: only unquantized models, and what was measured there.
-        ("M2 8GB", ("LFM2.5-1.2B-Instruct", 16, "dspark"), None),
-        ("M2 16GB", ("MiniCPM5-2B", 16, "dspark"), None),
-        ("M2 Max 32GB", ("Qwen3.8-27B", 4, "mtp"), None),
-        ("M4 16GB", ("Ornith-1.0-9B", 4, "dspark"), None),
-        ("M4 24GB", ("Ornith-1.0-9B", 8, "dspark"), None),
-        ("M4 Pro 24GB", ("Ornith-1.0-9B", 8, "dspark"), None),
-        ("8GB", ("LFM2.5-2.6B", 8, "dspark"), ("MiniCPM5-2B", 8, "dspark")),
-    ):
-        best |= {(chip, "chat"): chat, (chip, "code"): code or chat}
-    assert taken == best
-
-
-def test_a_slow_memory_gets_a_model_that_is_fast_enough() -> None:
-    """A pair must reach 20 tokens/s, or a lower class is taken."""
-    [chat, _] = shown("--memory", "M4 32GB")["best"]
-    [large] = shown("--memory", "M4 32GB", "RedHatAI/Qwen3.8")["pairs"]
-    assert large["quality"] == "A" and large["tokens_per_second"]["4"]["chat"] < 20
-    assert chat["quality"] == "B" and chat["tokens_per_second"][str(chat["bits"])]["chat"] > 20
-
-
 @pytest.mark.parametrize(
     ("memory", "cpu", "chat", "code"),
     [

@@ -21,7 +21,7 @@ from mlx_specdec import (
     stream_many,
 )
 
-from .support import ROOT, Server, checkpoint, command, moved, served
+from .support import ROOT, Server, checkpoint, moved, served
 
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% if not loop.last %}\n{% endif %}{% endfor %}"
 COUNTED = Options(
@@ -141,15 +141,6 @@ def test_the_first_token_of_a_completion_is_not_penalized(pair: Any, prompt: str
             assert generate(pair, prompt, replace(options, **{name: 50.0})).tokens == free
     free = generate(pair, prompt, Options(max_tokens=1)).tokens
     assert generate(pair, prompt, Options(max_tokens=1, repetition_penalty=50.0)).tokens != free
-
-
-def test_flags_count_the_completion(home: Path, prompt: str) -> None:
-    flags = ("--model", home / "target", "-m", 1, "--quiet", "--no-cost-cache")
-    free = command("generate", prompt, *flags)
-    assert free.code == 0 and free.out.strip()
-    added = ("--presence-penalty", 50, "--frequency-penalty", 50)
-    assert command("generate", prompt, *flags, *added).out == free.out
-    assert command("generate", prompt, *flags, "--repetition-penalty", 50).out != free.out
 
 
 @pytest.fixture(scope="module")

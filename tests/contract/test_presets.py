@@ -162,15 +162,6 @@ def test_a_completion_is_sampled_as_the_model_recommends_unless_a_flag_says_othe
     assert ("generation_config" in done.err) == bool(settings)
 
 
-@pytest.mark.parametrize("do_sample", [False, None])
-def test_a_model_that_does_not_sample_is_decoded_greedily(
-    tmp_path: Path, do_sample: bool | None
-) -> None:
-    model = recommends(tmp_path, **{**WARM, "do_sample": do_sample})
-    done = command("generate", PROMPT, "--model", model, "-m", 12, "--no-cost-cache")
-    assert done.out == alone(model) and "generation_config" not in done.err
-
-
 def test_the_temperature_is_1_without_one_and_nonsense_is_left_out(tmp_path: Path) -> None:
     said = {"do_sample": True, "top_p": 7, "top_k": None, "min_p": "much", "max_length": 20}
     model = recommends(tmp_path, **said)

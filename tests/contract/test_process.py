@@ -3,13 +3,11 @@
 import _ctypes
 import subprocess
 import sys
-from importlib import metadata
 from pathlib import Path
 
 import pytest
 
-from .machines import pretender
-from .support import ROOT, Outcome, checkpoint, command
+from .support import ROOT, Outcome, checkpoint
 
 on_linux = pytest.mark.skipif(
     not sys.platform.startswith("linux"), reason="only Linux replaces the BLAS"
@@ -112,35 +110,3 @@ def test_a_process_ends_well_whose_threads_have_generated(llama: Path, tmp_path:
     ended = python(ENDS, llama, checkpoint(tmp_path, seed=1), MLX_SPECDEC_CACHE=str(tmp_path / "c"))
     assert (ended.code, ended.err) == (0, "")
     assert len(set(ended.out.splitlines())) == 1
-
-
-@pytest.mark.parametrize(
-    ("marker", "has_pip", "installs"),
-    [
-        ("", True, f"{sys.executable} -m pip install"),
-        ("pipx_metadata.json", True, "pipx inject mlx-specdec"),
-        ("uv-receipt.toml", False, f"uv pip install --python {sys.executable}"),
-    ],
-)
-def test_the_command_that_installs_an_extra_suits_the_environment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, marker: str, has_pip: bool, installs: str
-) -> None:
-    stated: list[str] | None = ["mlx>=0.32", "uvicorn<0.60; extra == 'server'"]
-
-    def version(name: str) -> str:
-        raise metadata.PackageNotFoundError(name)
-
-    def extra() -> str:
-        lines = command("doctor").out.splitlines()
-        return next(line for line in lines if line.startswith("extra server"))[12:].strip()
-
-    pretender(monkeypatch)(10**9)
-    monkeypatch.setattr(metadata, "requires", lambda name: stated)
-    monkeypatch.setattr(metadata, "version", version)
-    monkeypatch.setitem(sys.modules, "pip", sys if has_pip else None)
-    monkeypatch.setattr(sys, "prefix", str(tmp_path))
-    if marker:
-        (tmp_path / marker).touch()
-    assert extra() == f"no: {installs} 'uvicorn<0.60'"
-    stated = None
-    assert extra() == "no: ./scripts/setup.sh"

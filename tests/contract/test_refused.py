@@ -1,7 +1,6 @@
 """Wrong input is refused in one line that says what is wrong, and leaves nothing behind."""
 
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -92,26 +91,6 @@ def test_completions_that_a_vocabulary_cannot_write_are_refused(tmp_path: Path) 
     command(*words, "--json-schema", SCHEMA).refuses("has no token that may come first")
     later = command(*words, "--regex", "Je suis 日本")
     assert later.code == 2 and "the model has no token for what must follow" in later.err
-
-
-def test_a_prompt_beyond_the_memory_is_refused_before_it_is_read(
-    t5: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As 20 million tokens are for any machine; of a batch one line is an error."""
-    pages = ((t5 / "model.safetensors").stat().st_size + 50_000_000) // 4096
-    sizes = {"SC_PHYS_PAGES": pages, "SC_PAGESIZE": 4096}
-    monkeypatch.setattr(os, "sysconf", lambda name, real=os.sysconf: sizes.get(name) or real(name))
-    long = "Les pates, " * 20_000
-    command("generate", long, "--model", t5).refuses(
-        "the prompt has",
-        "reading the prompt takes about",
-        f"models may take {0.9 * pages * 4096 / 1e6:.1f} MB on this machine: shorten it",
-    )
-    file, out = tmp_path / "in.txt", tmp_path / "out.jsonl"
-    file.write_text(f"les pates\n{long}\n")
-    assert command("batch", file, "-o", out, "--model", t5, "-m", 3).code == 1
-    first, second = map(json.loads, out.read_text().splitlines())
-    assert "text" in first and "shorten it" in second["error"]
 
 
 @pytest.fixture(scope="module")

@@ -275,29 +275,6 @@ def test_reasoning_and_calls_are_items(talks: Model) -> None:
     assert last["response"]["usage"]["input_tokens"] == tokens
 
 
-def test_what_the_assistant_does_is_one_turn(talks: Model) -> None:
-    said = {"role": "assistant", "content": "I look."}
-    items = [
-        MESSAGE,
-        {**CALL, "call_id": "1"},
-        said,
-        {**CALL, "call_id": "2"},
-        {"type": "function_call_output", "call_id": "1", "output": "a"},
-        {"type": "function_call_output", "call_id": "2", "output": "b"},
-        {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Hm."}]},
-        said,
-    ]
-    call = {"type": "function", "function": {"name": "keep", "arguments": "{}"}}
-    messages = [
-        MESSAGE,
-        {**said, "tool_calls": [call, call]},
-        *({"role": "tool", "content": content} for content in "ab"),
-        {**said, "reasoning_content": "Hm."},
-    ]
-    answer = talks.ok(f"{RESPONSES}/input_tokens", input=items)
-    assert answer["input_tokens"] == counted(talks, messages)
-
-
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "keep"}], ids=str)
 def test_a_round_trip_of_a_call(models: Models, choice: Any) -> None:
     model = models("calls")

@@ -40,18 +40,6 @@ def test_a_model_has_other_names_and_unknown_names_are_not_found(several: Severa
         assert "ask for tiny, counted, chat, " in refused.json["error"]["message"]
 
 
-def test_a_context_may_be_cut(several: Several) -> None:
-    server = several.server
-    body = {"model": "short", "prompt": [5] * 12}
-    reply = server.ok(COMPLETIONS, **body, max_tokens=52)
-    assert server.get("/props?model=short").json["n_ctx"] == 64
-    assert reply["usage"]["completion_tokens"] == 52
-    # A larger limit has no effect.
-    for most in (53, 10**30, -1):
-        assert server.ok(COMPLETIONS, **body, max_tokens=most)["choices"] == reply["choices"]
-    assert reply["choices"][0]["finish_reason"] == "length"
-
-
 def test_the_page_is_one_file_and_asks_this_server_alone(several: Several) -> None:
     answer = several.server.get("/")
     assert answer.status == 200 and answer.headers["content-type"].startswith("text/html")

@@ -130,27 +130,6 @@ def prefixed(t5: Path, directory: Path, tasks: object) -> Path:
     return Path(made)
 
 
-@pytest.mark.parametrize(
-    ("tasks", "counts"),
-    [
-        ({"a": {"prefix": PREFIX}}, True),
-        ({"a": {"prefix": PREFIX}, "b": {"prefix": PREFIX}, "c": {}}, True),
-        ({"a": {"prefix": PREFIX}, "b": {"prefix": "y: "}}, False),
-        ({"a": {"prefix": "  "}, "b": {"prefix": None}, "c": 3}, False),
-        ({}, False),
-        (None, False),
-        ([PREFIX], False),
-        ({"a": {"prefix": [PREFIX]}}, False),
-    ],
-)
-def test_only_a_single_prefix_counts(t5: Path, tmp_path: Path, tasks: Any, counts: bool) -> None:
-    asking, options = load(prefixed(t5, tmp_path, tasks)), Options(max_tokens=3, num_draft=0)
-    wanted = generate(load(t5), f"{PREFIX}Les" if counts else "Les", options)
-    result = generate(asking, "Les", options)
-    assert result.tokens == wanted.tokens
-    assert result.labels.prompt_tokens == wanted.labels.prompt_tokens
-
-
 def test_a_prompt_gets_the_prefix_unless_it_has_it_or_is_to_stay(t5: Path, tmp_path: Path) -> None:
     asking = load(prefixed(t5, tmp_path, {"translation": {"prefix": PREFIX, "num_beams": 4}}))
 

@@ -130,26 +130,6 @@ def test_a_pipe_and_a_file_are_prompts_and_an_argument_leaves_the_pipe_alone(
         assert stream.read() == "Les pates\n"
 
 
-def test_a_silent_pipe_that_stays_open_holds_nobody_up(
-    t5: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    flags = ("--model", t5, "-m", 5, "--quiet", "--no-cost-cache")
-    out, into = os.pipe()
-    with open(out, encoding="utf-8") as silent, open(into, "w", encoding="utf-8") as writer:
-        with monkeypatch.context() as patch:
-            # The time in which something might come is over at once.
-            patch.setattr("select.select", lambda *_: ([], [], []))
-            done = command("generate", *flags, stdin=silent)
-        waits, said = done.err.splitlines()
-        assert (
-            (done.code, done.out) == (2, "") and "- waits for it" in waits and "no prompt" in said
-        )
-        writer.write("Les pates")
-        writer.close()
-        late = command("generate", *flags, stdin=silent)
-    assert late == command("generate", "Les pates", *flags)
-
-
 # Terminals and closed streams.
 
 
@@ -181,23 +161,6 @@ def test_names_of_directories_give_the_terminal_no_orders(tmp_path: Path) -> Non
         done = command(*words, source)
         done.refuses("model\\x1b]0;mine")
         assert done.err.strip().isprintable()
-
-
-@pytest.mark.skipif(sys.platform == "darwin", reason="all names of files are UTF-8 on macOS")
-def test_paths_that_are_no_text_in_any_encoding(tmp_path: Path) -> None:
-    raw = os.fsencode(tmp_path) + b"/a\xff\xfe"
-    source = os.fsdecode(raw)
-    shutil.copytree(ROOT / "tests" / "fixtures" / "t5-families" / "t5", source)
-    for encoding in ("utf-8", "ascii"):
-        assert command("inspect", source, encoding=encoding).code == 0
-        shown = json.loads(command("inspect", source, "--json", encoding=encoding).out)
-        assert shown["path"].encode("utf-8", "surrogateescape") == raw
-        out = tmp_path / encoding
-        done = command("convert", "--model", source, "--mlx-path", out, encoding=encoding)
-        assert done.code == 0, done.err
-        written = json.loads((out / "provenance.json").read_text(encoding="utf-8"))
-        assert written["source"]["name"].encode("utf-8", "surrogateescape") == b"a\xff\xfe"
-        command("inspect", f"{source}/none", encoding=encoding).refuses()
 
 
 @pytest.mark.parametrize(

@@ -106,23 +106,6 @@ def test_what_binds_an_answer_leaves_the_thought_before_it_free(
     assert drafted == plain
 
 
-@pytest.mark.parametrize("name", ["talks", "marked"])
-def test_a_model_may_open_a_thought_before_a_bound_answer(models: Models, name: str) -> None:
-    model = models(name)
-    body = {**BODY, "max_tokens": 90, "seed": 6, "guided_json": SCHEMA}
-    body["logit_bias"] = model.bias(**{"<think>": 9, "</think>": 7})
-    message = model.message(**body)
-    assert re.fullmatch(PERSON, message["content"]) and "reasoning_content" in message
-    begun = {"role": "assistant", "content": "x"}
-    for more in (
-        {"reasoning_effort": "none"},
-        {"messages": [USER, begun], "continue_final_message": True},
-    ):
-        message = model.message(**{**body, **more})
-        assert re.fullmatch(PERSON, message["content"]), message
-        assert "reasoning_content" not in message
-
-
 @pytest.mark.parametrize(
     ("more", "shown"),
     [
