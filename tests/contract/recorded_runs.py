@@ -93,72 +93,14 @@ def together(
     }
 
 
-ENGLISH = [
-    "translate English to French: Where is the station?",
-    "translate English to French: I would like two tickets, please, and a cup of coffee.",
-    "translate English to French: He never told her that he had been there before.",
-]
-PYTHON = [
-    "def mean(values):\n    ",
-    "import os\nimport sys\n\ndef main(argv):\n    for name in ",
-    "x = [1, 2, 3]\ny = [1, 2, 3]\nz = [",
-]
-SAMPLING: dict[str, dict[str, Any]] = {
-    "greedy": {},
-    "warm": {"temperature": 0.7},
-    "hot": {"temperature": 1.3, "seed": 4},
-    "top-k": {"temperature": 1.0, "top_k": 20, "seed": 1},
-    "top-p": {"temperature": 1.0, "top_p": 0.8, "seed": 2},
-    "min-p": {"temperature": 1.0, "min_p": 0.05, "seed": 3},
-    "xtc": {"temperature": 1.0, "xtc_probability": 0.5, "xtc_threshold": 0.05, "seed": 5},
-    "all-filters": {
-        "temperature": 0.9,
-        "top_k": 50,
-        "top_p": 0.9,
-        "min_p": 0.02,
-        "repetition_penalty": 1.1,
-    },
-    "repetition": {"repetition_penalty": 1.3},
-    "presence": {"presence_penalty": 1.5},
-    "frequency": {"temperature": 0.7, "frequency_penalty": 0.8, "seed": 6},
-    "bias": {"logit_bias": {7: 3.0, 11: -5.0}},
-    "stop": {"stop": ["e"], "max_tokens": 20},
-    "none": {"max_tokens": 0},
-    "one": {"max_tokens": 1},
-    "extra-eos": {"extra_eos_token": [20, 30], "max_tokens": 20},
-}
-DRAFTING: dict[str, dict[str, Any]] = {
-    "plain": {"regular": True},
-    "auto": {},
-    "draft-3": {"proposer": "draft", "num_draft": 3},
-    "draft-8": {"proposer": "draft", "num_draft": 8},
-    "ngram-4": {"proposer": "ngram", "num_draft": 4},
-}
-RULES: dict[str, dict[str, Any]] = {
-    "token": {"rule": "token", "temperature": 1.0},
-    "block": {"rule": "block", "temperature": 1.0},
-    "typical": {"rule": "typical", "temperature": 0.8},
-    "delta-greedy": {"delta": 0.3},
-    "delta-warm": {"delta": 0.3, "temperature": 0.8},
-    "delta-all": {"delta": 1.0},
-    "block-filtered": {"rule": "block", "temperature": 0.9, "top_p": 0.9, "top_k": 40},
-    "token-penalised": {"rule": "token", "temperature": 0.9, "repetition_penalty": 1.2},
-}
-CONSTRAINTS: dict[str, dict[str, Any]] = {
-    "regex": {"regex": "[a-z]{3,8}( [a-z]{2,5})*", "max_tokens": 16},
-    "regex-warm": {"regex": "(ab|cd)*x{3}", "temperature": 1.0, "max_tokens": 16},
-    "json": {
-        "json_schema": {
-            "type": "object",
-            "properties": {"n": {"type": "integer"}, "ok": {"type": "boolean"}},
-            "required": ["n", "ok"],
-            "additionalProperties": False,
-        },
-        "max_tokens": 24,
-    },
-    "grammar": {"grammar": 'start: "yes" | "no" | "maybe"', "temperature": 1.0},
-    "regex-and-stop": {"regex": "Bonjour, mon ami\\{", "stop": ["ami"], "max_tokens": 16},
-}
+_SETTINGS = json.loads(Path(__file__).with_name("recorded_settings.json").read_text())
+ENGLISH: list[str] = _SETTINGS["english"]
+PYTHON: list[str] = _SETTINGS["python"]
+SAMPLING: dict[str, dict[str, Any]] = _SETTINGS["sampling"]
+SAMPLING["bias"] = {"logit_bias": {7: 3.0, 11: -5.0}}  # JSON has no numbers as keys
+DRAFTING: dict[str, dict[str, Any]] = _SETTINGS["drafting"]
+RULES: dict[str, dict[str, Any]] = _SETTINGS["rules"]
+CONSTRAINTS: dict[str, dict[str, Any]] = _SETTINGS["constraints"]
 
 
 @functools.cache

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,13 +20,8 @@ from .learned import learned
 from .support import ROOT, Server, checkpoint, moved, served
 
 MARKS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
-CHAT = (
-    "{% if tools %}{{ tools | tojson }}{% endif %}"
-    "{% for m in messages %}[{{ m.role }}] {{ m.content }}"
-    "{% for call in m.tool_calls or [] %}{% set tool_call = call.function %}"
-    '<tool_call>{"name": "{{ tool_call.name }}", "arguments": {{ tool_call.arguments | tojson }}}'
-    "</tool_call>{% endfor %}\n{% endfor %}"
-    "{% if tools %}[call]{% elif enable_thinking %}<think>{% else %}[answer]{% endif %}"
+_TEMPLATES: dict[str, str] = tomllib.loads(
+    Path(__file__).with_name("templates.toml").read_text(encoding="utf-8")
 )
 CALL = {"name": "keep", "arguments": {"name": "ab", "age": 7}}
 ANSWERS = {
@@ -34,28 +30,7 @@ ANSWERS = {
     "[call]": '<tool_call>\n{"name": "keep", "arguments": {"name": "ab", "age": 7}}\n</tool_call>',
 }
 """What the chat model writes after the end of its prompt: it answers, thinks, or calls a tool."""
-BODY = "[{{ m.role }}] {{ m.content }}\n"
-END = "{% if add_generation_prompt %}[assistant]{% endif %}"
-TEMPLATES = {
-    "in-place": f"{{% for m in messages %}}{BODY}{{% endfor %}}{END}",
-    "hoisting": (
-        f"{{% for m in messages if m.role == 'system' %}}{BODY}{{% endfor %}}"
-        f"{{% for m in messages if m.role != 'system' %}}{BODY}{{% endfor %}}{END}"
-    ),
-    "raising": (
-        "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
-        "{{ raise_exception('a system message must come first') }}{% endif %}"
-        f"{BODY}{{% endfor %}}{END}"
-    ),
-    "forgetful": (
-        "{% set last = namespace(user=0) %}{% for m in messages %}{% if m.role == 'user' %}"
-        "{% set last.user = loop.index0 %}{% endif %}{% endfor %}"
-        "{% for m in messages %}[{{ m.role }}] "
-        "{% if m.reasoning_content and loop.index0 > last.user %}"
-        "<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}\n{% endfor %}"
-        f"{END}"
-    ),
-}
+TEMPLATES = {name: _TEMPLATES[name] for name in ("in-place", "hoisting", "raising", "forgetful")}
 """Chat templates by the names of models: they keep later system messages where they are, move them
 to the beginning, or refuse them, and one leaves out thoughts before the newest question."""
 PROMPT = "def read_lines"
@@ -116,7 +91,7 @@ def serve_several(directory: Path) -> Iterator[Several]:
     """Write the models into a directory, and serve them."""
     tiny = checkpoint(directory / "tiny")
     draft = moved(tiny, directory / "tiny-draft")
-    learned(directory / "chat", ANSWERS, CHAT, tokens=MARKS)
+    learned(directory / "chat", ANSWERS, _TEMPLATES["chat"], tokens=MARKS)
     write_translator(directory / "translator")
     # One table of flags for each model.
     drafting = {"draft-model": str(draft), "num-draft": 2}

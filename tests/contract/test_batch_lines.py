@@ -10,39 +10,9 @@ from .support import Outcome, checkpoint, command
 
 GOOD = {"prompt": "les pates"}
 WRONG: list[tuple[Any, str]] = [
-    ("{", "the line is not JSON"),
-    ("nonsense", "the line is not JSON"),
+    *json.loads(Path(__file__).with_name("wrong_lines.json").read_text()),
     ("[" * 100_000, "not JSON (nested too deeply"),
     ('{"prompt": "a", "seed": ' + "9" * 5000 + "}", "a number with too many digits"),
-    ("[1]", "must be an object"),
-    ({"text": "no prompt"}, 'either "prompt" or "messages"'),
-    ({"prompt": "a", "messages": [{"role": "user", "content": "a"}]}, 'either "prompt" or'),
-    ({"prompt": 5}, '"prompt" must be a string, not 5'),
-    ({"prompt": ["a"]}, '"prompt" must be a string'),
-    ({"prompt": " \n"}, "the prompt is empty"),
-    ('{"prompt": "\\ud800"}', '"prompt" has half a character'),
-    ('{"prompt": "a", "id": "\\udfff"}', '"id" has half a character'),
-    ({"prompt": "a", "id": [1]}, '"id" must be a string'),
-    ({"prompt": "a", "id": True}, '"id" must be a string'),
-    ({"messages": []}, '"messages" must be a list'),
-    ({"messages": "a"}, '"messages" must be a list'),
-    ({"messages": ["a"]}, '"messages" must be a list'),
-    ({"messages": [{"role": "user"}]}, '"messages" must be a list'),
-    ({"messages": [{"role": "user", "content": [{"text": "a"}]}]}, '"content" must be a string'),
-    ({"messages": [{"role": "user", "content": "a"}]}, "no chat template"),
-    ({"prompt": "a", "max_tokens": -1}, "max-tokens must be 0 or more, not -1"),
-    ({"prompt": "a", "max_tokens": 2.5}, "max-tokens must be a whole number, not 2.5"),
-    ({"prompt": "a", "max_tokens": True}, '"max_tokens" cannot be true'),
-    ({"prompt": "a", "seed": "x", "id": "named"}, "seed must be a whole number"),
-    ({"prompt": "a", "temperature": -1, "id": 0}, "temperature must be 0 or lie between"),
-    ('{"prompt": "a", "temperature": NaN}', "temperature must be 0 or lie between"),
-    ({"prompt": "a", "temperature": "hot"}, "temperature must be a number"),
-    ({"prompt": "a", "top_p": 0}, "top-p must lie in [1e-30, 1]"),
-    ({"prompt": "a", "stop": 5}, '"stop" must be a string, not 5'),
-    ({"prompt": "a", "stop": {"x": 1}}, '"stop" must be a string'),
-    ({"prompt": "a", "stop": [""]}, "a stop string must not be empty"),
-    ({"prompt": "a", "rule": "block"}, '"rule" is one for all lines'),
-    ({"prompt": "a", "num_draft": 3}, '"num_draft" is one for all lines'),
 ]
 """A line -> a part of its error."""
 
@@ -82,7 +52,7 @@ def test_wrong_lines_become_errors_and_the_run_goes_on(model: Path, tmp_path: Pa
     assert [record["id"] for record in wrong if "id" in record] == ["named", 0]
 
 
-@pytest.mark.parametrize("number", [1, 19], ids=["not JSON", "no template"])
+@pytest.mark.parametrize("number", [1, 17], ids=["not JSON", "no template"])
 def test_strict_stops_at_the_first_wrong_line(model: Path, tmp_path: Path, number: int) -> None:
     file = tmp_path / "in.jsonl"
     line, part = WRONG[number]

@@ -5,6 +5,7 @@ The files have the layout of llama.cpp's converter. The gguf package gives names
 module makes the converter's changes of tensors: the order of rotary rows, and 1 + w in norms.
 """
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,82 +24,10 @@ from ..support.tiny import from_config
 from .scores import letters, scores
 from .support import command, quick
 
-SIZES = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 96,
-    "max_position_embeddings": 64,
-    "rope_theta": 5000.0,
-}
-WIDE = {"head_dim": 16}
-EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2}
-NARROW = {**EXPERTS, "moe_intermediate_size": 24}
-BIASES = {"attention_bias": True, "mlp_bias": True}
-CAPS = {"attn_logit_softcapping": 30.0, "final_logit_softcapping": 20.0}
-UNTIED, TIED = {"tie_word_embeddings": False}, {"tie_word_embeddings": True}
-MULTIPLIERS = {
-    "attention_multiplier": 0.3,
-    "embedding_multiplier": 2.0,
-    "residual_multiplier": 0.5,
-    "logits_scaling": 3.0,
-}
-GRANITE = {**MULTIPLIERS, "attention_bias": False, "mlp_bias": False}
-QWEN3_MOE = {"decoder_sparse_step": 1, "mlp_only_layers": [], "norm_topk_prob": True}
-LINEAR = {"rope_scaling": {"type": "linear", "rope_type": "linear", "factor": 4.0}}
-PARTIAL = {"partial_rotary_factor": 0.5}
-STABLE = {**PARTIAL, "layer_norm_eps": 1e-5}
-COHERE = {"logit_scale": 0.5, "layer_norm_eps": 1e-4}
-SCALAR = {"query_pre_attn_scalar": 16}
-CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "command-r": ("command-r", "cohere", COHERE),
-    "cohere2": (
-        "cohere2",
-        "cohere2",
-        {**COHERE, "head_dim": 8, "num_hidden_layers": 5, "sliding_window": 5},
-    ),
-    "gemma": ("gemma", "gemma", WIDE),
-    "gemma2": ("gemma2", "gemma2", {**WIDE, **CAPS, **SCALAR}),
-    "gemma2 of the largest size": (
-        "gemma2",
-        "gemma2",
-        {**WIDE, **CAPS, "num_hidden_layers": 46, "query_pre_attn_scalar": 8},
-    ),
-    "gemma3": (
-        "gemma3",
-        "gemma3_text",
-        {**WIDE, **SCALAR, **TIED, **LINEAR, "num_hidden_layers": 7, "sliding_window": 5},
-    ),
-    "granite": ("granite", "granite", {**GRANITE, **UNTIED}),
-    "granite with biases": ("granite", "granite", {**GRANITE, **BIASES, **TIED}),
-    "llama": ("llama", "llama", {**WIDE, **BIASES, **LINEAR, **UNTIED}),
-    "mixtral": ("llama", "mixtral", {"num_local_experts": 4, "num_experts_per_tok": 3}),
-    "nemotron": ("nemotron", "nemotron", {**PARTIAL, "hidden_act": "relu2", "norm_eps": 1e-4}),
-    "olmo2": ("olmo2", "olmo2", UNTIED),
-    "olmoe": ("olmoe", "olmoe", {**EXPERTS, **UNTIED}),
-    "phi2": ("phi2", "phi", {**STABLE, "num_key_value_heads": 4}),
-    "phi3": ("phi3", "phi3", UNTIED),
-    "phi3 that rotates a part": ("phi3", "phi3", {**TIED, **PARTIAL}),
-    "qwen2": ("qwen2", "qwen2", TIED),
-    "qwen2moe": ("qwen2moe", "qwen2_moe", {**NARROW, "shared_expert_intermediate_size": 40}),
-    "qwen3": ("qwen3", "qwen3", {**WIDE, **UNTIED, **LINEAR}),
-    "qwen3moe": ("qwen3moe", "qwen3_moe", {**WIDE, **NARROW, **QWEN3_MOE, **UNTIED}),
-    "seed_oss": ("seed_oss", "seed_oss", {**WIDE, **UNTIED, "attention_bias": True}),
-    "smollm3": ("smollm3", "smollm3", {**TIED, "num_hidden_layers": 5}),
-    "stablelm": (
-        "stablelm",
-        "stablelm",
-        {**STABLE, "use_qkv_bias": True, "use_parallel_residual": False},
-    ),
-    "stablelm in parallel": (
-        "stablelm",
-        "stablelm",
-        {**STABLE, "use_qkv_bias": False, "use_parallel_residual": True},
-    ),
-    "starcoder2": ("starcoder2", "starcoder2", {**TIED, "norm_epsilon": 1e-4}),
-}
+_DATA = json.loads(Path(__file__).with_name("gguf_families.json").read_text())
+SIZES: dict[str, Any] = _DATA["sizes"]
+CASES: dict[str, tuple[str, str, dict[str, Any]]] = _DATA["cases"]
+"""A case -> the architecture in GGUF, mlx-lm's type, and entries of config.json besides SIZES."""
 PERMUTED = {"llama", "granite", "smollm3"}
 SHIFTED = {"gemma", "gemma2", "gemma3", "nemotron"}
 STATED: dict[str, Callable[[gguf.GGUFWriter, Any], None]] = {

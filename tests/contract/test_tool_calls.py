@@ -31,85 +31,14 @@ TWO = [("edit", {"path": "a\n", "count": 1}), ("edit", {"path": " b"})]
 Said = tuple[str, list[tuple[str, Any]]]
 """The content of an answer, and its calls."""
 
-JSON = '<tool_call>\n{"name": "edit", "arguments": {"path": "a", "old": %s}}\n</tool_call>'
-QWEN = "<tool_call>\n<function=edit>\n%s</function>\n</tool_call>"
-PAGE = f"See\n{QWEN % '<parameter=a>b</parameter>'}\nThere."
+_STORED = json.loads(Path(__file__).with_name("answers.json").read_text(encoding="utf-8"))
 ANSWERS: dict[str, dict[str, tuple[str, Said]]] = {
-    "json_tools": {
-        "line break": (JSON % '"x\n\ty\\n"', ("", [("edit", {"path": "a", "old": "x\n\ty\n"})])),
-        "quotes": (text := JSON % '"say "hi""', (text, [])),
-        "no end": (text := (JSON % '"x')[:-20], (text, [])),
-        "no number": (text := JSON % "NaN", (text, [])),
-        "infinity": (text := JSON % "1e999", (text, [])),
-        "half a character": (text := JSON % '"\\ud83d"', (text, [])),
-        "a list": (
-            text := '<tool_call>\n{"name": "edit", "arguments": [1]}\n</tool_call>',
-            (text, []),
-        ),
-        "arguments as a string": (
-            '<tool_call>{"name": "edit", "arguments": "{\\"path\\": \\"b\\"}"}</tool_call>',
-            ("", [("edit", {"path": "b"})]),
-        ),
-        "the second one": (
-            JSON % '"x"' + "\n" + (text := JSON % "oops"),
-            (text, [("edit", {"path": "a", "old": "x"})]),
-        ),
-        "a text after it": (
-            JSON % '"</tool_call>"' + "\nDone.",
-            ("Done.", [("edit", {"path": "a", "old": "</tool_call>"})]),
-        ),
-        "one brace too many": (
-            '<tool_call>\n{"name": "edit", "arguments": {"path": "c"}}}\n</tool_call>',
-            ("", [("edit", {"path": "c"})]),
-        ),
-    },
-    "qwen3_coder": {
-        "a word for a number": (
-            QWEN % "<parameter=count>\nhigh\n</parameter>\n",
-            ("", [("edit", {"count": "high"})]),
-        ),
-        "null": (
-            QWEN
-            % (
-                "<parameter=path>\nnull\n</parameter>\n<parameter=note>\nnull\n</parameter>\n"
-                "<parameter=count>\nnull\n</parameter>\n"
-            ),
-            ("", [("edit", {"path": "null", "note": None, "count": "null"})]),
-        ),
-        "no line breaks": (
-            QWEN % "<parameter=path> a </parameter>",
-            ("", [("edit", {"path": " a "})]),
-        ),
-        "a page about calls": (
-            QWEN % f"<parameter=old>\n{PAGE}\n</parameter>\n",
-            ("", [("edit", {"old": PAGE})]),
-        ),
-        "no end of a value": (text := QWEN % "<parameter=path>\na\n", (text, [])),
-        "no end": (
-            text := "<tool_call>\n<function=edit>\n<parameter=path>\na\n</parameter>\n<para",
-            (text, []),
-        ),
-        "JSON": (
-            '<tool_call>\n{"name": "edit", "arguments": {"path": "d"}}\n</tool_call>',
-            ("", [("edit", {"path": "d"})]),
-        ),
-    },
-    "glm47": {
-        "no end": (
-            text := "<tool_call>edit<arg_key>path</arg_key><arg_value>a</arg_value><arg",
-            (text, []),
-        ),
-    },
-    "harmony": {
-        "a call": (
-            '<|channel|>commentary to=functions.edit <|constrain|>json<|message|>{"path": "a\nb"}',
-            ("", [("edit", {"path": "a\nb"})]),
-        ),
-        "no end": (
-            '<|channel|>commentary to=functions.edit <|constrain|>json<|message|>{"path": "a',
-            ('{"path": "a', []),
-        ),
-    },
+    format: {
+        cue: (text, (said[0], [(name, value) for name, value in said[1]]) if said else (text, []))
+        for cue, (text, *said) in answers.items()
+    }
+    for format, answers in _STORED.items()
+    if format != "channels"
 }
 """Answers of models by their format and a cue, and how they are read."""
 HARMONY = ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>")

@@ -2,6 +2,7 @@
 
 import json
 import re
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,9 +25,8 @@ TEXT = "def read_lines"
 USER = {"role": "user", "content": "Who?"}
 PERSON = r'\{"name": "[a-z]{1,4}", "age": \d{1,2}\}'
 """The pattern of a JSON object that fits SCHEMA."""
-PLAIN = (
-    "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}"
-    "{% if add_generation_prompt %}[assistant]{% if calm %} {{ calm }}{% endif %}{% endif %}"
+TEMPLATES: dict[str, str] = tomllib.loads(
+    Path(__file__).with_name("templates.toml").read_text(encoding="utf-8")
 )
 SHOWN = " ".join(
     f"{{{{ {name} | default('-') }}}}"
@@ -34,20 +34,8 @@ SHOWN = " ".join(
 )
 OPENS = TEMPLATE.replace("{% if enable_thinking %}<think>{% endif %}", "<think>")
 """A template that opens a thought whatever the request wants."""
-ROLES = "{{ '<|' + m.role + '|>' + m.content }}"
-SYSTEM_TOOLS = (
-    "{% for m in messages %}{% if m.role == 'system' and 'tools' in m and m.tools is not none %}"
-    "{{ '<|system|>' + m.content + '<|tool|>' + m.tools + '<|/tool|>' }}"
-    f"{{% else %}}{ROLES}{{% endif %}}{{% endfor %}}"
-)
 DEEPSEEK = tuple(f"<｜tool▁{name}｜>" for name in ("calls▁begin", "calls▁end"))
 DEEPSEEK += tuple(f"<｜tool▁{name}｜>" for name in ("call▁begin", "sep", "call▁end"))
-TEXT_ARGUMENTS = (
-    f"{DEEPSEEK[0]}{{% if tools %}}[tools]{{% endif %}}{{% for m in messages %}}"
-    "{% if m.tool_calls %}{% for call in m.tool_calls %}"
-    "{{ call.function.name + '(' + call.function.arguments + ')' }}{% endfor %}"
-    f"{{% else %}}{ROLES}{{% endif %}}{{% endfor %}}"
-)
 KIMI = tuple(f"<|tool_calls_section_{end}|>" for end in ("begin", "end"))
 KIMI += tuple(f"<|tool_call_{part}|>" for part in ("begin", "argument_begin", "end"))
 FORMATS: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -63,41 +51,13 @@ FORMATS: dict[str, tuple[str, tuple[str, ...]]] = {
 """What the template of a format of tool calls shows, and its special tokens."""
 HARMONY: tuple[str, ...] = ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>")
 HARMONY += ("<|end|>", "<|call|>", "<|return|>")
-CHANNELS = (
-    "{% if tools %}<|start|>developer<|message|>namespace functions {% for tool in tools %}"
-    "type {{ tool.function.name }} {% endfor %}<|end|>{% endif %}"
-    "{% for m in messages %}"
-    "{% if m.tool_calls and m.content and m.thinking %}{{ raise_exception('both') }}{% endif %}"
-    "{% if m.thinking %}<|start|>assistant<|channel|>analysis<|message|>{{ m.thinking }}<|end|>"
-    "{% endif %}{% for call in m.tool_calls or [] %}"
-    "<|start|>assistant to=functions.{{ call.function.name }}<|channel|>commentary json<|message|>"
-    "{{ call.function.arguments | tojson }}<|call|>{% endfor %}"
-    "{% if m.role == 'assistant' and m.content %}"
-    "<|start|>assistant<|channel|>final<|message|>{{ m.content }}<|end|>"
-    "{% elif m.content %}<|start|>{{ m.role }}<|message|>{{ m.content }}<|end|>{% endif %}"
-    "{% endfor %}{% if add_generation_prompt %}<|start|>assistant{% endif %}"
-)
-ANALYSIS = CHANNELS + "<|channel|>analysis<|message|>"
+ANALYSIS = TEMPLATES["channels"] + "<|channel|>analysis<|message|>"
 KEEP = '{"name": "ab", "age": 7}'
-THOUGHT = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
-ANSWER = "<|channel|>final<|message|>Yes."
-PREAMBLE = "<|channel|>commentary<|message|>Wait.<|end|><|start|>assistant"
-CALLING = f"<|channel|>commentary to=functions.keep <|constrain|>json<|message|>{KEEP}"
-CALLED = f" to=functions.keep<|channel|>commentary json<|message|>{KEEP}"
-RESULT = "<|start|>functions.keep to=assistant<|channel|>commentary<|message|>3<|end|>"
-ONE = [("keep", KEEP)]
 CHANNEL_ANSWERS: dict[str, tuple[str, str, str, list[tuple[str, str]]]] = {
-    "answer": (ANSWER, "", "Yes.", []),
-    "thought": (f"{THOUGHT}{ANSWER}<|return|>", "Hm.", "Yes.", []),
-    "no header": ("Yes, to be sure.", "", "Yes, to be sure.", []),
-    "call": (f"{THOUGHT}{CALLING}", "Hm.", "", ONE),
-    "recipient first": (CALLED, "", "", ONE),
-    "preamble": (f"{THOUGHT}{PREAMBLE}{CALLING}<|call|>", "Hm.", "Wait.", ONE),
-    "own result": (f"{CALLING}<|call|>{RESULT}<|start|>assistant{ANSWER}", "", "Yes.", ONE),
-    "twice": (f"{CALLING}<|call|><|start|>assistant{CALLING}", "", "", ONE * 2),
-    "cut header": ("<|channel|>ana", "", "", []),
-    "cut call": (CALLING[:-5], "", KEEP[:-5], []),
-    "less than": ("<|channel|>final<|message|>a <| b <|en", "", "a <| b <|en", []),
+    cue: (text, thought, content, [(name, arguments) for name, arguments in calls])
+    for cue, (text, thought, content, calls) in json.loads(
+        Path(__file__).with_name("answers.json").read_text(encoding="utf-8")
+    )["channels"].items()
 }
 """What models write in channels by a cue, and how it is read: thoughts, content and calls."""
 FILLING = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|file_sep|>")
@@ -133,14 +93,14 @@ def write_models(root: Path) -> dict[str, dict[str, Any]]:
     tiny.write("llama", padded, vocab_size=size + 32)
     words = unigram(
         root / "words",
-        chat_template=PLAIN,
+        chat_template=TEMPLATES["plain"],
         eos_token="</s>",
         tokenizer_class="PreTrainedTokenizerFast",
     )
     vocabulary = json.loads((words / "tokenizer.json").read_text())["model"]["vocab"]
     tiny.write("llama", words, vocab_size=len(vocabulary))
     opens = made("opens", template=OPENS, tokens=MARKS, special=True)
-    channels = made("channels", template=CHANNELS, tokens=HARMONY, special=True)
+    channels = made("channels", template=TEMPLATES["channels"], tokens=HARMONY, special=True)
     for file, change in {
         "tokenizer_config": {"eos_token": "<|return|>"},
         "config": {
@@ -153,7 +113,10 @@ def write_models(root: Path) -> dict[str, dict[str, Any]]:
     lookup = {"proposer": "ngram", "num-draft": 4}
     flags: dict[str, dict[str, Any]] = {
         "tiny": {"model": target, "draft-model": moved(target, root / "tiny-draft"), **drafted},
-        "templated": {"model": made("templated", template=PLAIN), "system-prompt": "Hush."},
+        "templated": {
+            "model": made("templated", template=TEMPLATES["plain"]),
+            "system-prompt": "Hush.",
+        },
         "talks": {
             "model": made("talks", template=f"{SHOWN} {TEMPLATE}", tokens=MARKS),
             **drafted,
@@ -174,8 +137,7 @@ def write_models(root: Path) -> dict[str, dict[str, Any]]:
         "words": {"model": words},
         "translator": {"model": ROOT / "weights/t5-enfr", "num-draft": 2},
         "translator-raw": {"model": ROOT / "weights/t5-enfr", "no-chat-template": True},
-        "system-tools": {"model": made("system-tools", template=SYSTEM_TOOLS)},
-        "text-arguments": {"model": made("text-arguments", template=TEXT_ARGUMENTS)},
+        "system-tools": {"model": made("system-tools", template=TEMPLATES["system-tools"])},
         "no-tools": {
             "model": made(
                 "no-tools",
