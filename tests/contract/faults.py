@@ -1,17 +1,11 @@
-"""Failures that are planted from outside, and models that damage themselves.
-
-As a program, `python -m tests.contract.faults` is `mlx-specdec` with failures that lines on
-standard input plant, such as "target 3 before"."""
+"""Failures that are planted from outside, and models that damage themselves."""
 
 import json
-import runpy
-import sys
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -87,20 +81,3 @@ def poison(checkpoint: Path, token: int) -> None:
             weights[name] = mx.concatenate([1.6e17 * code[None], weight[1:]])
     mx.eval(weights)
     mx.save_safetensors(file, weights, {"format": "mlx"})
-
-
-def obey() -> None:
-    """Plant the failure of each line, in place of the one before, and print the line."""
-    flag, name = sys.argv.index("--model"), sys.argv.index("--draft-model")
-    pair = SimpleNamespace(name=sys.argv[flag + 1], draft_name=sys.argv[name + 1])
-    with ExitStack() as planted:
-        for line in sys.stdin:
-            part, call, how = line.split()
-            planted.close()
-            planted.enter_context(fail(pair, part, call=int(call), how=how))
-            print(line, end="", flush=True)
-
-
-if __name__ == "__main__":
-    threading.Thread(target=obey, daemon=True).start()
-    runpy.run_module("mlx_specdec", run_name="__main__")

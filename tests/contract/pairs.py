@@ -13,7 +13,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from mlx_specdec import CacheSettings, load
 
-from ..support import medusa_files, mtp, speculators, tiny
+from ..support import medusa_files, mtp, tiny
+from ..support.speculators import MAKERS
 from .support import ROOT, moved
 
 FIXTURES = ROOT / "tests" / "fixtures"
@@ -88,7 +89,7 @@ def hidden_states(kind: str, name: str = "llama", attending: bool = False) -> Ma
         target = model(home / "target", name)
         width = width_of(target)
         sizes = {"width": width, "encoder": width} if attending else {"width": width}
-        return load(target, DRAFTERS[kind](home / "drafter", **sizes))
+        return load(target, MAKERS[kind](home / "drafter", **sizes))
 
     return make
 
@@ -102,14 +103,6 @@ def headed(name: str, own_output: bool) -> Make:
         return load(medusa_files.write(home / "heads", "../base", width=width, vocabulary=size))
 
     return make
-
-
-DRAFTERS: dict[str, Callable[..., Path]] = {
-    **speculators.MAKERS,
-    "eagle": speculators.eagle,
-    "peagle": speculators.peagle,
-    "mtp": speculators.mtp,
-}
 
 
 def own_layers(name: str) -> Make:
@@ -138,7 +131,7 @@ PAIRS: dict[str, Make] = {
     "llama, own heads": headed("llama", own_output=True),
     "gemma3_wrapped, tied heads": headed("gemma3_wrapped", own_output=False),
     "t5, tied heads": headed(T5, own_output=False),
-    **{f"llama, {kind}": hidden_states(kind) for kind in DRAFTERS if kind != "dflash"},
+    **{f"llama, {kind}": hidden_states(kind) for kind in MAKERS if kind != "dflash"},
     "gemma3_wrapped, eagle3": hidden_states("eagle3", "gemma3_wrapped"),
     "qwen3_next, dspark": hidden_states("dspark", "qwen3_next"),
     "t5gemma2, mtp": hidden_states("mtp", T5GEMMA),

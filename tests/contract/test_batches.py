@@ -222,22 +222,6 @@ def test_short_prompts_do_not_wait_for_a_long_one(llama: Any, place: int) -> Non
 
 
 @pytest.mark.parametrize(
-    ("settings", "proposer"),
-    [
-        ({}, "auto"),
-        ({"proposer": "draft"}, "draft"),
-        ({"proposer": "auto", "num_draft": 3}, "auto"),
-        ({"num_draft": 3}, "draft"),
-        ({"num_draft": 0}, "none"),
-        ({"proposer": "none"}, "none"),
-        ({"regular": True}, "none"),
-    ],
-)
-def test_options_choose_the_proposer(llama: Any, settings: dict[str, Any], proposer: str) -> None:
-    assert generate(llama, LONG[:5], Options(max_tokens=2, **settings)).labels.proposer == proposer
-
-
-@pytest.mark.parametrize(
     ("name", "reason"),
     [
         ("llama4", "its caches of type ChunkedKVCache hold one sequence"),

@@ -3,7 +3,6 @@ text, whatever their target. With a lenience of 1 every draft token is accepted 
 
 import itertools
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,19 +22,11 @@ from mlx_specdec import (
 )
 
 from ..support import speculators, tiny
+from ..support.speculators import MAKERS
 from .forced import copied
 from .support import numbered, quick
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
-MAKERS: dict[str, Callable[..., Path]] = {
-    "eagle": speculators.eagle,
-    "eagle3": speculators.eagle3,
-    "peagle": speculators.peagle,
-    "dflash": speculators.dflash,
-    "dflash2": lambda directory, **how: speculators.dflash(directory, second=True, **how),
-    "dspark": lambda directory, **how: speculators.dflash(directory, markov="rnn", **how),
-    "mtp": speculators.mtp,
-}
 TARGETS = ("llama", "gemma3_wrapped", "qwen3_next", "falcon_h1")
 QUICK = (*((kind, "llama") for kind in ("eagle", "eagle3", "dspark")), ("mtp", "gemma3_wrapped"))
 PROMPT = [5, 9, 12, 7, 33, 21, 8]

@@ -1,10 +1,5 @@
 """What fails hurts nobody else, leaves nothing wrong behind, and is said in one clear error."""
 
-import subprocess
-import sys
-import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +21,7 @@ from mlx_specdec import (
 
 from .faults import HOWS, PARTS, fail, poison
 from .learned import learned
-from .support import ROOT, Server, checkpoint
+from .support import checkpoint
 
 PROMPT = [3, 17, 40, 21, 9, 33, 12, 5]
 OPTIONS = Options(proposer="draft", num_draft=2, cost_cache=False, max_tokens=8, seed=3)
@@ -250,79 +245,3 @@ def test_what_is_damaged_after_the_end_is_not_looked_at(
     result = stream_generate(damaged, prompt, options, proposer=Recites(drafted)).result()
     assert (result.text, result.finish_reason) == (text, reason)
     assert result.stats.accepted == (0 if reason == "length" else len(result.tokens))
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    directory = tmp_path_factory.mktemp("served")
-    models = "--model", checkpoint(directory / "target"), "--num-draft", 2, "--port", 0
-    flags = [*models, "--draft-model", checkpoint(directory / "draft", "qwen2")]
-    running = subprocess.Popen(
-        [sys.executable, "-m", f"{__package__}.faults", "serve", *map(str, flags)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        bufsize=1,
-        cwd=ROOT,
-    )
-    server = Server(running)
-    try:
-        server.ready()
-        yield server
-    finally:
-        server.close()
-        running.communicate()
-
-
-BODIES = [
-    {"prompt": prompt, "max_tokens": 8, "seed": 3, "temperature": 0.8, "stream": stream}
-    for prompt, stream in (("def a(", True), ("def read(", False), ("import b", False))
-]
-
-
-def asked(server: Server, body: dict[str, Any]) -> tuple[str, list[str]]:
-    """Return the text of an answer, and its errors."""
-    answer = server.ask("/v1/completions", body)
-    events = answer.events if body["stream"] and answer.status == 200 else [answer.json]
-    errors = [event["error"]["message"] for event in events if "error" in event]
-    assert answer.status == (500 if errors and not body["stream"] else 200)
-    assert not errors or "error" in events[-1], "nothing follows an error"
-    texts = [event["choices"][0]["text"] for event in events if event.get("choices")]
-    return "".join(texts), errors
-
-
-@pytest.fixture(scope="module")
-def answered(server: Server) -> list[str]:
-    """The texts of the answers when nothing fails."""
-    answers = [asked(server, body) for body in BODIES]
-    assert [errors for _, errors in answers] == [[]] * 3
-    return [text for text, _ in answers]
-
-
-@pytest.mark.parametrize(
-    ("fault", "message"),
-    [
-        ("target 3 before", BROKEN),
-        ("target 5 after", BROKEN),
-        ("target 5 logits", DAMAGED),
-        ("target 2 states", DAMAGED),
-        ("proposer 3 after", BROKEN),
-    ],
-)
-def test_a_failed_pass_in_a_server_ends_its_own_requests(
-    server: Server, answered: list[str], fault: str, message: str
-) -> None:
-    """Three requests come at once, one of them streams."""
-    assert server.process.stdin is not None
-    print(fault, file=server.process.stdin, flush=True)
-    while server.printed[-1:] != [fault] and server.process.poll() is None:
-        time.sleep(0.01)
-    with ThreadPoolExecutor(3) as pool:
-        answers = list(pool.map(asked, [server] * 3, BODIES))
-    for (text, errors), expected in zip(answers, answered, strict=True):
-        assert expected.startswith(text) if errors else text == expected
-        assert len(errors) <= 1 and all(message in line for line in errors)
-    assert any(errors for _, errors in answers)
-    assert [asked(server, body) for body in BODIES] == [(text, []) for text in answered]
-    assert server.get("/health").status == 200

@@ -16,8 +16,9 @@ import pytest
 from mlx_specdec import Options, Request, load, stream_many
 
 from ..support import tiny
+from ..support.speculators import MAKERS
 from .outcomes import together
-from .pairs import DRAFTERS, letters, width_of
+from .pairs import letters, width_of
 
 SIZE, END, LENGTH, REQUESTS = 8, 1, 40, 120
 TEMPERATURE = 0.8
@@ -90,10 +91,10 @@ def sampled(home: Path, pair: Any) -> Sample:
             "cost_cache": False,
         }
         drafting = pair
-        if proposer in DRAFTERS:
+        if proposer in MAKERS:
             sizes = {"width": width_of(home / "target"), "vocabulary": SIZE, "hidden_count": 1}
             half = {"drafted": SIZE // 2} if proposer == "eagle3" else {}
-            drafter = DRAFTERS[proposer](home / rule / proposer, **sizes, **half)
+            drafter = MAKERS[proposer](home / rule / proposer, **sizes, **half)
             drafting = load(home / "target", drafter)
         newest = [3 + seed % 5 for seed in range(REQUESTS)]
         requests = [

@@ -51,20 +51,6 @@ def test_a_t5_in_every_number_format_loads_and_stays_near(
         assert np.isfinite(log_p).all()
 
 
-def test_a_mixed_t5_has_wider_values_in_some_blocks_and_never_a_narrow_embedding(
-    tmp_path: Path,
-) -> None:
-    deep = {"num_layers": 8, "num_decoder_layers": 8}
-    source = write_t5(tmp_path / "t5", deep, tokenizer=False)
-    out = convert(str(source), tmp_path / "out", quantize="mixed_3_6", q_group_size=32).path
-    entry = config_of(out)["quantization"]
-    assert entry["bits"] == 3 and entry["shared"]["bits"] == 8
-    wide = {path for path, how in entry.items() if isinstance(how, dict) and how["bits"] == 6}
-    assert {int(path.split(".")[2]) for path in wide} == {0, 3, 6, 7}
-    assert {path.rpartition(".")[2] for path in wide} == {"v", "wo"}
-    load(letters(out, 64))
-
-
 # Checkpoints that other programs have quantized: those that are read, and names for the others.
 
 

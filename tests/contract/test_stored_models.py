@@ -66,23 +66,6 @@ def test_the_script_shows_that_something_is_downloaded(
     assert done.returncode == 2 and done.stdout == "" and not [*place.iterdir()]
 
 
-def test_models_lists_and_removes_what_the_script_has_downloaded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("MLX_SPECDEC_CACHE", str(tmp_path))
-    file = tmp_path / "real-models" / FILE
-    file.parent.mkdir()
-    file.write_bytes(bytes(3000))
-    listed = command("models")
-    [row] = [line.split() for line in listed.out.splitlines() if FILE in line]
-    assert (listed.code, row[:4]) == (0, [str(file), "3.0", "kB", "gguf"])
-    kept = command("models", "remove", file, stdin="n\n")
-    assert kept.out == f"Remove {file} (3.0 kB) from the disk? [y/N] " and file.exists()
-    gone = command("models", "remove", file, stdin="y\n")
-    assert gone.err == f"removed {file}: 3.0 kB are free\n" and not file.exists()
-    assert FILE not in command("models").out
-
-
 # The Hub's cache.
 
 

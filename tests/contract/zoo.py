@@ -88,9 +88,6 @@ def write_models(root: Path) -> dict[str, dict[str, Any]]:
         return checkpoint(root / name, **more)
 
     target = made("tiny")
-    padded = made("padded")
-    size = json.loads((padded / "config.json").read_text())["vocab_size"]
-    tiny.write("llama", padded, vocab_size=size + 32)
     words = unigram(
         root / "words",
         chat_template=TEMPLATES["plain"],
@@ -133,7 +130,6 @@ def write_models(root: Path) -> dict[str, dict[str, Any]]:
         "budgeted": {"model": opens, "thinking-budget": 2},
         "channels": {"model": channels, **drafted},
         "analysis": {"model": made("analysis", template=ANALYSIS, tokens=HARMONY, special=True)},
-        "padded": {"model": padded, "draft-model": root / "tiny-draft", **drafted},
         "words": {"model": words},
         "translator": {"model": ROOT / "weights/t5-enfr", "num-draft": 2},
         "translator-raw": {"model": ROOT / "weights/t5-enfr", "no-chat-template": True},
@@ -165,9 +161,9 @@ def write_models(root: Path) -> dict[str, dict[str, Any]]:
     spoken = "{% for tool in tools or [] %}{{ tool.function.name }}, {% endfor %}"
     spoken += "<|start|>assistant{{ '\\n' + messages[-1].content }}"
     answers = twice({cue: answer for cue, (answer, *_) in CHANNEL_ANSWERS.items()})
-    for name, sign in (("harmony", "{# <|channel|> #}"), ("no-channels", "")):
-        model = learned(root / name, answers, sign + spoken, tokens=HARMONY, least=2)
-        flags[name] = {"model": model, "max-tokens": 200}
+    spoken = "{# <|channel|> #}" + spoken
+    model = learned(root / "harmony", answers, spoken, tokens=HARMONY, least=2)
+    flags["harmony"] = {"model": model, "max-tokens": 200}
     for format in {name for name, *_ in TEXTS}:
         texts = {str(at): text for at, (name, text, _) in enumerate(TEXTS) if name == format}
         answers = twice(texts)

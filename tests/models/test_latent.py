@@ -4,10 +4,8 @@ import warnings
 from dataclasses import replace
 from typing import Any
 
-import mlx.core as mx
 import mlx.nn as nn
 import pytest
-from mlx_lm.models.cache import make_prompt_cache
 
 from mlx_specdec import system
 from mlx_specdec.core.options import Options
@@ -102,35 +100,3 @@ def test_texts_with_drafts_are_those_without(name: str, made: Any) -> None:
     assert [each.tokens for each in together] == plain
     assert any(each.stats.drafted > each.stats.accepted > 0 for each in alone)
     assert absorbed_calls() > before
-
-
-def rows_absorbed(model: DecoderOnlyModel, rows: int, begun: int = 5) -> int:
-    caches = make_prompt_cache(model.network)
-    model.run(mx.ones((1, begun), dtype=mx.int32), caches)
-    before = absorbed_calls()
-    model.run(mx.ones((1, rows), dtype=mx.int32), caches)
-    return absorbed_calls() - before
-
-
-WORD = "do not take several rows in their latent"
-
-
-@pytest.mark.parametrize("wrong", ["another result", "no interception"])
-def test_a_family_that_fails_its_trial_is_left_to_mlx_lm_with_a_word(
-    wrong: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if wrong == "another result":
-        right = latent.absorbed
-
-        def wrong_one(*given: Any) -> mx.array | None:
-            return None if (result := right(*given)) is None else 1.01 * result
-
-        monkeypatch.setattr(latent, "absorbed", wrong_one)
-    else:
-        monkeypatch.setattr(latent, "most_rows", lambda *_: 1)
-    model = model_of("glm4_moe_lite")
-    with pytest.warns(RuntimeWarning, match=f"glm4_moe_lite models {WORD}") as caught:
-        assert not model._absorbs and model.rows_agree
-    assert len(caught) == 1
-    monkeypatch.undo()
-    assert rows_absorbed(model, 3) == 0

@@ -12,7 +12,6 @@ from transformers import AutoConfig
 from mlx_specdec.core.options import Options
 from mlx_specdec.engine.generate import generate
 from mlx_specdec.errors import CheckpointError
-from mlx_specdec.models.drafters.block_forms import adapted
 from mlx_specdec.models.loading import load_model
 from mlx_specdec.models.per_layer import spelled_old
 
@@ -45,23 +44,6 @@ def test_a_model_and_its_assistant_are_the_same_in_both_forms(tmp_path: Path) ->
     results = [generate(pair, PROMPT, options) for pair in pairs]
     first, second = ((result.tokens, result.stats.accepted) for result in results)
     assert first == second
-
-
-def test_a_drafter_with_such_layers_is_the_same_in_both_forms() -> None:
-    older = {
-        "architectures": ["Gemma4DSparkModel"],
-        "model_type": "gemma4_text",
-        "head_dim": 8,
-        "global_head_dim": 16,
-        "num_key_value_heads": 4,
-        "num_global_key_value_heads": 2,
-        "attention_k_eq_v": True,
-    }
-    layers = {"1": {"head_dim": 16, "num_key_value_heads": 2}}
-    newer = {name: value for name, value in older.items() if "global" not in name}
-    first, second = adapted(older), adapted({**newer, "per_layer_config": layers})
-    sizes = [{name: form[name] for name in newer} for form in (first, second)]
-    assert sizes[0] == sizes[1] and (first["head_dim"], first["num_key_value_heads"]) == (16, 2)
 
 
 @pytest.mark.parametrize(

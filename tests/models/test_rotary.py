@@ -153,18 +153,6 @@ def test_layers_with_windows_keep_a_base_of_their_own(name: str) -> None:
     assert mx.allclose(logits(read(later, network)), logits(network), atol=1e-4)
 
 
-def test_each_layer_may_have_a_base_and_a_share_of_its_own() -> None:
-    full: dict[str, Any]
-    full, sliding = ({"rope_theta": base, "rope_type": "default"} for base in (BASE, OTHER_BASE))
-    full["partial_rotary_factor"] = SHARE
-    entries = {"sliding_attention": sliding, "full_attention": full}
-    earlier = old("step3p5")
-    earlier |= {"rope_theta": [OTHER_BASE, BASE], "partial_rotary_factors": [1.0, SHARE]}
-    network = tiny.from_config(earlier)
-    later = with_keys("step3p5", {"rope_parameters": entries})
-    assert mx.allclose(logits(read(later, network)), logits(network), atol=1e-4)
-
-
 def test_bases_that_a_family_cannot_tell_apart_are_refused() -> None:
     entries = {TYPES[0]: {"rope_theta": 1e6}, TYPES[1]: {"rope_theta": 1e4}}
     config = with_keys("llama", {"rope_parameters": entries})

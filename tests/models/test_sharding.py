@@ -5,24 +5,21 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
 import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 
 from mlx_specdec.checkpoints.files import read_config
 from mlx_specdec.errors import OptionError
-from mlx_specdec.models.distributed.sharding import refine
 from mlx_specdec.models.encoder_decoder.context import EncoderDecoderModel
 from mlx_specdec.models.loading import load_model
 from mlx_specdec.models.mlx_lm import loading as decoder_loading
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.models.number_format import NumberFormat
-from mlx_specdec.models.t5 import T5
 from mlx_specdec.models.t5 import family as t5_family
 
 from ..support import tiny
-from ..support.models import SOURCE, TOKENS, built
+from ..support.models import SOURCE, TOKENS
 from ..support.pairs import BART, FIXTURES
 from ..support.thread_ranks import Rank, adding_up, on_every, ranks
 
@@ -32,11 +29,6 @@ FLOAT = NumberFormat("float32")
 
 def close(found: Any, expected: Any) -> bool:
     return bool(np.abs(np.array(found) - np.array(expected)).max() <= 1e-5 * np.abs(expected).max())
-
-
-def quantized(network: T5, bits: int, size: int = 32) -> T5:
-    nn.quantize(network, size, bits, class_predicate=lambda p, m: isinstance(m, nn.Linear))
-    return network
 
 
 def logits(model: EncoderDecoderModel) -> np.ndarray:
@@ -89,12 +81,6 @@ def test_what_cannot_be_divided_is_refused_before_weights_are_looked_for(
         t5_family.load(tmp_path, config, FLOAT, None, group=ranks(count)[0])
 
 
-def test_quantized_weights_are_divided_between_groups_or_not_at_all() -> None:
-    # Four heads of 16 columns are a rank's 16 columns, half of a group.
-    with pytest.raises(OptionError, match=r"equal parts of 64 columns .* groups of 32: take fewer"):
-        quantized(built(), 4).shard(ranks(4)[0])
-
-
 def test_what_ranks_cannot_share_is_refused_by_name() -> None:
     with pytest.raises(OptionError, match="cannot divide the layers of a model of type phi3"):
         decoder_loading.check_shares(tiny.CONFIGS["phi3"], 2)
@@ -106,28 +92,6 @@ def test_what_ranks_cannot_share_is_refused_by_name() -> None:
             load_model(directory, group=ranks(2)[0], pipeline=True)
     with pytest.raises(OptionError, match="ranks cannot share an adapter"):
         load_model(FIXTURES / "mt5", adapter=Path("nowhere"), group=ranks(2)[0])
-
-
-def test_the_shipped_models_width_of_eleven_groups_is_shared_by_two(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def make() -> nn.Module:
-        network = tiny.build("llama", hidden_size=128, intermediate_size=704, head_dim=32)
-        nn.quantize(network, 64, 8, class_predicate=lambda p, m: isinstance(m, nn.Linear))
-        return network
-
-    def compute(rank: Rank) -> np.ndarray:
-        network = make()
-        refine(network, 2)
-        network.shard(rank)
-        assert network.layers[0].mlp.down_proj.scales.shape[-1] == 352 // 32
-        assert network.layers[0].mlp.gate_proj.group_size == 64
-        return np.array(network(TOKENS % tiny.VOCABULARY))
-
-    alone = np.array(make()(TOKENS % tiny.VOCABULARY))
-    with adding_up(monkeypatch):
-        shared = on_every(ranks(2), compute)
-    assert all(close(part, alone) for part in shared)
 
 
 # Heads that mlx-lm would divide stay whole on rank 0, which alone computes logits.

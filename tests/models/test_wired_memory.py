@@ -13,7 +13,6 @@ from mlx_specdec.models import wired_memory
 from mlx_specdec.models.loading import load_model
 
 from ..support.models import make_llama, make_t5
-from ..support.serving import running
 
 EARLIER = 7
 """The limit before the first model, in bytes."""
@@ -95,9 +94,3 @@ def test_the_earlier_limit_comes_back_once_when_the_process_ends(mac: Mac, model
     at_exit()
     at_exit()
     assert mac.limits[count:] == [EARLIER]
-
-
-def test_the_earlier_limit_comes_back_when_a_server_ends(mac: Mac, model: Path) -> None:
-    with running((model, None)):
-        assert mac.limits[-1] > EARLIER
-    assert mac.limits[-1] == EARLIER

@@ -1,6 +1,5 @@
 """Tiny targets with hidden-state drafters of each kind."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,20 +9,8 @@ from mlx_specdec.models.drafters.kinds import attach, read
 from mlx_specdec.models.loading import load_model
 from mlx_specdec.models.number_format import NumberFormat
 
-from . import speculators
 from .pairs import FIXTURES, SIZE, Numbers, model_for
-
-Make = Callable[..., Path]
-MAKERS: dict[str, Make] = {
-    "eagle": speculators.eagle,
-    "eagle3": speculators.eagle3,
-    "peagle": speculators.peagle,
-    "dflash": speculators.dflash,
-    "dflash2": lambda directory, **settings: speculators.dflash(directory, second=True, **settings),
-    "dspark": lambda directory, **settings: speculators.dflash(directory, markov="rnn", **settings),
-    "mtp": speculators.mtp,
-}
-
+from .speculators import MAKERS as MAKERS
 
 target_of = model_for
 

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
 from mlx.utils import tree_flatten
 from mlx_lm.tuner.utils import linear_to_lora_layers
 from mlx_lm.utils import load_model
@@ -13,44 +12,9 @@ from mlx_lm.utils import load_model
 from mlx_specdec.models.t5 import T5, T5Config
 from mlx_specdec.text.tokenizer import load_tokenizer
 
+from ..contract.translators import translator as make_t5  # noqa: F401
 from . import tiny
-from .tokenizers import byte_level, unigram
-
-
-def make_t5(directory: Path, seed: int = 0, extra: tuple[str, ...] = ()) -> Path:
-    """A random T5 with a real tokenizer."""
-    size = load_tokenizer(unigram(directory, extra=extra), kind="encoder-decoder").size
-    config = {
-        "model_type": "t5",
-        "vocab_size": size,
-        "d_model": 32,
-        "d_kv": 16,
-        "d_ff": 64,
-        "num_heads": 2,
-        "num_layers": 1,
-        "num_decoder_layers": 2,
-        "decoder_start_token_id": 0,
-        "eos_token_id": 1,
-        "tie_word_embeddings": False,
-    }
-    weights = _written(directory, config, T5(T5Config.from_dict(config, own_head=True)), seed)
-    # Without this an untrained model may end a text at once.
-    weights["lm_head.weight"][1] = 0
-    mx.save_safetensors(str(directory / "model.safetensors"), weights)
-    return directory
-
-
-def _written(
-    directory: Path, config: dict[str, Any], network: nn.Module, seed: int
-) -> dict[str, mx.array]:
-    """Write config.json, and return random weights."""
-    keys = iter(mx.random.split(mx.random.key(seed), 200))
-
-    def draw(array: mx.array) -> mx.array:
-        return mx.random.normal(array.shape, key=next(keys)) * array.shape[-1] ** -0.5
-
-    (directory / "config.json").write_text(json.dumps(config))
-    return {name: draw(array) for name, array in tree_flatten(network.parameters())}
+from .tokenizers import byte_level
 
 
 def make_llama(directory: Path, seed: int = 0, padding: int = 0, **settings: object) -> Path:

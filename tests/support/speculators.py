@@ -2,7 +2,7 @@
 
 import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -277,9 +277,13 @@ def mtp(
     return write(directory, {**config, **changes}, made)
 
 
-MAKERS = {
+MAKERS: dict[str, Callable[..., Path]] = {
+    "eagle": eagle,
     "eagle3": eagle3,
+    "peagle": peagle,
     "dflash": dflash,
     "dflash2": lambda directory, **settings: dflash(directory, second=True, **settings),
     "dspark": lambda directory, **settings: dflash(directory, markov="gated", **settings),
+    "mtp": mtp,
 }
+"""A kind of drafter -> the function that writes one."""

@@ -3,18 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from tokenizers import AddedToken, Tokenizer
-
-from . import tiny
-from .tokenizers import byte_level
-from .tools import ANTHROPIC as ANTHROPIC
-from .tools import GET_TOOLS as GET_TOOLS
-from .tools import KEY as KEY
-from .tools import MODEL as MODEL
-from .tools import NAMED as NAMED
-from .tools import SCHEMA as SCHEMA
-from .tools import TOOLS as TOOLS
-from .tools import function as function
+from ..contract.support import checkpoint
 
 CALLS = ("<tool_call>", "</tool_call>")
 MARKS = ("<think>", "</think>", *CALLS)
@@ -36,12 +25,5 @@ def make_tooled(
     special: bool = False,
     marks: Sequence[str] = MARKS,
 ) -> Path:
-    """special: whether its marks are tokens that are never printed."""
-    byte_level(directory, chat_template=template)
-    file = str(directory / "tokenizer.json")
-    tokenizer = Tokenizer.from_file(file)
-    added = [AddedToken(mark, special=special, normalized=False) for mark in marks]
-    (tokenizer.add_special_tokens if special else tokenizer.add_tokens)(added)
-    tokenizer.save(file)
-    tiny.write("llama", directory, 0, vocab_size=tokenizer.get_vocab_size())
-    return directory
+    """Write the model. special: Whether its marks are tokens that are never printed."""
+    return checkpoint(directory, template=template, tokens=tuple(marks), special=special)
