@@ -28,6 +28,7 @@ ELSEWHERE = {
     "a part of a repository's name": {"-assistant", "-speculator"},
     "tensors of checkpoints": {"weight_scale_inv"},
     "JSON of the server": {"metrics.speculative_decoding"},
+    "Claude Code": {"cc_entrypoint"},
     "macOS": {"ibv_devices", "ipc", "kern", "rdma_ctl", "rdma_en", "somaxconn"},
     "MLX and mlx-vlm": {
         "MLX_METAL_FAST_SYNCH",
