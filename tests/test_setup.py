@@ -3,7 +3,6 @@
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -72,35 +71,3 @@ def test_what_was_requested_stays_until_something_else_is_requested(clone: Path)
     assert set_up(clone, "--fast-cpu")[2] == [".[dev,fast-cpu,grammar,server]"]
     assert set_up(clone)[2] == []
     assert set_up(clone, "--small")[2] == ["mkl", ".[dev,grammar,server]"]
-
-
-NAMES = ("python", "python3", "python3.14", "python3.13", "python3.12", "python3.11")
-PRETENDS = """#!/bin/sh
-exec {real} -c "
-import platform, sys
-sys.platform, platform.machine = '{system}', lambda: '{machine}'
-sys.version_info = {version}
-$2"
-"""
-
-
-@pytest.mark.parametrize(
-    ("system", "machine", "version", "message"),
-    [
-        ("darwin", "x86_64", (3, 12), "for arm64 found: brew install python@3.12"),
-        ("darwin", "arm64", (3, 9), "for arm64 found: brew install python@3.12"),
-        ("linux", "x86_64", (3, 9), "no Python 3.11 or newer found: install one"),
-        ("darwin", "arm64", (3, 11), "creating .venv with"),
-        ("linux", "x86_64", (3, 11), "creating .venv with"),
-    ],
-)
-def test_a_python_that_mlx_has_no_wheels_for_is_not_taken(
-    clone: Path, system: str, machine: str, version: tuple[int, int], message: str
-) -> None:
-    for name in NAMES:
-        file = clone / "bin" / name
-        text = PRETENDS.format(real=sys.executable, system=system, machine=machine, version=version)
-        file.write_text(text)
-        file.chmod(0o755)
-    report = set_up(clone, machine=f"{system.capitalize()} {machine}")[1]
-    assert message in report.splitlines()[0]

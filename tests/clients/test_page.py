@@ -160,20 +160,6 @@ def test_what_goes_wrong_is_reported(page: Any, root: str) -> None:
     assert page.input_value("#prompt") == "Who?"
 
 
-def test_the_translator_offers_examples_and_needs_no_prefix(page: Any, translator: str) -> None:
-    page.goto(translator)
-    playwright.expect(page.locator("#about")).to_contain_text("·")
-    assert "translate English to French:" in page.get_attribute("#prompt", "placeholder")
-    page.get_by_role("button", name="Where is the station?").click()
-    answer = page.locator("article[data-done=true]")
-    answer.wait_for()
-    text = answer.locator(".text").text_content()
-    assert "gare" in text
-    # A screen reader says the answer once, as a whole.
-    assert page.text_content("[role=status]").endswith(text)
-    picture(page, "translator")
-
-
 def test_a_conversation_survives_a_reload_and_goes_on(page: Any, root: str) -> None:
     page.goto(root)
     page.fill("#max_tokens", "20")
@@ -262,24 +248,6 @@ def test_one_of_several_models_is_chosen(page: Any, root: str) -> None:
     assert [len(body["messages"]) for body in bodies] == [1, 1]
     page.select_option("#models", "first")
     playwright.expect(page.locator("article")).to_have_count(2)
-
-
-def test_a_page_that_is_opened_while_the_model_is_loaded_waits_for_it(page: Any, root: str) -> None:
-    loading = {"error": {"message": "Loading model", "code": "loading"}}
-    paths = ["/props", "/health", "/health"]
-
-    def answer(route: Any) -> None:
-        if route.request.url.removeprefix(root) in paths:
-            paths.remove(route.request.url.removeprefix(root))
-            route.fulfill(status=503, json=loading)
-        else:
-            route.continue_()
-
-    page.route("**/*", answer)
-    page.goto(root)
-    playwright.expect(page.locator("#about .waiting")).to_contain_text("Loading the model")
-    playwright.expect(page.locator("#about")).to_contain_text("draft length")
-    assert paths == []
 
 
 def test_everything_is_reached_by_keyboard_and_has_a_name(page: Any, root: str) -> None:

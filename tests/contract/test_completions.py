@@ -285,22 +285,3 @@ def test_an_event_is_one_line_for_everybody_who_splits_lines(tiny: Model) -> Non
     events = tiny.ask(COMPLETIONS, prompt=text, max_tokens=1, echo=True, stream=True).events
     assert text_of(events).startswith(text)
     assert events[-1]["choices"][0]["finish_reason"] == "length"
-
-
-@pytest.mark.parametrize("path", PATHS)
-def test_a_stream_says_on_demand_what_was_drafted(tiny: Model, path: str) -> None:
-    body = {"max_tokens": 24, "seed": 3, "temperature": 0.6, "logprobs": path == CHAT or 0}
-    body |= asking(path)
-    more = {"stream_options": {"include_drafted": True}}
-    plain, answer = tiny.streamed(path, **body), tiny.streamed(path, **body, **more)
-    assert text_of(answer) == text_of(plain) != ""
-    assert not any("drafted" in chunk["choices"][0] for chunk in plain)
-    choices = [chunk["choices"][0] for chunk in answer if "drafted" in chunk["choices"][0]]
-    assert sum(choice["tokens"] for choice in choices) == 24
-    accepted = sum(choice["tokens"] for choice in choices if choice["drafted"])
-    assert accepted == answer[-1]["timings"]["draft_n_accepted"] > 0
-    logprobs = [choice["logprobs"] for choice in choices if choice["logprobs"]]
-    assert sum(len(part.get("content") or part.get("tokens")) for part in logprobs) == 24
-    silent = tiny.streamed(path, **body, speculative=False, **more)
-    assert text_of(silent) == text_of(plain)
-    assert not any(chunk["choices"][0].get("drafted") for chunk in silent)

@@ -7,12 +7,12 @@ import mlx.core as mx
 import mlx_lm.utils
 import pytest
 
-from mlx_specdec import CheckpointError, OptionError, Options, Request, convert, generate_many, load
+from mlx_specdec import OptionError, Options, Request, convert, generate_many, load
 
 from ..support import mtp, tiny
 from ..support.checkpoints import write_t5
 from ..support.speculators import VOCABULARY, WIDTH, dflash, eagle3, speculators_eagle3
-from .converted import SMALL, change_config, config_of, dequantized, provenance, same, tensors
+from .converted import SMALL, config_of, dequantized, provenance, same, tensors
 from .scores import letters
 from .support import ROOT, command
 
@@ -80,40 +80,6 @@ def test_a_torch_archive_becomes_safetensors(targets: dict[str, Path], tmp_path:
     assert set(report["dropped"]) <= {"t2d", "embed_tokens.weight"}
     assert not list((tmp_path / "result").glob("*.bin"))
     assert drafts(targets["narrow"], tmp_path / "result") == drafts(targets["narrow"], source)
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"quantize": 4}, "divide into groups of 64"),
-        ({"quantize": "mixed_4_6", "q_group_size": 32}, "whole models"),
-        ({"quantize": "none"}, "not quantized"),
-    ],
-)
-def test_what_does_not_suit_a_drafter_is_refused(
-    options: dict[str, object], says: str, tmp_path: Path
-) -> None:
-    source = dflash(tmp_path / "source")
-    with pytest.raises(OptionError, match=says):
-        convert(str(source), tmp_path / "result", **options)  # type: ignore[arg-type]
-    assert not (tmp_path / "result").exists()
-
-
-@pytest.mark.parametrize(
-    ("damage", "says"),
-    [
-        ({"bits": 8, "group_size": 64}, "has shape"),
-        ({"bits": 8.5, "group_size": 32}, "MLX has no 8.5 bits"),
-        ("8 bits", "quantization entry that is no object"),
-    ],
-)
-def test_a_quantization_that_config_json_does_not_describe_is_refused(
-    damage: object, says: str, targets: dict[str, Path], tmp_path: Path
-) -> None:
-    convert(str(eagle3(tmp_path / "source")), tmp_path / "result", quantize=8, q_group_size=32)
-    change_config(tmp_path / "result", quantization=damage)
-    with pytest.raises(CheckpointError, match=says):
-        load(targets["decoder"], tmp_path / "result")
 
 
 # Layers for multi-token prediction

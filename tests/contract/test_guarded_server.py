@@ -113,25 +113,6 @@ def test_pages_of_others_may_not_ask(server: Server) -> None:
     assert server.ask(COMPLETIONS, method="OPTIONS", **preflight).status == 200
 
 
-def test_a_name_that_somebody_made_point_here_is_refused(server: Server) -> None:
-    for host, status in {
-        "localhost:8080": 200,
-        "[::1]:8080": 200,
-        "192.168.1.2:8080": 200,
-        "LocalHost:8080": 200,
-        "host.docker.internal:8080": 200,
-        "their.example": 200,
-        "evil.example:8080": 403,
-        "127.0.0.1.evil.example": 403,
-        "[evil": 403,
-    }.items():
-        for path in ("/v1/models", "/health", "/"):
-            answer = server.get(path, Host=host, **key(ONE))
-            assert answer.status == status, host
-            if status == 403:
-                assert answer.json["error"]["code"] == "host_not_allowed"
-
-
 def test_a_full_queue_asks_to_come_again(server: Server) -> None:
     body = {"prompt": "x", "max_tokens": 1}
     # More completions than the queue takes are not to be tried again.

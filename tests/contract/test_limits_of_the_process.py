@@ -1,12 +1,10 @@
 """Few open files, memory after a load, and signals at every time of a server's life."""
 
 import contextlib
-import ctypes
 import os
 import resource
 import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,31 +12,10 @@ from typing import Any
 
 import pytest
 
-from .support import PATIENCE, ROOT, Outcome, checkpoint, served
+from .support import PATIENCE, checkpoint, served
 
 FEW = 256
 """The default limit of open files on macOS."""
-DROP_CAPABILITY, SYS_RESOURCE = 24, 24
-"""Numbers of Linux: the order to give up a privilege, and the privilege to raise hard limits."""
-
-
-def few_files() -> None:
-    """Limit the open files of this process, which cannot raise the limit, not even as root."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(DROP_CAPABILITY, SYS_RESOURCE, 0, 0, 0)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (FEW, FEW))
-
-
-def limited(*arguments: object) -> Outcome:
-    """Run `mlx-specdec` with few open files."""
-    done = subprocess.run(
-        [sys.executable, "-m", "mlx_specdec", *map(str, arguments)],
-        capture_output=True,
-        cwd=ROOT,
-        preexec_fn=few_files,
-        timeout=PATIENCE,
-    )
-    return Outcome(done.returncode, done.stdout.decode(), done.stderr.decode())
 
 
 @contextlib.contextmanager
@@ -57,14 +34,6 @@ def few_at_first() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return checkpoint(tmp_path_factory.mktemp("llama"))
-
-
-def test_commands_run_with_few_open_files(llama: Path, tmp_path: Path) -> None:
-    done = limited("generate", "--model", llama, "-m", 4, "--quiet", "A text")
-    assert done.code == 0 and done.out, done.err
-    to = ("--mlx-path", tmp_path / "converted", "--dtype", "bfloat16")
-    done = limited("convert", "--model", llama, *to)
-    assert done.code == 0, done.err
 
 
 @contextlib.contextmanager

@@ -2,7 +2,7 @@
 too."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from mlx_specdec import (
     stream_many,
 )
 
-from .support import ROOT, Server, checkpoint, moved, served
+from .support import ROOT, checkpoint, moved
 
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% if not loop.last %}\n{% endif %}{% endfor %}"
 COUNTED = Options(
@@ -141,42 +141,3 @@ def test_the_first_token_of_a_completion_is_not_penalized(pair: Any, prompt: str
             assert generate(pair, prompt, replace(options, **{name: 50.0})).tokens == free
     free = generate(pair, prompt, Options(max_tokens=1)).tokens
     assert generate(pair, prompt, Options(max_tokens=1, repetition_penalty=50.0)).tokens != free
-
-
-@pytest.fixture(scope="module")
-def server(home: Path) -> Iterator[Server]:
-    with served("--model", home / "target", "--draft-model", home / "draft", "--greedy") as server:
-        yield server
-
-
-def completions(server: Server, prompt: str, **fields: Any) -> Any:
-    return server.ok("/v1/completions", prompt=prompt, max_tokens=1, **fields)["choices"][0]["text"]
-
-
-def chat(server: Server, prompt: str, **fields: Any) -> Any:
-    messages = [{"role": "user", "content": prompt}]
-    answer = server.ok("/v1/chat/completions", messages=messages, max_tokens=1, **fields)
-    return answer["choices"][0]["message"]["content"]
-
-
-def ollama_generate(server: Server, prompt: str, **fields: Any) -> Any:
-    options = {"num_predict": 1, **fields}
-    body = {"model": "m", "prompt": prompt, "raw": True, "stream": False, "options": options}
-    return server.ok("/api/generate", **body)["response"]
-
-
-def tgi(server: Server, prompt: str, **fields: Any) -> Any:
-    parameters = {"max_new_tokens": 1, "do_sample": False, **fields}
-    return server.ok("/generate", inputs=prompt, parameters=parameters)["generated_text"]
-
-
-EVERY = (completions, chat, ollama_generate, tgi)
-
-
-@pytest.mark.parametrize("api", EVERY, ids=lambda api: api.__name__)
-def test_no_api_penalizes_the_prompt(server: Server, prompt: str, api: Any) -> None:
-    free = api(server, prompt)
-    assert free
-    assert api(server, prompt, frequency_penalty=50) == free
-    if api is not tgi:
-        assert api(server, prompt, presence_penalty=50) == free

@@ -95,16 +95,6 @@ def test_sentinels_are_written_if_they_are_asked_for_and_can_stop_a_text(
     assert (cut.text, cut.finish_reason) == (whole.partition("<extra_id_1>")[0], "stop")
 
 
-def test_a_text_of_sentinels_alone_is_printed(filler: Path, vocabulary: list[str]) -> None:
-    words = ("generate", "a b", "--model", filler, *only(len(vocabulary) - 1))
-    done = command(*words)
-    assert (done.code, done.out) == (0, "<extra_id_0>" * 3 + "\n")
-    assert "special tokens" not in done.err
-    assert json.loads(command(*words, "--json").out)["text"] == "<extra_id_0>" * 3
-    # Sentinels that a stop string might cut are not added at the end.
-    assert command(*words, "--stop", "<extra_id_0>", "--quiet").out == "\n"
-
-
 def test_a_completion_of_special_tokens_says_how_to_print_them(t5: Path) -> None:
     words = ("generate", "a", "--model", t5)
     silent = command(*words, *only(2))

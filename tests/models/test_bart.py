@@ -190,18 +190,3 @@ def test_a_language_that_the_model_is_made_for_need_not_be_named() -> None:
     ):
         assert beginning(pair, [5, 2], Options()) == start
         assert len(beginning(pair, [5, 2], Options(target_lang="fr"))) == len(start)
-
-
-def test_old_files_of_nllb_end_a_source_with_its_language(tmp_path: Path) -> None:
-    shutil.copytree(TOKENIZERS / "mbart", tmp_path / "nllb")
-    named = {"additional_special_tokens": ["eng_Latn", "fra_Latn", "deu_Latn"]}
-    (tmp_path / "nllb" / "special_tokens_map.json").write_text(json.dumps(named))
-    network = speaking("m2m100").target.network
-    for legacy in (False, True):
-        settings = json.dumps({"legacy_behaviour": legacy})
-        (tmp_path / "nllb" / "tokenizer_config.json").write_text(settings)
-        tokenizer = load_tokenizer(tmp_path / "nllb", kind="encoder-decoder")
-        languages = families.of_network(network).languages(network, tokenizer)
-        english = tokenizer.pieces().index("eng_Latn")
-        ids = languages.source("la gare", tokenizer.encode, None, "fra_Latn")
-        assert (ids[-2:] == [2, english]) == legacy == (ids[0] != english)

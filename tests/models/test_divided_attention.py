@@ -73,8 +73,9 @@ def arrays(heads: int, shared: int, rows: int, keys: int, size: int) -> tuple[mx
     )
 
 
-@pytest.mark.parametrize("size", [64, 128, 256])
-@pytest.mark.parametrize("group", [1, 2, 4, 5, 7, 8, 16, 32])
+@pytest.mark.parametrize(
+    ("group", "size"), [(1, 64), (2, 256), (5, 64), (7, 128), (8, 64), (32, 256)]
+)
 def test_every_call_of_a_short_pass_is_within_the_kernels_limits(
     group: int,
     size: int,
@@ -92,33 +93,6 @@ def test_every_call_of_a_short_pass_is_within_the_kernels_limits(
             assert len(kernel_calls) == -(-rows // most), "no more calls than the kernel needs"
             for count, heads, keys in kernel_calls:
                 assert heads == group and count <= min(most, keys)
-
-
-@pytest.mark.parametrize(
-    ("heads", "shared", "rows", "keys", "size", "mask"),
-    [
-        (8, 1, 4, 40, 64, "causal"),
-        (4, 4, 8, 40, 64, "causal"),
-        (8, 1, 33, 40, 64, "causal"),
-        (33, 1, 5, 40, 64, "causal"),
-        (8, 1, 5, 40, 80, "causal"),
-        (8, 1, 5, 40, 192, "causal"),
-        (8, 1, 5, 1027, 512, "causal"),
-        (16, 1, 5, 2000, 512, "causal"),
-        (8, 1, 5, 2000, 512, mx.zeros((5, 2000))),
-    ],
-)
-def test_passes_that_the_kernel_takes_or_never_takes_stay_whole(
-    heads: int,
-    shared: int,
-    rows: int,
-    keys: int,
-    size: int,
-    mask: Any,
-    kernel_calls: list[tuple[int, ...]],
-) -> None:
-    attend(*arrays(heads, shared, rows, keys, size), None, 0.1, mask)
-    assert [call[0] for call in kernel_calls] == [rows]
 
 
 def masks(rows: int, keys: int, heads: int) -> dict[str, Any]:
@@ -165,10 +139,7 @@ def grouped(heads: int, shared: int, family: str = "llama", **changes: Any) -> D
 
 FAMILIES: dict[str, Callable[[], DecoderOnlyModel]] = {
     "llama": lambda: grouped(8, 1),
-    "qwen3_moe": lambda: grouped(8, 2, "qwen3_moe"),
-    "gemma3": lambda: grouped(8, 1, "gemma3"),
     "gpt_oss": lambda: grouped(8, 1, "gpt_oss"),
-    "qwen3_next": lambda: grouped(8, 1, "qwen3_next"),
     "a window": lambda: DecoderOnlyModel(
         tiny.build("llama", head_dim=SIZE, num_attention_heads=8, num_key_value_heads=1),
         caches=CacheSettings(max_size=16),

@@ -2,8 +2,6 @@
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import mlx.core as mx
@@ -20,7 +18,6 @@ from mlx_specdec.models.loading import load_model
 from mlx_specdec.models.t5 import T5, T5Config
 
 from ..support import tiny
-from ..support.tokenizers import byte_level
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "t5"
 
@@ -106,31 +103,3 @@ def test_a_family_that_runs_on_metal_only_is_reported(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="on Metal only") as caught:
         load_model(tmp_path)
     assert "\n" not in str(caught.value)
-
-
-def test_no_transformers_is_needed_for_texts_and_chats_and_mlx_lm_stays_whole(
-    tmp_path: Path,
-) -> None:
-    """mlx-lm's names, which need transformers, work afterwards in the same process."""
-    template = "{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"
-    byte_level(tmp_path, chat_template=template, tokenizer_class="PreTrainedTokenizerFast")
-    weights = Path(__file__).parents[2] / "weights"
-    program = f"""
-import sys
-from mlx_specdec import Options, generate, load
-pair = load({str(weights / "py-llama")!r}, {str(weights / "py-llama-draft")!r})
-assert generate(pair, "def f(", Options(max_tokens=2)).tokens
-from pathlib import Path
-from mlx_specdec.text.tokenizer import load_tokenizer
-chat = load_tokenizer(Path({str(tmp_path)!r}), kind="decoder-only")
-assert chat.apply_chat("hello")[-1] == 1
-assert "transformers" not in sys.modules
-import mlx_lm.utils
-assert mlx_lm.utils.load_tokenizer({str(weights / "py-llama")!r}).encode("def f")
-from mlx_lm import stream_generate
-assert mlx_lm.__version__ and "transformers" in sys.modules
-assert "__getattr__" not in vars(mlx_lm)
-assert mlx_lm.utils.TokenizerWrapper is mlx_lm.tokenizer_utils.TokenizerWrapper
-"""
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stderr

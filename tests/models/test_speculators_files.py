@@ -145,19 +145,6 @@ def test_layers_that_nothing_names_are_the_usual_ones(tmp_path: Path) -> None:
     assert files_of(nameless).hidden_layers_of(36) == (1, 17, 33)
 
 
-def test_norm_output_means_two_things(tmp_path: Path) -> None:
-    def both(directory: Path) -> tuple[bool, bool]:
-        network = network_of(directory)
-        return network.norms_before_head, network.feeds_back_normed
-
-    assert both(eagle3(tmp_path / "1")) == (True, False)
-    assert both(eagle3(tmp_path / "2", norm_output=False)) == (False, False)
-    assert both(eagle3(tmp_path / "3", norm_output=True)) == (True, False)
-    assert both(speculators_eagle3(tmp_path / "4")) == (True, False)
-    assert both(speculators_eagle3(tmp_path / "5", norm_output=True)) == (True, True)
-    assert both(speculators_eagle3(tmp_path / "6", norm_output=False)) == (True, False)
-
-
 def test_block_size_counts_slots_or_proposals(tmp_path: Path) -> None:
     for directory, most in (
         (dflash(tmp_path / "1", block_size=5), 4),

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten, tree_unflatten
 
-from mlx_specdec.errors import OptionError
 from mlx_specdec.models.loading import load_model, trainable
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.models.trainable import Trainable
@@ -48,11 +47,6 @@ def test_padded_texts_get_the_logits_that_each_gets_alone(name: str) -> None:
 def test_sources_and_texts_of_encoder_decoders_may_be_padded(name: str) -> None:
     model = load_model(FIXTURES.parent / name, dtype="float32").model
     check_same(model, trainable(model))
-
-
-def test_a_model_without_gradient_is_refused() -> None:
-    with pytest.raises(OptionError, match="recurrent_gemma cannot be trained: take another kind"):
-        trainable(DecoderOnlyModel(tiny.build("recurrent_gemma")))
 
 
 @pytest.mark.parametrize("family", ["llama", "t5"])
