@@ -103,15 +103,14 @@ def test_log_probabilities_are_those_of_transformers(name: str, tmp_path: Path) 
     assert differs(FIXTURES / name, tmp_path / "model", name, *ways) < CLOSE
 
 
-@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 8])
 @pytest.mark.parametrize("name", quick([*BART, *GEMMA, "madlad"], *SOME))
 def test_texts_are_those_of_transformers_in_batches_and_with_drafts(
-    name: str, every: int, tmp_path: Path
+    name: str, tmp_path: Path
 ) -> None:
-    """64 sources, or every eighth of them."""
+    """Every eighth of 64 sources."""
     target = copied(FIXTURES / name, tmp_path / "target")
     pair = load(target, moved(target, tmp_path / "draft", 0.02), dtype="float32")
-    sources, texts = zip(*lines(name)[::every], strict=True)
+    sources, texts = zip(*lines(name)[::8], strict=True)
     ways = {"regular": True}, {"proposer": "draft"}, {"proposer": "ngram", "ngram_min": 1}
     requests = [
         Request(source, Options(max_tokens=len(text), num_draft=3, **how), ignore_eos=True)
@@ -120,10 +119,7 @@ def test_texts_are_those_of_transformers_in_batches_and_with_drafts(
     ]
     results = generate_many(pair, requests, requests[0].options, batch_size=16)
     assert [list(result.tokens) for result in results] == list(texts)
-    stats = [result.stats for result in results]
-    accepted = sum(one.accepted for one in stats)
-    assert accepted > 0
-    assert every > 1 or sum(one.drafted for one in stats) > accepted
+    assert sum(result.stats.accepted for result in results) > 0
 
 
 @pytest.mark.parametrize("name", quick(BART, "bart/bart", "bart/m2m100"))
