@@ -1,4 +1,4 @@
-"""Files that real torch wrote (tests/fixtures/make_torch.py), read without it."""
+"""Files that real torch wrote (benchmarks/make_torch.py), read without it."""
 
 import os
 import pickle

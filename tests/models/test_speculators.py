@@ -1,6 +1,6 @@
 """Drafters' arithmetic against the package `speculators`, passes, windows and scaled positions.
 
-tests/fixtures/make_drafters.py and make_mtp.py wrote the fixtures: each round is computed
+benchmarks/make_drafters.py and make_mtp.py wrote the fixtures: each round is computed
 from the beginning there. The latter's reference is transformers where `speculators` has none.
 """
 
