@@ -29,11 +29,12 @@ its name is left out."""
 PAIRS_NOTE = (
     "Sizes are those of target and draft at so many bits and of caches of 8k tokens; those in "
     "parentheses do not fit. Without a known chip, an M4 Pro is assumed. Tokens/s are without and "
-    "with drafts, for chat, at the bits that are fastest here: what others measured with their own programs, times the ratio of memory "
-    "bandwidths. Those in parentheses are computed, since nobody has published the gain at these "
-    "bits. The class is the quality of the target, A to E. A wide terminal shows the names of "
-    "drafts, which --draft-model auto takes. This program was run with the pairs in weights/ only. "
-    "Loading a pair compares both tokenizers token by token, and bench measures any pair."
+    "with drafts, for chat, at the bits that are fastest here: what others measured with their "
+    "own programs, times the ratio of memory bandwidths. Those in parentheses are computed, since "
+    "nobody has published the gain at these bits. The class is the quality of the target, A to E. "
+    "A wide terminal shows the names of drafts, which --draft-model auto takes. This program was "
+    "run with the pairs in weights/ only. Loading a pair compares both tokenizers token by token, "
+    "and bench measures any pair."
 )
 SLOW_ROWS = (
     "The GPU of an M1 or M2 reads quantized weights once for every row of a pass, so drafts of a "
