@@ -37,7 +37,7 @@ ELSEWHERE = {
         "split_mtp",
     },
     "an earlier release": {
-        "working",
+        *("estimated_gains", "working"),
         *("taps", "compare_logits", "compare_text", "download_progress", "upload_repo"),
     },
     "flags of mlx.distributed_config": {"--auto-setup", "--output-hostfile", "--over"},
