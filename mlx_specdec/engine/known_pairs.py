@@ -201,7 +201,7 @@ class KnownPair:
     def speed(self, bits: int, use: str) -> float:
         """Return tokens per second on TYPICAL_CHIP, or 0 if the gain is unknown. use: One of USES,
         or "plain" for the speed without drafts."""
-        stored = next(n for n in BITS if n >= bits)
+        stored = next((n for n in BITS if n >= bits), max(BITS))
         return self.speeds.get(str(stored), {}).get(use, 0.0)
 
     def pays(self, bits: int, use: str, machine: Machine) -> bool:
@@ -264,7 +264,7 @@ def best_for(use: str, machine: Machine, q_bits: int | None = None) -> tuple[Kno
     if found := best(pairs, purpose, machine, bits, any_class=use == FAST):
         return found
     if machine.slow_rows and q_bits is not None:
-        raise OptionError(f"on an M1 or M2 no pair for {use} gains at {q_bits} bits: try 16")
+        raise OptionError(f"an M1 or M2 gains nothing at {q_bits} bits: leave out --q-bits")
     least = min(one.nbytes(bits[0], machine.on_cpu) for one in pairs)
     raise OptionError(
         f"no pair for {use} fits: the smallest takes {show_size(least)} with {TOKENS:,} tokens, "
@@ -300,11 +300,8 @@ def _base(name: str) -> tuple[str, int]:
     last = name.rstrip("/").rsplit("/", 1)[-1].lower()
     found = _CONVERTED.search(last)
     stated = int(found[3]) if found and found[3] else max(BITS)
-    return _CONVERTED.sub("", last).removeprefix("meta-"), _nearest(stated)
-
-
-def _nearest(bits: int) -> int:
-    return min(BITS, key=lambda one: abs(one - bits))
+    nearest = min(BITS, key=lambda bits: abs(bits - stated))
+    return _CONVERTED.sub("", last).removeprefix("meta-"), nearest
 
 
 def known_pairs() -> list[KnownPair]:
