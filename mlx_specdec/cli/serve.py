@@ -31,7 +31,7 @@ PROGRAM = __name__.partition(".")[0]
 SERVER_PACKAGES = ("fastapi", "uvicorn")
 
 
-class NetworkFlags(Flags, panel="Server"):
+class ServerFlags(Flags, panel="Server"):
     host: str = flag("127.0.0.1", "The address to listen on; 0.0.0.0 is every one.")
     port: int = flag(8080, "The port to listen on; 0 takes a free one.")
     api_key: list[str] | None = flag(
@@ -54,9 +54,6 @@ class NetworkFlags(Flags, panel="Server"):
     log_level: Literal["debug", "info", "warning", "error"] = flag(
         "info", "The lines that are written to standard error; info has a line for each request."
     )
-
-
-class Load(Flags, panel="Server"):
     batch_size: int = flag(16, "The number of requests that are decoded at once.", min=1)
     timeout: float = flag(600.0, "The seconds after which an answer is cut.")
     drain_seconds: float = flag(
@@ -76,9 +73,6 @@ class Load(Flags, panel="Server"):
         False,
         "Answer 503 with Retry-After while a model is loaded, instead of letting requests wait.",
     )
-
-
-class PromptCacheFlags(Flags, panel="Server"):
     prompt_cache_bytes: str | None = flag(
         None,
         "The size limit of the prompt cache, such as 4GB; 0 keeps nothing.",
@@ -92,9 +86,9 @@ class PromptCacheFlags(Flags, panel="Server"):
         metavar="DIR",
     )
 
-    def size(self) -> int | None:
-        """Return the limit in bytes, or None for the default. Raises OptionError if it is no
-        size."""
+    def cached_bytes(self) -> int | None:
+        """Return the bytes of the prompt cache, or None for the default. Raises OptionError if they
+        are no size."""
         if self.prompt_cache_bytes is None:
             return None
         nbytes = parse_size("--prompt-cache-bytes", self.prompt_cache_bytes, zero=True)
@@ -193,25 +187,23 @@ class Requests(OneModel, panel="Model"):
     "mlx-specdec serve --model weights/py-llama --draft-model auto",
     "mlx-specdec serve --model weights/py-llama --model weights/t5-enfr",
 )
-def serve(
-    network: NetworkFlags, load: Load, prompt_cache: PromptCacheFlags, flags: Requests
-) -> None:
+def serve(server: ServerFlags, flags: Requests) -> None:
     """Serve models over HTTP to OpenAI's and other clients.
 
     Without --model it is the shipped translator, from English to French. A request's text depends
     on its prompt, its settings and its seed alone, whatever else is served at the same time.
     Sampling flags are the defaults of requests that do not set them."""
-    if load.idle_unload is not None and flags.distributed is not None:
+    if server.idle_unload is not None and flags.distributed is not None:
         raise OptionError("--idle-unload is for one machine: leave --distributed out")
     presets = flags.each()
-    if not 0 <= network.port < 1 << 16:
-        raise OptionError(f"--port must lie between 0 and 65535, not {network.port}")
-    if not load.timeout > 0:
-        raise OptionError(f"--timeout must be more than 0, not {load.timeout}")
-    cached_bytes, memory_budget = prompt_cache.size(), flags.memory()
-    if "" in (network.api_key or ()):
+    if not 0 <= server.port < 1 << 16:
+        raise OptionError(f"--port must lie between 0 and 65535, not {server.port}")
+    if not server.timeout > 0:
+        raise OptionError(f"--timeout must be more than 0, not {server.timeout}")
+    cached_bytes, memory_budget = server.cached_bytes(), flags.memory()
+    if "" in (server.api_key or ()):
         raise OptionError("--api-key is empty: give a key, or leave it out")
-    for origin in network.cors_origin or ():
+    for origin in server.cors_origin or ():
         if origin not in ("*", "null") and "://" not in origin:
             raise OptionError(
                 f"--cors-origin must be an origin such as https://example.org, not {origin:.80}"
@@ -220,31 +212,33 @@ def serve(
         raise OptionError(f"the server needs {' and '.join(missing)}: {system.install('server')}")
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
     # Set the level of this package only, not of other libraries.
-    logging.getLogger(PROGRAM).setLevel(network.log_level.upper())
+    logging.getLogger(PROGRAM).setLevel(server.log_level.upper())
     from ..engine.prompt_cache_files import Store
     from ..serve.app import Access
     from ..serve.registry import Registry
     from ..serve.server import serve as run
 
-    store = Store(cached_bytes, prompt_cache.prompt_cache_dir, len(presets))
+    store = Store(cached_bytes, server.prompt_cache_dir, len(presets))
 
     def model_of(preset: Preset[OneModel]) -> ServedModel:
-        return _model(preset, load, store, several=len(presets) > 1)
+        return _model(preset, server, store, several=len(presets) > 1)
 
     registry = Registry(
         [model_of(preset) for preset in presets],
-        batch_size=load.batch_size,
+        batch_size=server.batch_size,
         memory_budget=memory_budget,
-        idle_seconds=math.inf if load.idle_unload is None else 60 * load.idle_unload,
-        waits=not load.no_wait,
-        strict=network.strict_model,
+        idle_seconds=math.inf if server.idle_unload is None else 60 * server.idle_unload,
+        waits=not server.no_wait,
+        strict=server.strict_model,
     )
-    access = Access(tuple(network.api_key or ()), tuple(network.cors_origin or ()))
-    drain_seconds = load.drain_seconds
-    run(registry, network.host, network.port, access=access, drain_seconds=drain_seconds)
+    access = Access(tuple(server.api_key or ()), tuple(server.cors_origin or ()))
+    drain_seconds = server.drain_seconds
+    run(registry, server.host, server.port, access=access, drain_seconds=drain_seconds)
 
 
-def _model(preset: Preset[OneModel], load: Load, store: Store, *, several: bool) -> ServedModel:
+def _model(
+    preset: Preset[OneModel], server: ServerFlags, store: Store, *, several: bool
+) -> ServedModel:
     """Return a model that may be loaded. Raises OptionError if its flags are wrong."""
     from ..checkpoints.source import check, names_of, nbytes_of
     from ..serve.registry import ServedModel
@@ -271,14 +265,14 @@ def _model(preset: Preset[OneModel], load: Load, store: Store, *, several: bool)
 
     def loading() -> tuple[Pair, Options]:
         history = store.max_bytes != 0
-        return load_drafting(flags, options, history=history, rows=load.batch_size)
+        return load_drafting(flags, options, history=history, rows=server.batch_size)
 
     return ServedModel(
         names[0],
         loading,
         names[1:],
         ServiceSettings(
-            Limits(seconds=load.timeout, context=flags.max_model_len),
+            Limits(seconds=server.timeout, context=flags.max_model_len),
             drawn_seeds=flags.seed is None,
             tool_call_parser=flags.tool_call_parser or "",
             thinking_budget=flags.thinking_budget,
