@@ -13,8 +13,8 @@ from ..results import Step
 from ..text.messages import Message, text_of
 from .answers import Choice, Payload, Writer
 from .events import Event, joined
-from .fields import MESSAGES, Body, Boolean, Fields, Kinds, Object, Refused, Several, worded
-from .internal import TOOLS, Chat, MaxTokens, Sampled, Stops, ToolChoice, Tools, Wanted
+from .fields import Body, Boolean, Fields, Kinds, Object, Refused, Several, worded
+from .internal import Chat, MaxTokens, Sampled, Stops, ToolChoice, Tools, Wanted
 from .problems import Problem
 from .requests import LoadedModel
 from .service import complete, compute
@@ -137,8 +137,8 @@ class CountRequest(Body, Thoughtful):
     """The body of /v1/messages/count_tokens."""
 
     system: Content | None = None
-    messages: Annotated[Several[BlocksMessage], Field(min_length=1, max_length=MESSAGES)]
-    tools: Annotated[Several[MessagesTool], Field(max_length=TOOLS)] = []  # noqa: RUF012
+    messages: Annotated[Several[BlocksMessage], Field(min_length=1)]
+    tools: Several[MessagesTool] = []  # noqa: RUF012
     tool_choice: Annotated[
         MessagesChoice, worded('of the type "auto", "any", "none", or "tool" with a name')
     ] = MessagesChoice()

@@ -11,6 +11,7 @@ from pydantic import (
     ConfigDict,
     Field,
     StrictBool,
+    StrictInt,
     ValidationError,
     WrapValidator,
     model_validator,
@@ -56,12 +57,14 @@ Refused = Mapping[str, Sequence[object]]
 """Unsupported fields, each with the values that are accepted because they have no effect."""
 Kinds = Mapping[str, Sequence[str]]
 """Types of objects, each with the fields that it requires."""
-Several = Annotated[list[Entry], Field(fail_fast=True)]
+ENTRIES = 16_384
+"""The largest number of entries of a list, except for token ids. The event loop checks them, and
+other requests wait meanwhile."""
+Several = Annotated[list[Entry], Field(fail_fast=True, max_length=ENTRIES)]
 """A list that is checked up to its first error, because a body of a megabyte could have a million
 of them."""
-MESSAGES = 16_384
-"""The largest number of messages in a body. The event loop checks them, and other
-requests wait meanwhile."""
+Ids = Annotated[list[StrictInt], Field(fail_fast=True)]
+"""Token ids."""
 
 
 def worded(words: str) -> WrapValidator:

@@ -16,23 +16,20 @@ from ..core.options import (
 )
 from ..text.chat import Ending
 from ..text.messages import Message, Tool
-from .fields import Boolean, Fields, Several, number, worded
+from .fields import ENTRIES, Boolean, Fields, Several, number, worded
 from .problems import invalid
 
-STOPS, STOP_LENGTH, BIASES, TOOLS = 16, 1024, 1024, 128
-"""Largest numbers of stop strings, of characters of one, of entries in logit_bias, and of tools."""
 MaxTokens = Annotated[
     int, Field(ge=-1), number, worded("a whole number from 0 on, or -1 for no limit")
 ]
 Count = Annotated[int, Field(ge=1), number]
 Penalty = Annotated[float, Field(ge=-LARGEST_BIAS, le=LARGEST_BIAS), number]
 Share = Annotated[float, Field(ge=0, le=1), number]
-Stop = Annotated[str, Field(max_length=STOP_LENGTH)]
-Stops = Annotated[Several[Stop], Field(max_length=STOPS)]
+Stops = Several[str]
 
 
 def _few(biases: Any) -> Any:
-    return None if isinstance(biases, dict) and len(biases) > BIASES else biases
+    return None if isinstance(biases, dict) and len(biases) > ENTRIES else biases
 
 
 # There is no lower limit: a very low bias excludes a token.
@@ -47,7 +44,7 @@ Biases = Annotated[
         ],
     ],
     BeforeValidator(_few),
-    worded(f'at most {BIASES} token ids with numbers, as in {{"42": -5}}'),
+    worded(f'at most {ENTRIES} token ids with numbers, as in {{"42": -5}}'),
 ]
 
 
@@ -80,7 +77,7 @@ class Sampled(Fields):
     ) = Field(None, validation_alias=AliasChoices("repetition_penalty", "repeat_penalty"))
     repeat_last_n: Annotated[int, Field(ge=-1), number] | None = None
     logit_bias: Biases | None = None
-    stop: Stop | Stops = ""
+    stop: str | Stops = ""
     max_tokens: MaxTokens | None = None
     ignore_eos: Boolean = False
     exact: Boolean | None = None

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import PlainTextResponse
-from pydantic import AliasChoices, Field, StrictInt
+from pydantic import AliasChoices, Field
 
 from ..engine.chat import chat_format
 from ..results import Step
@@ -12,7 +12,7 @@ from ..text.tokenizer import DirectoryTokenizer
 from .answers import FINGERPRINT, Choice, Payload, Writer, timings, token_piece
 from .engine import STOPPING
 from .events import Event
-from .fields import Body, Boolean, Fields, Several
+from .fields import Body, Boolean, Fields, Ids, Several
 from .internal import MaxTokens, Sampled, Wanted
 from .metrics import CONTENT_TYPE, as_text
 from .openai import Conversation, Messages
@@ -59,7 +59,7 @@ class TokenizeRequest(Conversation):
 class DetokenizeRequest(Body):
     """The body of /detokenize."""
 
-    tokens: Several[StrictInt]
+    tokens: Ids
 
 
 # Answers.

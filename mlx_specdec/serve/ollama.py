@@ -21,7 +21,7 @@ from .answers import Choice, Payload, Writer
 from .embeddings import task_of
 from .engine import EngineTask
 from .events import Event
-from .fields import MESSAGES, Body, Boolean, Object, Refused, Several, worded
+from .fields import Body, Boolean, Object, Refused, Several, worded
 from .internal import Chat, Count, MaxTokens, Sampled, ToolChoice, Tools, Wanted
 from .problems import Problem, invalid
 from .registry import ServedModel
@@ -136,7 +136,7 @@ class OllamaMessage(ChatMessage):
 class OllamaChatRequest(WritingRequest):
     """The body of /api/chat."""
 
-    messages: Annotated[Several[OllamaMessage], Field(max_length=MESSAGES)] = []  # noqa: RUF012
+    messages: Several[OllamaMessage] = []  # noqa: RUF012
     tools: ToolList = []  # noqa: RUF012
 
     def prepared(self, model: LoadedModel) -> Prepared:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
 from fastapi import APIRouter, Request, Response
-from pydantic import AliasChoices, Field, StrictInt
+from pydantic import AliasChoices, Field
 
 from ..proposers.lookup import PREDICTION
 from ..results import Step, TokenLogprob
@@ -17,7 +17,7 @@ from ..text.chat import Ending
 from ..text.messages import text_of
 from .answers import FINGERPRINT, LEAST_LOGPROB, Choice, Payload, Writer, timings, token_piece
 from .events import Event, joined
-from .fields import MESSAGES, Body, Boolean, Fields, Refused, Several, number
+from .fields import Body, Boolean, Fields, Ids, Refused, Several, number
 from .internal import Chat, Count, MaxTokens, Sampled, Tools, Wanted
 from .problems import Problem, invalid
 from .requests import LoadedModel, Prepared
@@ -46,7 +46,7 @@ class ChatChoosing(Choosing):
     type: Literal["function", "allowed_tools"] = "function"
 
 
-Messages = Annotated[Several[ChatMessage], Field(min_length=1, max_length=MESSAGES)]
+Messages = Annotated[Several[ChatMessage], Field(min_length=1)]
 
 
 class Conversation(Body, Thoughtful):
@@ -145,11 +145,12 @@ class ChatRequest(Completion, Conversation):
         return model.chat(self.chat(), self.wanted(top))
 
 
-INPUTS = 2048
-"""Largest number of texts in a list of prompts."""
-Ids = Annotated[Several[StrictInt], Field(min_length=1)]
-Texts = Annotated[Several[Written], Field(min_length=1, max_length=INPUTS)]
-Prompt = Written | Ids | Texts | Annotated[Several[Ids], Field(min_length=1, max_length=INPUTS)]
+Prompt = (
+    Written
+    | Annotated[Ids, Field(min_length=1)]
+    | Annotated[Several[Written], Field(min_length=1)]
+    | Annotated[Several[Annotated[Ids, Field(min_length=1)]], Field(min_length=1)]
+)
 """A text, token ids, or a list of either."""
 
 

@@ -299,7 +299,7 @@ class Registry:
         if engine.problem is None:
             log.info("unloaded %s", model.name)
         elif self.begins or model.stays:
-            self.fatal = engine.problem
+            self.fatal, self.closed = engine.problem, True
         else:
             log.error("%s has ended: %r", model.name, engine.problem)
             # The error may contain paths of this machine.

@@ -16,8 +16,8 @@ from ..results import Step
 from ..text.messages import Message, Tool, lines_of, log_once, text_of
 from .answers import Choice, Payload, Writer, timings
 from .events import Event, joined
-from .fields import MESSAGES, Body, Boolean, Fields, Kinds, Object, Refused, Several, Typed
-from .internal import TOOLS, Chat, MaxTokens, Sampled, Tools, Wanted
+from .fields import Body, Boolean, Fields, Kinds, Object, Refused, Several, Typed
+from .internal import Chat, MaxTokens, Sampled, Tools, Wanted
 from .problems import Problem
 from .requests import LoadedModel
 from .service import complete, compute, service_of
@@ -191,10 +191,10 @@ class InputTokensRequest(Body, Thoughtful):
     """The body of /v1/responses/input_tokens."""
 
     refused: ClassVar[Refused] = {"conversation": (), "prompt": ()}
-    input: str | Annotated[Several[Item], Field(min_length=1, max_length=MESSAGES)]
+    input: str | Annotated[Several[Item], Field(min_length=1)]
     instructions: str | None = None
     previous_response_id: str | None = None
-    tools: Annotated[Several[ResponsesTool], Field(max_length=TOOLS)] = []  # noqa: RUF012
+    tools: Several[ResponsesTool] = []  # noqa: RUF012
     tool_choice: Choosing | OneOf | None = None
     parallel_tool_calls: Boolean | None = None
 

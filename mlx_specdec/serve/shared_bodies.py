@@ -10,7 +10,7 @@ from pydantic import AliasChoices, BeforeValidator, ConfigDict, Field
 from ..text.chat import RESERVED
 from ..text.messages import TEXT_PART_FIELDS, Message, Tool
 from .fields import Boolean, Fields, Kinds, Object, Refused, Several, Typed, number, worded
-from .internal import TOOLS, TextConstraint, ToolChoice
+from .internal import TextConstraint, ToolChoice
 from .problems import invalid
 
 Written = Annotated[str, Field(pattern=r"\S"), worded("a non-blank string")]
@@ -125,7 +125,7 @@ class Function(Typed):
         return {"type": "function", "function": function}
 
 
-ToolList = Annotated[Several[Function], Field(max_length=TOOLS)]
+ToolList = Several[Function]
 
 
 def shown_name(name: str, namespace: str | None) -> str:

@@ -28,13 +28,13 @@ BOUND: list[list[Any]] = [
 ]
 TABLES[f"tiny {COMPLETIONS}"] += [
     *BOUND,
-    [{"stop": "a" * 2000}, "stop"],
+    [{"stop": ["a"] * 16_385}, "stop", "at most 16384 entries"],
     [{"prompt": [7] * 4096}, "prompt", "", TOO_LONG],
 ]
 TABLES[f"talks {CHAT}"] += [
     *BOUND,
     [{"messages": [USER] * 16_385}, "messages", "at most 16384 entries"],
-    [{"tools": [function(f"f{at}") for at in range(129)]}, "tools", "at most 128"],
+    [{"tools": [function(f"f{at}") for at in range(16_385)]}, "tools", "at most 16384"],
 ]
 TABLES[f"talks {RESPONSES}"].append([{"input": "word " * 2000}, "input", "", TOO_LONG])
 TABLES[f"translator {COMPLETIONS}"].append([{"prompt": [5] * 5000}, "prompt", "", TOO_LONG])

@@ -10,11 +10,13 @@ import pytest
 
 from mlx_specdec.engine.loading import load
 from mlx_specdec.engine.prompt_cache_files import Store
+from mlx_specdec.errors import OptionError
 from mlx_specdec.serve import registry as registry_module
 from mlx_specdec.serve.problems import Problem
 from mlx_specdec.serve.registry import Registry, ServedModel
 from mlx_specdec.serve.requests import Facts
 from mlx_specdec.serve.service import Service
+from mlx_specdec.serve.settings import Limits, ServiceSettings
 
 from ..support.serving import (
     COMPLETIONS,
@@ -26,6 +28,7 @@ from ..support.serving import (
 )
 
 FOR_OTHER = {"model": "other", "prompt": TEXT, "max_tokens": 2}
+HASTY = Limits(seconds=0.2)
 FACTS = Facts(100, ("completion",), True, "llama", "float32")
 
 
@@ -185,6 +188,31 @@ def test_a_model_that_several_machines_share_stays(monkeypatch: pytest.MonkeyPat
     several.use("a")
     several.registry.unload(several["a"])
     assert several.states["a"] == "loaded"
+
+
+def test_a_single_model_that_cannot_be_loaded_ends_the_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    several = Several(monkeypatch, "a")
+    several.registry.begin()
+    assert several.registry.begins and not several.ask("a")
+    engine, problem = several["a"].engine, OptionError("there is no file")
+    engine.problem, engine.closed, engine.ended = problem, True, True
+    with pytest.raises(Problem, match="shutting down"):
+        for _ in range(2):
+            several.ask("a")
+    assert several.registry.fatal is problem
+
+
+def test_the_time_for_a_request_includes_the_load_of_its_model() -> None:
+    may_load = threading.Event()
+    model = ServedModel("slow", lambda: may_load.wait(60), settings=ServiceSettings(HASTY))
+    registry = Registry([model])
+    answer = client_for(Service(registry)).post(COMPLETIONS, json={"prompt": TEXT})
+    assert answer.status_code == 503 and answer.json()["error"]["code"] == "timeout"
+    assert (model.waiting, model.leases, model.state) == (0, 0, "loading")
+    registry.close()
+    may_load.set()
 
 
 def registry_of(directories: dict[str, tuple[Path, Path | None]], **settings: Any) -> Registry:
