@@ -291,6 +291,16 @@ def free_disk(place: Path) -> int:
     return shutil.disk_usage(there).free
 
 
+def check_room(
+    place: Path, nbytes: int, what: str, error: type[SpecdecError], instead: str = ""
+) -> None:
+    """Raise an error if the disk that holds `place` has less than `nbytes` free. what, instead: The
+    beginning and the end of the error."""
+    if nbytes > (free := free_disk(place)):
+        sizes = f"{show_size(nbytes)}, and its disk has {show_size(free)} free"
+        raise error(f"{what} needs {sizes}: make room{instead}")
+
+
 def default_shard_bytes() -> int:
     """Return 4 GB, or less on a machine with little memory."""
     return max(1, min(SHARD_BYTES, int(SHARD_SHARE_OF_MEMORY * memory())))

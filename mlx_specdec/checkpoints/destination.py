@@ -10,7 +10,6 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from .. import system
 from ..errors import OutputError
 from ..system import show_size
 
@@ -95,13 +94,3 @@ def remove_leftovers(destination: Path) -> bool:
             pass
         alive = True
     return alive
-
-
-def check_room(destination: Path, nbytes: int) -> None:
-    """Raise OutputError if the disk of `destination` has less than `nbytes` free."""
-    free = system.free_disk(destination)
-    if nbytes > free:
-        raise OutputError(
-            f"{destination} needs {show_size(nbytes)}, and its disk has {show_size(free)} free: "
-            "make room, or choose another --mlx-path"
-        )

@@ -19,7 +19,6 @@ from huggingface_hub.hf_api import RepoSibling
 
 from .. import system
 from ..errors import SourceError, SpecdecError, first_line
-from ..system import show_size
 from . import shards
 from .formats.safetensors import read_header
 
@@ -218,12 +217,9 @@ class Repository:
     def _download(self, files: list[str], progress: Callable[[int, int], None] | None) -> Path:
         missing = [file for file in files if self._in_cache(file, self._commit) is None]
         total, done = sum(self._listed[file].size or 0 for file in missing), 0
-        free = system.free_disk(Path(hub.constants.HF_HUB_CACHE))
-        if total > free:
-            raise SourceError(
-                f"{self._name} needs {show_size(total)} in the Hub's cache, whose disk has "
-                f"{show_size(free)} free: make room, or set HF_HOME to another place"
-            )
+        cache, instead = Path(hub.constants.HF_HUB_CACHE), ", or set HF_HOME to another place"
+        what = f"{self._name} in the Hub's cache"
+        system.check_room(cache, total, what, SourceError, instead)
 
         def report(count: int) -> None:
             nonlocal done

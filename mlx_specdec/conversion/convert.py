@@ -12,6 +12,7 @@ from ..checkpoints.other_programs import OLLAMA
 from ..checkpoints.quantization import Q_BITS, WeightFormat
 from ..checkpoints.shards import FORMAT_NAMES, MTP_LAYERS
 from ..checkpoints.source import as_directory, resolve
+from ..errors import OutputError
 from ..system import show_size
 from .plan import Plan
 from .plans import plan_for
@@ -82,7 +83,8 @@ def convert(
         extra = [writer.ResultTensor.unchanged(*named) for named in plan.extra.items()]
         result_nbytes = sum(output.nbytes for output in (*outputs, *extra))
         source_nbytes = sum(output.source.nbytes for output in (*outputs, *extra))
-        destination.check_room(path, result_nbytes + OTHER_FILES_BYTES)
+        needed, instead = result_nbytes + OTHER_FILES_BYTES, ", or choose another --mlx-path"
+        system.check_room(path, needed, str(path), OutputError, instead)
         config = [source / "config.json"] if (source / "config.json").is_file() else []
         paths = [*plan.weights.paths, *config]
         files_nbytes = sum(file.stat().st_size for file in paths)

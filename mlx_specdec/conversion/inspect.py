@@ -194,18 +194,9 @@ def _inspect_model(path: Path, directory: Path) -> Inspection:
 
 
 def _tokenizer(directory: Path, made: bool) -> str:
-    file = directory / "tokenizer.json"
+    """Return the name of the file with the vocabulary, or "". made: Whether it is converted."""
+    suffixes = ("tokenizer.json", ".model", ".spm", "vocab.json", "vocab.txt", ".tiktoken")
     names = [path.name for path in files.tokenizer_files(directory)]
-    if not file.is_file():
-        suffixes = (".model", ".spm", "vocab.json", "vocab.txt", ".tiktoken")
-        return next((name for name in names if name.endswith(suffixes)), "")
-    try:
-        model = read_json(file).get("model")
-    except CheckpointError:
-        return "tokenizer.json, damaged"
-    words = "tokenizer.json"
-    if isinstance(model, Mapping):
-        entries = model.get("vocab")
-        count = len(entries) if isinstance(entries, list | dict) else 0
-        words += f", {model.get('type', 'of no type')}, {count} entries"
-    return words + (", made from the source's own" if made else "")
+    found = (name for suffix in suffixes for name in names if name.endswith(suffix))
+    name = next(found, "")
+    return f"{name}, made from the source's own" if name and made else name

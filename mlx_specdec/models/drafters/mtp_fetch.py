@@ -84,11 +84,7 @@ def fetch(
     total = sum(end - begin for _, begin, end in runs)
     announce(f"downloading the layers for multi-token prediction of {original}: {show_size(total)}")
     place.parent.mkdir(parents=True, exist_ok=True)
-    if total > (free := system.free_disk(place.parent)):
-        raise SourceError(
-            f"the layers for multi-token prediction take {show_size(total)}, and the disk of "
-            f"{place.parent} has {show_size(free)} free: make room"
-        )
+    system.check_room(place.parent, total, f"the part of {original} in {place}", SourceError)
     with tempfile.TemporaryDirectory(dir=place.parent, prefix=".", suffix=".partial") as work:
         made = Path(work) / place.name
         made.mkdir()
