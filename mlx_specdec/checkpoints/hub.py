@@ -9,6 +9,7 @@ import shlex
 import shutil
 from collections.abc import Callable, Collection
 from contextlib import suppress
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -20,6 +21,7 @@ from huggingface_hub.hf_api import RepoSibling
 from .. import system
 from ..errors import SourceError, SpecdecError, first_line
 from . import shards
+from .files import CARRIED
 from .formats.safetensors import read_header
 
 CONFIG = "config.json"
@@ -30,11 +32,6 @@ LONGEST_HEADER = 100_000_000
 PROBE = 1 << 16
 """Bytes from the middle of a tensor that are fetched to find out whether it is a copy."""
 _PLAIN_NAME = re.compile(r"[^./\\\x00-\x1f\x7f][^/\\\x00-\x1f\x7f]{0,254}")
-_SMALL_FILE = re.compile(
-    r"(?!.*\.index\.).*(\.json|\.tiktoken|\.jinja)"
-    r"|spiece\.model|sentencepiece\.bpe\.model|(source|target)\.spm"
-    r"|tokenizer\.model|vocab\.txt|merges\.txt"
-)
 _MAY_BE_COPIES = re.compile(r"(^|\.)(lm_head|shared|embed_tokens)\.")
 
 
@@ -59,7 +56,7 @@ def choose(name: str, files: Collection[str]) -> tuple[list[str], str | None, li
             f"{weights[0]}`, and give the path of its file"
         )
     index = next((file for file in weights if file in shards.INDEXES), None)
-    small = [file for file in plain if _SMALL_FILE.fullmatch(file)]
+    small = [file for file in plain if any(fnmatchcase(file, one) for one in (CONFIG, *CARRIED))]
     return small, index, [*(() if index else weights), *alone]
 
 

@@ -125,15 +125,13 @@ def _in_lmstudio(words: str) -> Path:
     place = lmstudio_folder() / words
     if place.is_file() and place.suffix == ".gguf":
         return place
-    if not place.is_dir() or len(Path(words).parts) != 2:
+    found = {name: path for name, path in stored() if f"{name}/".startswith(f"{LMSTUDIO}{words}/")}
+    if not found or len(Path(words).parts) != 2:
         raise _missing("LM Studio", lmstudio_folder(), words)
-    files = _gguf_files(place)
-    if shards.format_of(place) != "gguf":
-        return place
-    if len(files) != 1:
-        names = " or ".join(f"{LMSTUDIO}{words}/{file.name}" for file in files)
-        raise SourceError(f"{place} holds {len(files)} models: name one, {names:.400}")
-    return files[0]
+    if len(found) > 1:
+        names = " or ".join(found)
+        raise SourceError(f"{place} holds {len(found)} models: name one, {names:.400}")
+    return found.popitem()[1]
 
 
 def _gguf_files(place: Path) -> list[Path]:

@@ -131,13 +131,9 @@ def write_weights(
     return written
 
 
-def write_config(
-    directory: Path, config: Mapping[str, Any], quantization: Mapping[str, Any] | None
-) -> None:
+def write_config(directory: Path, config: Mapping[str, Any]) -> None:
     """Write config.json as mlx-lm does: sorted, with the quantization under both common names."""
     entries = {key: value for key, value in config.items() if key != "_name_or_path"}
-    if quantization is not None:
-        entries["quantization"] = dict(quantization)
     if "quantization" in entries:
         entries["quantization_config"] = entries["quantization"]
     text = json.dumps(dict(sorted(entries.items())), indent=4)

@@ -9,7 +9,7 @@ from typing import Any
 from .. import system
 from ..checkpoints import destination, files, writer
 from ..checkpoints.other_programs import OLLAMA
-from ..checkpoints.quantization import Q_BITS, WeightFormat
+from ..checkpoints.quantization import Q_BITS, WeightFormat, quantization_entry
 from ..checkpoints.shards import FORMAT_NAMES, MTP_LAYERS
 from ..checkpoints.source import as_directory, resolve
 from ..errors import OutputError
@@ -147,7 +147,10 @@ def _write_others(work: Path, directory: Path, plan: Plan, weight_format: Weight
         shutil.copyfile(file, work / file.name)
     names = {"dtype", "torch_dtype"} & plan.config.keys() if weight_format.dtype is not None else ()
     config = {**plan.config, **dict.fromkeys(names, weight_format.dtype)}
-    writer.write_config(work, config, plan.quantization_entry(weight_format.quantization))
+    if (how := weight_format.quantization) is not None:
+        made = {name.removesuffix(".weight"): of_one for name, of_one in plan.quantized.items()}
+        config["quantization"] = quantization_entry(made, how)
+    writer.write_config(work, config)
 
 
 def _destination(model: str, local: Path, mlx_path: Path | None) -> Path:

@@ -8,7 +8,7 @@ import mlx.core as mx
 
 from ..checkpoints.files import Weights
 from ..checkpoints.formats.gguf_blocks import TYPES
-from ..checkpoints.quantization import Quantization, WeightFormat, quantization_entry
+from ..checkpoints.quantization import Quantization, WeightFormat
 from ..checkpoints.tensors import Tensor
 from ..checkpoints.writer import ResultTensor
 from .report import TensorReport
@@ -66,13 +66,6 @@ class Plan:
             return ResultTensor(name, tensor, self.parameters(name), wanted if casts else None, how)
 
         return [output(name, tensor) for name, tensor in self.tensors.items()]
-
-    def quantization_entry(self, default: Quantization | None) -> Mapping[str, Any] | None:
-        """Return the quantization entry of the result's config.json, None to keep the source's."""
-        if default is None:
-            return None
-        made = {name.removesuffix(".weight"): how for name, how in self.quantized.items()}
-        return quantization_entry(made, default)
 
 
 def gguf_notes(weights: Weights, weight_format: WeightFormat) -> Iterator[str]:

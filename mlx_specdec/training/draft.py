@@ -181,7 +181,7 @@ def write_trained(
         ResultTensor.unchanged(name, Tensor.of(array)) for name, array in sorted(tensors.items())
     ]
     write_weights(directory, outputs, shard_bytes=default_shard_bytes())
-    write_config(directory, config, None)
+    write_config(directory, config)
     digests = digests_of([*sorted(directory.glob("model*")), directory / "config.json"])
     written = {name: {"nbytes": d["bytes"], "sha256": d["sha256"]} for name, d in digests.items()}
     text = json.dumps({**maker(), **facts, "files": written}, indent=2, ensure_ascii=False)
