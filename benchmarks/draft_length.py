@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import mlx.core as mx
 
-from mlx_specdec.core.drafter import Drafter
+from mlx_specdec.core.proposer import Drafter
 from mlx_specdec.core.statistics import Timed
 from mlx_specdec.core.worth import Memory, Worth
 from mlx_specdec.results import Step

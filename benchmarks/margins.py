@@ -31,8 +31,9 @@ import mlx.core as mx
 from mlx_specdec.core.distribution import Distribution
 from mlx_specdec.core.loop import PREFILL_CHUNK
 from mlx_specdec.core.options import Options
+from mlx_specdec.core.row import Prompt
 from mlx_specdec.engine.pair import Pair
-from mlx_specdec.engine.request import Prompt, beginning, encode, for_model, make_noise
+from mlx_specdec.engine.request import beginning, encode, for_model, make_noise
 from mlx_specdec.largest import largest
 from mlx_specdec.models.exact import ExactContext
 from mlx_specdec.types import Context, feed

@@ -24,7 +24,7 @@ from .presets import Preset, read_presets
 if TYPE_CHECKING:
     from ..core.options import Options
     from ..engine.pair import Pair
-    from ..engine.prompt_cache_files import Store
+    from ..engine.prompt_cache import Store
     from ..serve.registry import ServedModel
 
 PROGRAM = __name__.partition(".")[0]

@@ -9,10 +9,9 @@ from typing import Any
 import mlx.core as mx
 
 from ..largest import largest
-from .constraint import Constraint
-from .noise import Coins
+from .constraint import Constraint, ThoughtBudget
+from .noise import digest_of, tossed
 from .options import Options
-from .thought_budget import ThoughtBudget
 
 
 def fit_vocabulary(logits: mx.array, vocabulary: int) -> mx.array:
@@ -146,10 +145,9 @@ class Distribution:
         self._counts: mx.array | None = None
         if settings.counts_tokens:
             self._counts = mx.zeros((self.vocabulary,), dtype=mx.float32)
-        self._coins: Coins | None = None
-        if settings.temperature > 0 and settings.xtc_probability > 0:
-            self._coins = Coins(settings.seed, self.prompt, settings.xtc_probability)
-        alone = self._counts is not None or self._coins is not None
+        self._tosses = settings.temperature > 0 and settings.xtc_probability > 0
+        self._digest = digest_of(self.prompt) if self._tosses else ""
+        alone = self._counts is not None or self._tosses
         self.kind: object = self if alone else settings.kind
         self._special = [id for id in settings.xtc_special_tokens or () if id < self.vocabulary]
 
@@ -211,14 +209,16 @@ class Distribution:
         if settings.filters:
             rows = keep_top_k_and_p(rows, settings.top_k, settings.top_p)
             rows = keep_min_p(rows, settings.min_p)
-        if self._coins is None:
+        if not self._tosses:
             return rows
         end = len(committed) + drafted.shape[1] + 1
-        tossed = [self._coins.at(position) for position in range(end - rows.shape[1], end)]
-        if not any(tossed):
+        seed, chance = settings.seed, settings.xtc_probability
+        places = range(end - rows.shape[1], end)
+        applies = [tossed(seed, self._digest, place, chance) for place in places]
+        if not any(applies):
             return rows
         excluded = exclude_top_choices(rows, settings.xtc_threshold, self._special)
-        return mx.where(mx.array(tossed)[:, None], excluded, rows)
+        return mx.where(mx.array(applies)[:, None], excluded, rows)
 
     def _count(
         self, counts: mx.array, committed: Sequence[int], drafted: mx.array, rows: int

@@ -243,7 +243,7 @@ class Group:
         timed = self.watch.finish(proposal, pipelined=self._in_flight is not None)
         for row, step, before in zip(rows, steps, had_ended, strict=True):
             if not before:
-                row.figures.add(step, timed, drafts=proposal.size > 0)
+                row.rounds.append((step, timed))
         self.worth.learn(rows, steps, proposal, timed)
         return steps
 

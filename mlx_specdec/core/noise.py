@@ -41,18 +41,11 @@ def _hashed(seed: int, *path: int | str) -> int:
     return int.from_bytes(digest, "big")
 
 
-class Coins:
-    """Coin tosses, one per position of a sequence, that decide where XTC applies. Draft and target
-    share them. A toss only selects the distribution of the position, so every rule stays exact."""
-
-    def __init__(self, seed: int, prompt: Sequence[int], probability: float) -> None:
-        self._seed = seed
-        self._digest = digest_of(prompt)
-        self._below = probability * 2**64
-
-    def at(self, position: int) -> bool:
-        """Return the toss of a position, counted from the first committed token."""
-        return _hashed(self._seed, self._digest, "coin", position) < self._below
+def tossed(seed: int, digest: str, position: int, probability: float) -> bool:
+    """Toss a coin for a position, counted from the first committed token. It decides whether XTC
+    applies there. Draft and target share the toss. It only selects the distribution of the
+    position, so every rule stays exact. digest: See `digest_of`."""
+    return _hashed(seed, digest, "coin", position) < probability * 2**64
 
 
 class SilentNoise(Noise):

@@ -11,7 +11,7 @@ from typing import Any
 import mlx.core as mx
 
 from ..largest import indices_of_largest
-from ..results import FinishReason, Step, TokenLogprob
+from ..results import FinishReason, Labels, Step, TokenLogprob
 from ..text.chat import Messages
 from ..text.stream import StopStrings, TextStream
 from ..text.thoughts import Thoughts
@@ -19,7 +19,7 @@ from ..types import Noise
 from .distribution import Distribution
 from .noise import SilentNoise
 from .options import Options
-from .statistics import Recorder
+from .statistics import Timed
 
 SCORED_ROWS = 32
 """Rows of logits whose log-probabilities are computed at once, which takes four times the memory of
@@ -108,15 +108,14 @@ class Row:
         alike: Equal for rows whose prompts may be prefilled together.
         most_drafted: The largest number of draft tokens of the row in a round.
         prediction: Token ids that the completion may turn out to have.
-        settings: The fields of the row's `Labels`.
-        cached_tokens: How many tokens of the prompt came from the prefix cache.
+        labels: The settings of the completion.
         to_prefill: The tokens that are not prefilled yet.
         seen: The committed tokens that the newest pass of the target processed.
         processed: How many committed tokens the target has processed.
         state: The state of this row in each proposer, by the proposer's name.
-        tokens, texts: The emitted tokens, and the printable texts of all steps.
+        tokens, text: The emitted tokens, and their printable text.
         prompt_logprobs: The log-probabilities of prompt tokens that no step has reported yet.
-        figures: The recorder of the row's statistics.
+        rounds: The steps of the row, and the times of their rounds.
         began, prefilled: The times on the clock, in seconds, when the prefill began and ended.
         drafting: The seconds that the proposer took in the prefill.
         behind: An earlier row with a common prefix, for whose prefill this row waits.
@@ -137,16 +136,15 @@ class Row:
     alike: object
     most_drafted: int
     prediction: list[int]
-    settings: Mapping[str, Any]
-    cached_tokens: int = 0
+    labels: Labels
     to_prefill: Sequence[int] = ()
     seen: Sequence[int] = ()
     processed: int = 0
     state: dict[str, Any] = field(default_factory=dict)
     tokens: list[int] = field(default_factory=list)
-    texts: list[str] = field(default_factory=list)
+    text: str = ""
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
-    figures: Recorder = field(default_factory=Recorder)
+    rounds: list[tuple[Step, Timed]] = field(default_factory=list)
     began: float = 0.0
     prefilled: float = 0.0
     drafting: float = 0.0

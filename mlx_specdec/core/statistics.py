@@ -1,5 +1,4 @@
-"""The recorder of the statistics of one completion, rates that forget, and the stopwatch of the
-rounds."""
+"""The statistics of one completion, rates that forget, and the stopwatch of the rounds."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -21,86 +20,77 @@ class Timed:
         passes: The number of target passes that were submitted in the round.
         interval: Seconds since the verdict of the round before; None if something else took a part
             of them.
-        pipelined: Whether the pass for the next token is in flight."""
+        pipelined: Whether the pass for the next token is in flight.
+        drafts: Whether any row of the group had draft tokens."""
 
     total: float
     passes: int = 1
     interval: float | None = None
     pipelined: bool = False
+    drafts: bool = False
     draft: float | None = None
     verify: float | None = None
 
 
-class Recorder:
-    """The figures of one row, from which its statistics follow.
+def summary(
+    rounds: Sequence[tuple[Step, Timed]],
+    *,
+    load: float,
+    prompt: float,
+    decoding: float,
+    prompt_draft: float = 0.0,
+) -> Statistics:
+    """Return the statistics of one row.
 
-    Attributes:
-        drafts: Name of the proposer, draft tokens and accepted tokens of each speculative round."""
+    Args:
+        rounds: The row's step in each round, and the times of the round.
+        load: Seconds of loading the pair.
+        prompt: Seconds of the prefill.
+        decoding: Seconds after the prefill.
+        prompt_draft: Seconds of the proposers during the prefill."""
+    speculative = [(step, times) for step, times in rounds if times.drafts]
+    drafted = [step.drafted for step, _ in speculative]
+    accepted = [step.accepted for step, _ in speculative]
+    generated = sum(len(step.tokens) for step, _ in rounds)
+    positions = range(max(drafted, default=0))
+    sources: dict[str, SourceFigures] = {}
+    for name in dict.fromkeys(step.proposer for step, _ in speculative if step.proposer):
+        own = [step for step, _ in speculative if step.proposer == name]
+        counts = sum(step.drafted for step in own), sum(step.accepted for step in own)
+        sources[name] = SourceFigures(len(own), *counts)
+    draft, verify, other = _parts([times for _, times in rounds], decoding)
+    return Statistics(
+        rounds=len(rounds),
+        drafted=sum(drafted),
+        accepted=sum(accepted),
+        acceptance_rate=ratio(sum(accepted), sum(drafted)),
+        tokens_per_round=ratio(generated, len(rounds)),
+        drafted_by_position=tuple(sum(n > at for n in drafted) for at in positions),
+        accepted_by_position=tuple(sum(n > at for n in accepted) for at in positions),
+        by_source=sources,
+        target_passes=sum(times.passes for _, times in rounds),
+        timed_rounds=sum(times.draft is not None for _, times in speculative),
+        seconds=Seconds(load, prompt, prompt_draft, draft, verify, other, load + prompt + decoding),
+        tokens_per_second=ratio(generated, decoding),
+        peak_memory_bytes=mx.get_peak_memory(),
+        device=system.device_name(),
+        blas=system.blas_name(),
+    )
 
-    def __init__(self) -> None:
-        self._generated = 0
-        self.drafts: list[tuple[str, int, int]] = []
-        self._rounds: list[tuple[bool, Timed]] = []
 
-    def add(self, step: Step, timed: Timed, *, drafts: bool) -> None:
-        """Count a round. drafts: Whether any row of the group had draft tokens."""
-        self._rounds.append((drafts, timed))
-        self._generated += len(step.tokens)
-        if drafts:
-            self.drafts.append((step.proposer, step.drafted, step.accepted))
-
-    def summary(
-        self, *, load: float, prompt: float, decoding: float, prompt_draft: float = 0.0
-    ) -> Statistics:
-        """Return the statistics after the last round.
-
-        Args:
-            load: Seconds of loading the pair.
-            prompt: Seconds of the prefill.
-            decoding: Seconds after the prefill.
-            prompt_draft: Seconds of the proposers during the prefill."""
-        drafted = [count for _, count, _ in self.drafts]
-        accepted = [count for _, _, count in self.drafts]
-        positions = range(max(drafted, default=0))
-        sources: dict[str, SourceFigures] = {}
-        for name in dict.fromkeys(source for source, _, _ in self.drafts if source):
-            rounds = [counts for source, *counts in self.drafts if source == name]
-            sources[name] = SourceFigures(len(rounds), *map(sum, zip(*rounds, strict=True)))
-        speculative = [times for drafts, times in self._rounds if drafts]
-        timed = [times for times in speculative if times.draft is not None]
-        draft, verify, other = self._parts(speculative, timed, decoding)
-        return Statistics(
-            rounds=len(self._rounds),
-            drafted=sum(drafted),
-            accepted=sum(accepted),
-            acceptance_rate=ratio(sum(accepted), sum(drafted)),
-            tokens_per_round=ratio(self._generated, len(self._rounds)),
-            drafted_by_position=tuple(sum(n > at for n in drafted) for at in positions),
-            accepted_by_position=tuple(sum(n > at for n in accepted) for at in positions),
-            by_source=sources,
-            target_passes=sum(times.passes for _, times in self._rounds),
-            timed_rounds=len(timed),
-            seconds=Seconds(
-                load, prompt, prompt_draft, draft, verify, other, load + prompt + decoding
-            ),
-            tokens_per_second=ratio(self._generated, decoding),
-            peak_memory_bytes=mx.get_peak_memory(),
-            device=system.device_name(),
-            blas=system.blas_name(),
-        )
-
-    def _parts(
-        self, speculative: Sequence[Timed], timed: Sequence[Timed], decoding: float
-    ) -> tuple[float | None, float | None, float | None]:
-        """Divide `decoding` seconds into seconds of drafting, verification and other work."""
-        total = sum(times.total for times in speculative)
-        if total and not timed:
-            return None, None, None
-        scale = total / sum(times.total for times in timed) if total else 0.0
-        plain = sum(times.total for drafts, times in self._rounds if not drafts)
-        draft = scale * sum(times.draft or 0.0 for times in timed)
-        verify = scale * sum(times.verify or 0.0 for times in timed) + plain
-        return draft, verify, max(0.0, decoding - draft - verify)
+def _parts(
+    rounds: Sequence[Timed], decoding: float
+) -> tuple[float | None, float | None, float | None]:
+    """Divide `decoding` seconds into seconds of drafting, verification and other work."""
+    total = sum(times.total for times in rounds if times.drafts)
+    timed = [times for times in rounds if times.drafts and times.draft is not None]
+    if total and not timed:
+        return None, None, None
+    scale = total / sum(times.total for times in timed) if total else 0.0
+    plain = sum(times.total for times in rounds if not times.drafts)
+    draft = scale * sum(times.draft or 0.0 for times in timed)
+    verify = scale * sum(times.verify or 0.0 for times in timed) + plain
+    return draft, verify, max(0.0, decoding - draft - verify)
 
 
 def ratio(part: float, total: float) -> float | None:
@@ -190,8 +180,10 @@ class Stopwatch:
 
     def finish(self, proposal: Proposal, *, pipelined: bool) -> Timed:
         """Finish the round and return its times."""
-        self._speculative += proposal.size > 0
-        timed = Timed(self.clock() - self._started, self._passes, self._interval, pipelined)
+        drafts = proposal.size > 0
+        self._speculative += drafts
+        total = self.clock() - self._started
+        timed = Timed(total, self._passes, self._interval, pipelined, drafts)
         if not self._in_parts:
             return timed
         self.interrupt()

@@ -25,7 +25,7 @@ import numpy as np
 from .. import system
 from ..results import Step
 from ..types import Proposal
-from .drafter import LONGEST_DRAFT, Drafter, Prices
+from .proposer import LONGEST_DRAFT, Drafter, Prices
 from .row import Row
 from .statistics import Timed
 

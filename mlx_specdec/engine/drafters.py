@@ -3,20 +3,19 @@ draft."""
 
 import functools
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 
 from .. import system
 from ..core import worth as costs
-from ..core.drafter import LONGEST_DRAFT, Drafter, Setup
 from ..core.options import Options
-from ..core.proposer import Proposer
+from ..core.proposer import LONGEST_DRAFT, Drafter, Proposer, Setup
 from ..core.worth import Worth
 from ..errors import OptionError
 from ..models.drafters.kinds import kind_named
-from ..proposers.combined import FirstOf
+from ..proposers.adapters import FirstOf
 from ..proposers.draft_model import DraftModel
 from ..proposers.hidden_state import HiddenStateDrafter
 from ..proposers.lookup import MatchAcceptance, PromptLookup, forcing
@@ -45,41 +44,22 @@ _version = functools.cache(version)
 """Looking it up takes as long as a step of a small model."""
 
 
-def _draft_model(pair: Pair) -> Drafter | None:
-    if pair.draft is None:
-        return None
-    make = partial(DraftModel, pair.draft, pair.translation)
-    return Drafter("draft", make, nbytes=pair.draft.nbytes, identity=pair.draft_name or "")
-
-
-def _lookup(pair: Pair) -> Drafter:
-    return Drafter(FREE, partial(PromptLookup, pair.documents, pair.history, MatchAcceptance()))
-
-
-def _hidden_states(pair: Pair) -> Drafter | None:
-    if (network := pair.drafter_network) is None:
-        return None
-    made = Drafter(
-        network.kind,
-        partial(HiddenStateDrafter, network),
-        most=min(network.most, LONGEST_DRAFT),
-        nbytes=network.nbytes,
-        identity=pair.draft_name or "",
-        stops=network.stops,
-    )
-    return made if FINAL in network.hidden else replace(made, causes=made.causes + LAYERS_COUNTED)
-
-
-def _medusa(pair: Pair) -> Drafter | None:
-    if (heads := pair.heads) is None:
-        return None
-    most = min(heads.count, LONGEST_DRAFT)
-    return Drafter("medusa", lambda setup: Medusa(heads), most=most, nbytes=heads.nbytes)
-
-
-DRAFTERS: list[Callable[[Pair], Drafter | None]] = [_lookup, _draft_model, _hidden_states, _medusa]
-"""Functions that return a drafter of a pair, or None if the pair does not have it. `auto` prefers
-drafters with weights in this order."""
+def available(pair: Pair) -> list[Drafter]:
+    """Return the drafters that a pair has. `auto` prefers those with weights in this order."""
+    lookup = partial(PromptLookup, pair.documents, pair.history, MatchAcceptance())
+    made, name = [Drafter(FREE, lookup)], pair.draft_name or ""
+    if (draft := pair.draft) is not None:
+        make = partial(DraftModel, draft, pair.translation)
+        made.append(Drafter("draft", make, nbytes=draft.nbytes, identity=name))
+    if (network := pair.drafter_network) is not None:
+        longest, hidden = min(network.most, LONGEST_DRAFT), partial(HiddenStateDrafter, network)
+        made.append(Drafter(network.kind, hidden, longest, network.nbytes, name, network.stops))
+        if FINAL not in network.hidden:
+            made[-1] = replace(made[-1], causes=made[-1].causes + LAYERS_COUNTED)
+    if (heads := pair.heads) is not None:
+        longest = min(heads.count, LONGEST_DRAFT)
+        made.append(Drafter("medusa", lambda setup: Medusa(heads), longest, heads.nbytes))
+    return made
 
 
 def pair_key(pair: Pair) -> dict[str, str | int]:
@@ -121,7 +101,7 @@ def drafters(pair: Pair, options: Options) -> tuple[Drafter, ...]:
     drafter that the options name."""
     if options.regular or options.num_draft == 0 or options.proposer == "none":
         return ()
-    made = [drafter for make in DRAFTERS if (drafter := make(pair)) is not None]
+    made = available(pair)
     if (name := options.proposer) not in (None, "auto"):
         chosen = [drafter for drafter in made if drafter.name == name]
         if not chosen:
@@ -157,12 +137,8 @@ def make_proposer(chosen: Sequence[Drafter], worth: Worth, *, batch: bool = Fals
     """Return the proposer of rows. batch: Whether there may be several."""
     made: dict[str, Proposer] = {}
     for place, drafter in enumerate(chosen):
-        setup = Setup(
-            followed=place < len(chosen) - 1,
-            # Batches often do best without drafts.
-            eager=lambda name=drafter.name: not batch and worth.limit(name, 1) > 0,  # type: ignore[misc]
-        )
-        if drafter.stops or not drafter.nbytes:
-            setup = replace(setup, prices=partial(worth.prices, drafter.name))
-        made[drafter.name] = drafter.make(setup)
+        # Batches often do best without drafts.
+        eager = lambda name=drafter.name: not batch and worth.limit(name, 1) > 0  # noqa: E731
+        prices = partial(worth.prices, drafter.name)
+        made[drafter.name] = drafter.make(Setup(place < len(chosen) - 1, eager, prices))
     return FirstOf(made, worth.limit) if len(made) != 1 else made.popitem()[1]

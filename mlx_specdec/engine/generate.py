@@ -14,7 +14,7 @@ from ..types import Progress, Proposer
 from .memory import AutoBatchSize, BatchSize
 from .pair import Pair
 from .prompt_cache import PromptCache
-from .request import Overrides, encode, for_model
+from .request import encode, for_model
 from .scheduler import Scheduler
 
 
@@ -114,8 +114,8 @@ def stream_generate(
     """
     options = options or Options()
     mx.reset_peak_memory()
-    overrides = Overrides(proposer, timed, progress)
-    scheduler = Scheduler(pair, (), options, BatchSize(1), cache, overrides=overrides, raises=True)
+    own = {"proposer": proposer, "progress": progress, "timed": timed}
+    scheduler = Scheduler(pair, (), options, BatchSize(1), cache, **own, raises=True)
     scheduler.start(Request(prompt, options))
     return Run(scheduler)
 

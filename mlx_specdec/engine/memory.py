@@ -6,8 +6,8 @@ from dataclasses import astuple, dataclass
 from functools import partial
 
 from .. import system
-from ..core.drafter import Drafter
 from ..core.loop import chunk_size
+from ..core.proposer import Drafter
 from ..errors import PromptError
 from ..proposers.draft_model import BACKLOG_CHUNK
 from ..system import show_size

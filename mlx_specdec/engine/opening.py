@@ -5,21 +5,37 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from ..core.drafter import Drafter
+from ..core.constraint import Constraint, ThoughtBudget
+from ..core.distribution import Distribution
 from ..core.loop import PREFILL_CHUNK, Group, chunk_size
 from ..core.options import Options
+from ..core.proposer import Drafter
 from ..core.row import Request, Row
 from ..core.statistics import Stopwatch
 from ..core.worth import Memory
 from ..errors import OptionError
 from ..models.exact import ExactContext
+from ..proposers.adapters import Checked
 from ..proposers.lookup import forcing, predicting
-from ..proposers.own import Checked
-from ..types import TARGET, Cached, Context
+from ..results import Labels
+from ..text.prompts import is_chat
+from ..text.stream import StopStrings, TextStream
+from ..types import TARGET, Cached, Context, Progress, Proposer
 from .drafters import drafters, drafting, make_proposer, worth_of
 from .pair import Pair
 from .prompt_cache import PromptCache
-from .request import Overrides, for_model, make_rule, open_row
+from .request import (
+    beginning,
+    for_model,
+    make_noise,
+    make_rule,
+    most_drafted,
+    prepared,
+    proposer_kind,
+    rule_name,
+    sentinels,
+    special_texts,
+)
 
 CHECKPOINT = 16
 """Distance of a cached snapshot from the end of its prompt, in tokens. The next turn may not repeat
@@ -43,7 +59,8 @@ class Opener:
     Attributes:
         pair: Target and drafters.
         options: Options of one request; `drafting` of all requests is equal, or this one counts.
-        overrides: Objects that a caller passed in place of options.
+        own: The proposer that a caller passed in place of options, or None.
+        progress: Receives the number of prefilled prompt tokens.
         cache: The prefix cache, or None.
         failed: Receives the exceptions that the cache raises.
         batch_size: The largest number of sequences in one pass.
@@ -57,7 +74,8 @@ class Opener:
 
     pair: Pair
     options: Options
-    overrides: Overrides
+    own: Proposer | None
+    progress: Progress | None
     cache: PromptCache | None
     failed: Callable[[Exception], object]
     batch_size: int
@@ -68,33 +86,90 @@ class Opener:
             raise OptionError(f"exact is impossible for {self.pair.name}: {why_not}")
         if not self.pair.target.rows_agree:
             self.cache = None
-            if self.overrides.proposer is not None:
-                self.overrides = replace(self.overrides, proposer=None)
-                self.options = replace(self.options, regular=True)
-        options, own = self.options, self.overrides.proposer
-        bound, _ = for_model(self.pair, options)
-        self.named = () if own is not None else drafters(bound, options)
+            if self.own is not None:
+                self.own, self.options = None, replace(self.options, regular=True)
+        pair, options, own = self.pair, self.options, self.own
+        bound, _ = for_model(pair, options)
+        if own is None:
+            self.named = drafters(bound, options)
+        else:
+            widths = pair.target.vocabulary, pair.vocabulary
+            make = lambda setup: Checked(own, *widths)  # noqa: E731
+            self.named = (Drafter(type(own).__name__, make, nbytes=1),)
+            # The costs of a caller's own proposer are not saved.
+            pair, options = replace(pair, learned=Memory()), replace(options, cost_cache=False)
         self.drafters: Sequence[Drafter] = self.named
         if self.one_by_one and self.named:
             self.drafters = (forcing(bound.constraint), predicting(), *self.named)
         self.why_not = self._reason_against_batches()
         self.batched = self.why_not is None
-        if own is None:
-            self.worth = worth_of(self.pair, self.drafters, options)
-        else:
-            widths, pair = (self.pair.target.vocabulary, self.pair.vocabulary), self.pair
-            drafter = Drafter("", lambda setup: Checked(own, *widths), nbytes=1)
-            self.drafters = (drafter,)
-            # The costs of a caller's own proposer are not saved.
-            pair, options = replace(pair, learned=Memory()), replace(options, cost_cache=False)
-            self.worth = worth_of(pair, self.drafters, options)
+        self.worth = worth_of(pair, self.drafters, options)
         self.proposer = make_proposer(self.drafters, self.worth, batch=self.batched)
 
     def row(self, number: int, request: Request) -> tuple[Row, Pair]:
         """Return the row of a new request, and its models. Raises PromptError and OptionError."""
+        made = request.prepared or prepared(self.pair, request.prompt, request.options)
+        ids, bound, options = made
+        longest = len(ids) + options.max_tokens
+        pair, bound = self.pair.reaching(longest), bound.reaching(longest)
+        if request.ignore_eos:
+            bound = replace(bound, eos_token_ids=frozenset())
+        prefix = beginning(bound, ids, options)
+        constraint: Constraint | ThoughtBudget | None = bound.constraint(
+            options.constraint, options.logit_bias, open_end=request.open_end
+        )
+        chat = is_chat(bound.tokenizer, request.prompt, chat_template=options.chat_template)
+        # With a grammar, the output begins as the grammar demands, and not with a blank.
+        starts = request.answers or chat or constraint is not None
+        if request.thoughts is not None and request.thoughts.budget is not None:
+            constraint = ThoughtBudget(request.thoughts, bound.vocabulary, constraint)
+        shown = special_texts(pair) if options.show_special_tokens else {}
+        if not shown and sentinels(pair, ids):
+            # Without sentinels, the answer to a prompt with sentinels is useless.
+            shown = sentinels(pair, pair.tokenizer.special_ids)
+        most, longest_sequence = most_drafted(pair, options), bound.target.max_length
+        room = sys.maxsize if longest_sequence is None else longest_sequence - len(prefix)
+        drafting_with = self.named if most > 0 or self.own is not None else ()
+        drafts = any(drafter.identity for drafter in drafting_with)
+        # At temperature 0, several rule names mean the same rule class.
+        # Two rules with thresholds are never equal.
+        thresholds = options.delta, options.posterior_threshold, options.posterior_alpha
         alone = request.scores_prompt or not self.batched
-        shares = drafting(self.options), number if alone else -1
-        return open_row(self.pair, number, request, self.named, self.overrides, shares)
+        shares = drafting(self.options), number if alone else -1, pair.target, pair.draft
+        alike = replace(options, seed=0, max_tokens=1, stop=())
+        row = Row(
+            number=number,
+            request=request,
+            options=options,
+            prompt=ids,
+            committed=list(prefix),
+            distribution=Distribution(options, bound.vocabulary, ids, constraint, len(prefix)),
+            random=make_noise(bound, ids, options),
+            # EOS does not end a completion that only measures speed.
+            eos=bound.eos_token_ids,
+            left=min(options.max_tokens, room),
+            stream=TextStream(
+                bound.tokenizer, {**shown, **request.shown}, () if starts else prefix
+            ),
+            stops=StopStrings(tuple(options.stop)),
+            key=(*shares, rule_name(options), *thresholds),
+            alike=(alike, request.prediction, request.tenant, shares),
+            most_drafted=most,
+            prediction=[id for id in request.prediction if 0 <= id < pair.vocabulary],
+            labels=Labels(
+                model=pair.name,
+                draft_model=pair.draft_name if drafts else None,
+                proposer=proposer_kind(drafting_with),
+                rule=options.rule_name,
+                lossy=options.lossy,
+                delta=options.delta,
+                seed=options.seed,
+                num_draft=options.num_draft if drafting_with else 0,
+                prompt_tokens=len(ids),
+                exact=options.exact,
+            ),
+        )
+        return row, pair
 
     def open(self, rows: list[Row], watch: Stopwatch) -> Group:
         """Return a group of these rows, whose prompts are to be prefilled."""
@@ -120,7 +195,7 @@ class Opener:
             watch=watch,
             chunk=self._chunk(rows),
             checkpoint=self._checkpoint(first, context),
-            progress=self.overrides.progress,
+            progress=self.progress,
         )
 
     def _checkpoint(self, row: Row, context: Context) -> int:
@@ -181,9 +256,13 @@ class Opener:
         exact = f", exact {self._chunk([row])}" if self.options.exact else ""
         return row.request.tenant + ("" if same else ", short") + exact
 
-    def judge(self, row: Row) -> None:
-        """Warn, once per pair, of a drafter whose draft tokens are hardly ever accepted."""
-        if row.options.constraint is not None or row.options.temperature > HOTTEST_JUDGED:
+    def finish(self, row: Row) -> None:
+        """Add a finished sequence to the history in which lookup searches for its tenant. Warn,
+        once per pair, of a drafter whose draft tokens are hardly ever accepted."""
+        if (history := self.pair.history) is not None:
+            history.add(row.request.tenant, row.prompt, row.committed)
+        hot = row.options.temperature > HOTTEST_JUDGED
+        if self.own is not None or hot or row.options.constraint is not None:
             return
         for one in (one for one in self.named if one.nbytes and one.name not in self.pair.judged):
             verified, accepted = self.worth.verified(one.name)
@@ -199,11 +278,6 @@ class Opener:
                     stacklevel=6,
                 )
 
-    def remember(self, row: Row) -> None:
-        """Add a finished sequence to the history in which lookup searches for the tenant."""
-        if (history := self.pair.history) is not None:
-            history.add(row.request.tenant, row.prompt, row.committed)
-
     def _reason_against_batches(self) -> str | None:
         pair = self.pair
         if self.batch_size == 1:
@@ -215,7 +289,7 @@ class Opener:
         drafts = any(drafter.name == "draft" for drafter in self.named)
         if drafts and pair.draft and (why_not := pair.draft.why_not_batched):
             return f"{pair.draft_name} {CANNOT}: {why_not}"
-        if self.overrides.proposer is not None:
+        if self.own is not None:
             return "the proposer that was passed drafts for one sequence"
         return None
 
@@ -238,5 +312,5 @@ class Opener:
             self.failed(problem)
             return {}
         if found:
-            row.cached_tokens = found[TARGET].length
+            row.labels = replace(row.labels, cached_tokens=found[TARGET].length)
         return found

@@ -5,120 +5,31 @@ import math
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import cast
 
 from ..core import rules
-from ..core.constraint import Constraint
-from ..core.distribution import Distribution
-from ..core.drafter import Drafter
 from ..core.noise import CoupledNoise, IndependentNoise, SilentNoise
 from ..core.options import Options
-from ..core.row import Prompt, Request, Row
-from ..core.thought_budget import ThoughtBudget
+from ..core.proposer import Drafter
+from ..core.row import Prompt, Row
+from ..core.statistics import summary
 from ..errors import DAMAGED, OptionError
 from ..models.base import check_prompt
-from ..results import NO_TEXT, FinishReason, Labels, Result, Step
+from ..results import NO_TEXT, FinishReason, Result, Step
 from ..text.chat import check_settings
-from ..text.prompts import is_chat, prompt_ids
-from ..text.stream import StopStrings, TextStream
+from ..text.messages import ChatFormat, Way
+from ..text.prompts import prompt_ids
 from ..text.tokenizer import SENTINEL
-from ..types import Progress, Proposer, Rule, Verdict
+from ..types import Rule, Verdict
 from .memory import Extent
 from .pair import Pair
-
-
-@dataclass(frozen=True)
-class Overrides:
-    """A caller's own proposer. `timed` says whether some rounds are timed in parts. `progress`
-    receives the number of prefilled prompt tokens."""
-
-    proposer: Proposer | None = None
-    timed: bool = False
-    progress: Progress | None = None
 
 
 def proposer_kind(chosen: Sequence[Drafter]) -> str:
     """Return the name of the only drafter, "auto" for several drafters, or "none"."""
     names = [drafter.name for drafter in chosen]
     return "auto" if len(names) > 1 else "".join(names) or "none"
-
-
-def open_row(
-    pair: Pair,
-    number: int,
-    request: Request,
-    chosen: Sequence[Drafter],
-    overrides: Overrides = Overrides(),
-    shares: tuple[object, ...] = (),
-) -> tuple[Row, Pair]:
-    """Return the row of a new request, and its models. Raises PromptError and OptionError.
-
-    Args:
-        chosen: The drafters.
-        shares: Equal for rows that may share passes, if their rules and models are equal too.
-    """
-    made = request.prepared or prepared(pair, request.prompt, request.options)
-    ids, bound, options = made
-    longest = len(ids) + options.max_tokens
-    pair, bound = pair.reaching(longest), bound.reaching(longest)
-    if request.ignore_eos:
-        bound = replace(bound, eos_token_ids=frozenset())
-    prefix = beginning(bound, ids, options)
-    grammar, bias = options.constraint, options.logit_bias
-    constraint = bound.constraint(grammar, bias, open_end=request.open_end)
-    most = bound.target.max_length
-    room = sys.maxsize if most is None else most - len(prefix)
-    chat = is_chat(bound.tokenizer, request.prompt, chat_template=options.chat_template)
-    # With a grammar, the output begins as the grammar demands, and not with a blank.
-    starts = request.answers or chat or constraint is not None
-    drafting = chosen if most_drafted(pair, options) > 0 else ()
-    proposer = overrides.proposer
-    shown = special_texts(pair) if options.show_special_tokens else {}
-    if not shown and sentinels(pair, ids):
-        # Without sentinels, the answer to a prompt with sentinels is useless.
-        shown = sentinels(pair, pair.tokenizer.special_ids)
-    closing: Constraint | ThoughtBudget | None = constraint
-    if request.thoughts is not None and request.thoughts.budget is not None:
-        closing = ThoughtBudget(request.thoughts, bound.vocabulary, constraint)
-    # At temperature 0, several rule names mean the same rule class.
-    # Two rules with thresholds are never equal.
-    thresholds = options.delta, options.posterior_threshold, options.posterior_alpha
-    models = pair.target, pair.draft
-    alike = replace(options, seed=0, max_tokens=1, stop=())
-    row = Row(
-        number=number,
-        request=request,
-        options=options,
-        prompt=ids,
-        committed=list(prefix),
-        distribution=Distribution(options, bound.vocabulary, ids, closing, len(prefix)),
-        random=make_noise(bound, ids, options),
-        # EOS does not end a completion that only measures speed.
-        eos=bound.eos_token_ids,
-        left=min(options.max_tokens, room),
-        stream=TextStream(bound.tokenizer, {**shown, **request.shown}, () if starts else prefix),
-        stops=StopStrings(tuple(options.stop)),
-        key=(*shares, rule_name(options), *thresholds, *models),
-        alike=(alike, request.prediction, request.tenant, shares, models),
-        most_drafted=most_drafted(pair, options),
-        prediction=[id for id in request.prediction if 0 <= id < pair.vocabulary],
-        settings={
-            "model": pair.name,
-            "draft_model": (
-                pair.draft_name if any(drafter.identity for drafter in drafting) else None
-            ),
-            "proposer": proposer_kind(drafting) if proposer is None else type(proposer).__name__,
-            "rule": options.rule_name,
-            "lossy": options.lossy,
-            "delta": options.delta,
-            "seed": options.seed,
-            "num_draft": options.num_draft if drafting or proposer is not None else 0,
-            "prompt_tokens": len(ids),
-            "exact": options.exact,
-        },
-    )
-    return row, pair
 
 
 def extent(row: Row) -> Extent:
@@ -132,9 +43,9 @@ def reported(pair: Pair, row: Row, step: Step, now: float) -> Step:
     now: The time on the clock, in seconds."""
     row.tokens += step.tokens
     step = _with_sentinels(pair, row, step)
-    row.texts.append(step.text)
+    row.text += step.text
     scored, row.prompt_logprobs = tuple(row.prompt_logprobs), []
-    proposer = step.proposer or row.settings["proposer"] if step.drafted else ""
+    proposer = step.proposer or row.labels.proposer if step.drafted else ""
     step = replace(step, proposer=proposer, prompt_logprobs=scored)
     if not row.ended:
         return step
@@ -148,7 +59,7 @@ def _with_sentinels(pair: Pair, row: Row, step: Step) -> Step:
     Completions with stop strings stay as they are, since those have been searched already."""
     if not row.ended or row.options.stop:
         return step
-    if any(text.strip() for text in [*row.texts, step.text]):
+    if (row.text + step.text).strip():
         return step
     texts = sentinels(pair, row.tokens)
     rest = "".join(texts[token] for token in row.tokens if token in texts)
@@ -158,11 +69,10 @@ def _with_sentinels(pair: Pair, row: Row, step: Step) -> Step:
 def _result(pair: Pair, row: Row, reason: FinishReason, now: float) -> Result:
     prefilled = row.prefilled or now  # an interrupt may come before
     load, prompt, decoding = pair.load_seconds, prefilled - row.began, now - prefilled
-    stats = row.figures.summary(
-        load=load, prompt=prompt, decoding=decoding, prompt_draft=row.drafting
+    stats = summary(
+        row.rounds, load=load, prompt=prompt, decoding=decoding, prompt_draft=row.drafting
     )
-    labels = Labels(**row.settings, cached_tokens=row.cached_tokens)
-    return Result("".join(row.texts), tuple(row.tokens), reason, labels, stats)
+    return Result(row.text, tuple(row.tokens), reason, row.labels, stats)
 
 
 def special_texts(pair: Pair) -> dict[int, str]:
@@ -312,3 +222,24 @@ def missing_prefix(pair: Pair, prompt: str, options: Options) -> str:
     """Return the task prefix of the target's config.json if the prompt lacks it, else ""."""
     wanted = options.chat_template and not prompt.startswith(pair.task_prefix.rstrip())
     return pair.task_prefix if wanted else ""
+
+
+def chat_format(pair: Pair, options: Options) -> ChatFormat:
+    """Return the format in which the target model reads messages.
+
+    Args:
+        pair: The loaded models.
+        options: Whether the chat template is used, its variables, and the system prompt.
+    """
+    way: Way = "role prefixes"
+    if pair.target.kind == "encoder-decoder":
+        way = "single user message"
+    elif options.chat_template and pair.tokenizer.has_chat_template:
+        way = "template"
+    return ChatFormat(
+        pair.tokenizer,
+        way,
+        lambda text: encode(pair, text, options),
+        options.system_prompt,
+        options.chat_template_config,
+    )

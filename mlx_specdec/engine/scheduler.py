@@ -15,12 +15,13 @@ from ..core.row import Request, Row
 from ..core.statistics import Stopwatch
 from ..errors import DAMAGED, SpecdecError, message
 from ..results import Step
+from ..types import Progress, Proposer
 from .drafters import drafting
 from .memory import BatchSize, Extent, MemoryBudget, even
 from .opening import Opener
 from .pair import Pair
 from .prompt_cache import PromptCache
-from .request import Overrides, extent, reported
+from .request import extent, reported
 from .turns import Turns
 
 BROKEN = "this text could not go on, since something failed inside"
@@ -71,7 +72,9 @@ class Scheduler:
         size: The maximum number of sequences in a pass.
         cache: The prefix cache.
         memory_budget: The bytes for all sequences; None takes `memory.default_budget`.
-        overrides: The caller's own proposer, timing and progress.
+        proposer: The caller's own proposer, or None.
+        progress: Receives the number of prefilled prompt tokens.
+        timed: Whether some rounds are timed in parts.
         raises: Whether internal failures are raised.
         turns: Decides when chunks of prompts are prefilled. None prefills one in each step, which
             fills batches soonest.
@@ -87,7 +90,9 @@ class Scheduler:
     failures: Failures = field(default_factory=Failures)
     memory_budget: int | None = None
     _: KW_ONLY
-    overrides: Overrides = Overrides()  # noqa: RUF009
+    proposer: Proposer | None = None
+    progress: Progress | None = None
+    timed: bool = False
     raises: bool = False
     turns: Turns | None = None
     held: int = field(default=0, init=False)
@@ -97,14 +102,22 @@ class Scheduler:
         # Requests that come one by one do not wait for more requests to share a prefill.
         self._listed = self.requests is not None
         self._joins_at = JOINS_AT if self._listed else 0.0
-        shared = self.pair, self.options, self.overrides, self.cache, self._note, self.size.size
-        self._opener = Opener(*shared, one_by_one=not self._listed)
+        self._opener = Opener(
+            self.pair,
+            self.options,
+            self.proposer,
+            self.progress,
+            self.cache,
+            self._note,
+            self.size.size,
+            one_by_one=not self._listed,
+        )
         key = drafting(self.options), self.pair.target, self.pair.draft
         self._openers = {key: self._opener}
         self.why_not = self._opener.why_not
         if not (self._opener.batched or (self.options.exact and not self._listed)):
             self.size = BatchSize(1)
-        self._watch = Stopwatch(timed=self.overrides.timed)
+        self._watch = Stopwatch(timed=self.timed)
         self._waiting: list[Row] = []
         self._failed: list[Step] = []
         self._prefilling: list[Group] = []
@@ -422,9 +435,8 @@ class Scheduler:
         if not step.last:
             return step
         if step.result is not None:
-            opener.judge(row)
             self._keep(row)
-            opener.remember(row)
+            opener.finish(row)
         elif step.error == DAMAGED and opener.cache is not None:
             opener.cache.clear()  # it may hold NaN or infinity of this row
         self._leave(row)

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field, replace
 import mlx.core as mx
 
 from ..core.distribution import choose, log_probabilities
-from ..core.drafter import Setup
-from ..core.proposer import Aligned, Proposer, align
+from ..core.proposer import Aligned, Proposer, Setup, align
 from ..core.row import Row
 from ..text.vocabulary import Translation
 from ..types import Cached, Context, Model, Noise, Proposal, Reusable, Scores, feed, no_proposal

@@ -6,13 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import mul
-from typing import Any, cast
+from typing import Any
 
 import mlx.core as mx
 
-from ..core.drafter import Prices, Setup
-from ..core.noise import noise_of
-from ..core.proposer import Aligned, Proposer, align, side_by_side
+from ..core.proposer import Aligned, Prices, Proposer, Setup, align, side_by_side
 from ..core.row import Row
 from ..core.statistics import Rate
 from ..models.drafters.network import (
@@ -21,7 +19,7 @@ from ..models.drafters.network import (
     DrafterContext,
     DrafterNetwork,
 )
-from ..types import Cached, Context, Noise, Proposal, Reusable, Scores, no_proposal
+from ..types import Cached, Noise, Proposal, Reusable, Scores, no_proposal
 from .draft_model import draw
 
 EXPECTED_TOKENS = "expected"
@@ -56,52 +54,43 @@ class HiddenStateDrafter(Proposer):
 
     def observe(self, rows: Sequence[Row], scores: Scores) -> None:
         """Collect the target's hidden states. If many wait, process them."""
-        for places in self._groups([bool(row.seen) or self.kind in row.state for row in rows]):
-            group = [rows[place] for place in places]
-            counts = [len(row.seen) for row in group]
-            if not any(counts):
-                continue
-            if new := [place for place in places if self.kind not in rows[place].state]:
-                opened = self._open([rows[place] for place in new])
-                if scores.encoded:
-                    opened.attend([scores.encoded[place] for place in new])
-            hidden = mx.concatenate([scores.hidden[name] for name in self.hidden], axis=-1)
-            context = self._context(group)
-            context.add(hidden if group == rows else hidden[mx.array(places)], counts)
-            if max(context.waiting) > context.most_waiting:
-                self._process(context, group)
-                context.evaluate()
-            for row, count in zip(group, counts, strict=True):
-                if expected := row.state.pop(EXPECTED_TOKENS, 0.0):
-                    self._rate.add(expected, count - 1)
+        counts = [len(row.seen) for row in rows]
+        if not any(counts):
+            return
+        if len(rows) > 1 and not self.network.batched:
+            for place, row in enumerate(rows):
+                self.observe([row], scores.of(place, counts[place]))
+            return
+        if new := [place for place, row in enumerate(rows) if self.kind not in row.state]:
+            opened = self._open([rows[place] for place in new])
+            if scores.encoded:
+                opened.attend([scores.encoded[place] for place in new])
+        context = self._context(rows)
+        context.add(mx.concatenate([scores.hidden[name] for name in self.hidden], axis=-1), counts)
+        if max(context.waiting) > context.most_waiting:
+            self._process(context, rows)
+            context.evaluate()
+        for row, count in zip(rows, counts, strict=True):
+            if expected := row.state.pop(EXPECTED_TOKENS, 0.0):
+                self._rate.add(expected, count - 1)
 
     def snapshot(self, row: Row) -> Mapping[str, Reusable]:
         if self.kind not in row.state:
             return {}
         place: Aligned = row.state[self.kind]
-        context = cast(DrafterContext, place.context)
-        self._process(context, place.rows)
-        return {self.kind: context.snapshot(place.rows.index(row))}
+        self._process(place.context, place.rows)
+        return {self.kind: place.context.snapshot(place.rows.index(row))}
 
     def propose(self, rows: Sequence[Row], limits: Sequence[int], noise: Noise) -> Proposal:
-        """See Proposer. Abstains for rows of which the target has not processed a token."""
-        parts = [no_proposal() for _ in rows]
-        for places in self._groups([self.kind in row.state for row in rows]):
-            if len(places) == len(rows):
-                return self._draft(rows, limits, noise)
-            made = self._draft(
-                [rows[place] for place in places],
-                [limits[place] for place in places],
-                noise_of([noise.of(place) for place in places]),
-            )
-            for number, place in enumerate(places):
-                parts[place] = made.of(number)
-        return side_by_side(parts)
-
-    def _draft(self, rows: Sequence[Row], limits: Sequence[int], noise: Noise) -> Proposal:
+        """See Proposer. Abstains while there is a row of which the target has processed no
+        token."""
         count = min(max(limits), self.network.most)
-        if not count:
+        if not count or not all(row.processed and self.kind in row.state for row in rows):
             return no_proposal(len(rows))
+        if len(rows) > 1 and not self.network.batched:
+            alone = zip(rows, limits, strict=True)
+            made = [self.propose([row], [n], noise.of(at)) for at, (row, n) in enumerate(alone)]
+            return side_by_side(made)
         context = self._context(rows)
         logits = context.first_logits(self._following(context, rows, 0), count)
         drawn = draw(rows, noise, count, logits, context.next_logits)
@@ -114,24 +103,18 @@ class HiddenStateDrafter(Proposer):
                 row.state[EXPECTED_TOKENS] = tokens
         return drawn.cut(counts)
 
-    def _groups(self, chosen: Sequence[bool]) -> list[list[int]]:
-        """Return the places of the chosen rows, those together whose rows share passes."""
-        places = [place for place, is_chosen in enumerate(chosen) if is_chosen]
-        if self.network.batched:
-            return [places] if places else []
-        return [[place] for place in places]
-
     def _open(self, rows: list[Row]) -> DrafterContext:
         """Return a new context of these rows."""
         context = self.network.open(len(rows))
         context.most_waiting = MOST_WAITING if self.setup.eager() else MOST_WAITING_IN_PROMPT
-        place = Aligned(cast(Context, context), rows)
+        place = Aligned(context, rows)
         for row in rows:
             row.state[self.kind] = place
         return context
 
     def _context(self, rows: Sequence[Row]) -> DrafterContext:
-        return cast(DrafterContext, align(rows, self.kind).context)
+        context: DrafterContext = align(rows, self.kind).context
+        return context
 
     def _process(self, context: DrafterContext, rows: Sequence[Row]) -> None:
         """Process all waiting hidden states but each row's newest, whose next token may not be

@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 
 from ..core.constraint import Constraint
-from ..core.drafter import Drafter, Setup
 from ..core.grammar import Grammar
-from ..core.proposer import Proposer
+from ..core.proposer import Drafter, Proposer, Setup
 from ..core.row import Row
 from ..core.statistics import Rate
 from ..types import Noise, Proposal

@@ -17,8 +17,7 @@ from ..core.options import Options
 from ..core.row import Request
 from ..engine.memory import BatchSize, MemoryBudget
 from ..engine.pair import Pair
-from ..engine.prompt_cache import PromptCache
-from ..engine.prompt_cache_files import Store
+from ..engine.prompt_cache import PromptCache, Store
 from ..engine.scheduler import Failures, Scheduler
 from ..engine.turns import Turns
 from ..models.wired_memory import release

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import PlainTextResponse
 from pydantic import AliasChoices, Field
 
-from ..engine.chat import chat_format
+from ..engine.request import chat_format
 from ..results import Step
 from ..text.tokenizer import DirectoryTokenizer
 from .answers import FINGERPRINT, Choice, Payload, Writer, timings, token_piece

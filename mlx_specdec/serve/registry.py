@@ -15,7 +15,7 @@ from .. import system
 from ..core.options import Options
 from ..engine.memory import RESERVE
 from ..engine.pair import Pair, alphabet_of
-from ..engine.prompt_cache_files import Store
+from ..engine.prompt_cache import Store
 from ..engine.turns import Turns
 from ..errors import OptionError
 from ..models.wired_memory import wire

@@ -10,10 +10,9 @@ from typing import Any, Self, cast
 
 from ..core.options import Options
 from ..core.row import Request
-from ..engine.chat import chat_format
 from ..engine.memory import MemoryBudget
 from ..engine.pair import Pair
-from ..engine.request import beginning, encode, prepared
+from ..engine.request import beginning, chat_format, encode, prepared
 from ..errors import PromptError
 from ..text.infill import Infill, infill_of
 from ..text.markers import NONE, Markers, markers_of

@@ -1,6 +1,6 @@
 """The times of rounds, on a fake clock, and what statistics make of them."""
 
-from mlx_specdec.core.statistics import FIRST_TIMED, Recorder, Stopwatch, Timed
+from mlx_specdec.core.statistics import FIRST_TIMED, Stopwatch, Timed, summary
 from mlx_specdec.results import Step
 from mlx_specdec.types import Proposal, no_proposal
 
@@ -44,12 +44,13 @@ def test_a_round_after_one_of_another_group_or_one_that_was_timed_in_parts_has_n
 
 
 def test_timed_rounds_are_scaled_to_all_and_the_parts_add_up() -> None:
-    recorder = Recorder()
     drafted = Step(tokens=(1, 2, 3), drafted=2, accepted=2)
-    recorder.add(drafted, Timed(2.0, draft=0.5, verify=1.0), drafts=True)
-    recorder.add(drafted, Timed(2.0, passes=2), drafts=True)
-    recorder.add(Step(tokens=(4,)), Timed(3.0), drafts=False)
-    stats = recorder.summary(load=1, prompt=2, decoding=8.0)
+    rounds = [
+        (drafted, Timed(2.0, draft=0.5, verify=1.0, drafts=True)),
+        (drafted, Timed(2.0, passes=2, drafts=True)),
+        (Step(tokens=(4,)), Timed(3.0)),
+    ]
+    stats = summary(rounds, load=1, prompt=2, decoding=8.0)
     seconds = stats.seconds
     assert (seconds.draft, seconds.verify) == (1.0, 2.0 + 3.0)
     assert (seconds.other, seconds.total) == (2.0, 11.0)

@@ -5,9 +5,9 @@ from dataclasses import replace
 import mlx.core as mx
 import pytest
 
+from mlx_specdec.core.constraint import ThoughtBudget
 from mlx_specdec.core.distribution import Distribution, log_probabilities
 from mlx_specdec.core.options import Options
-from mlx_specdec.core.thought_budget import ThoughtBudget
 from mlx_specdec.text.thoughts import Thoughts
 
 BEGIN, END, SIZE = 1, 2, 40

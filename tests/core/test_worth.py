@@ -12,7 +12,7 @@ import pytest
 
 from mlx_specdec import system
 from mlx_specdec.core import worth as module
-from mlx_specdec.core.drafter import Drafter, Prices, Setup
+from mlx_specdec.core.proposer import Drafter, Prices, Setup
 from mlx_specdec.core.statistics import Rate
 from mlx_specdec.core.worth import (
     CHOICE_INTERVAL,

@@ -4,8 +4,8 @@ import pytest
 
 from mlx_specdec.core.constraint import Constraint
 from mlx_specdec.core.options import Options
+from mlx_specdec.core.row import Request
 from mlx_specdec.engine.generate import generate, stream_many
-from mlx_specdec.engine.request import Request
 from mlx_specdec.results import STUCK
 
 from ..support.letters import bound

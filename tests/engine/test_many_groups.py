@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import pytest
 
 from mlx_specdec.core.options import Options
+from mlx_specdec.core.row import Request
 from mlx_specdec.engine.generate import generate_many
 from mlx_specdec.engine.memory import BatchSize
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.engine.prompt_cache import PromptCache
-from mlx_specdec.engine.request import Request
 from mlx_specdec.engine.scheduler import Scheduler
 from mlx_specdec.types import Scores
 

@@ -12,9 +12,9 @@ from mlx_specdec import system
 from mlx_specdec.core.loop import Group
 from mlx_specdec.core.options import Options
 from mlx_specdec.core.proposer import Aligned
+from mlx_specdec.core.row import Request
 from mlx_specdec.engine.memory import BatchSize, Extent, MemoryBudget, default_budget
 from mlx_specdec.engine.pair import Pair
-from mlx_specdec.engine.request import Request
 from mlx_specdec.engine.scheduler import Scheduler
 
 from ..support.drafter_pairs import made

@@ -11,8 +11,7 @@ import pytest
 from mlx_specdec.core.options import Options
 from mlx_specdec.engine import prompt_cache
 from mlx_specdec.engine.pair import Pair
-from mlx_specdec.engine.prompt_cache import PromptCache
-from mlx_specdec.engine.prompt_cache_files import Store
+from mlx_specdec.engine.prompt_cache import PromptCache, Store
 from mlx_specdec.engine.prompt_cache_tiers import Directory
 from mlx_specdec.errors import OptionError
 from mlx_specdec.models import base

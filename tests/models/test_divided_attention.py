@@ -9,8 +9,8 @@ import pytest
 from mlx_lm.models import base
 
 from mlx_specdec.core.options import Options
+from mlx_specdec.core.row import Request
 from mlx_specdec.engine.generate import generate, generate_many
-from mlx_specdec.engine.request import Request
 from mlx_specdec.models import attention_parts
 from mlx_specdec.models.attention_parts import in_parts
 from mlx_specdec.models.cache_settings import CacheSettings

@@ -9,8 +9,8 @@ import pytest
 
 from mlx_specdec import system
 from mlx_specdec.core.options import Options
+from mlx_specdec.core.row import Request
 from mlx_specdec.engine.generate import generate, generate_many
-from mlx_specdec.engine.request import Request
 from mlx_specdec.models.cache_settings import CacheSettings
 from mlx_specdec.models.mlx_lm import latent, trials
 from mlx_specdec.models.mlx_lm.latent import absorbed_calls, expanding

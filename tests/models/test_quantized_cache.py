@@ -6,8 +6,8 @@ import mlx.core as mx
 import pytest
 
 from mlx_specdec.core.options import Options
+from mlx_specdec.core.row import Request
 from mlx_specdec.engine.generate import generate, generate_many
-from mlx_specdec.engine.request import Request
 from mlx_specdec.models.cache_settings import CacheSettings
 from mlx_specdec.models.mlx_lm import attention
 from mlx_specdec.models.mlx_lm.attention import attend_in_parts

@@ -4,7 +4,7 @@ import mlx.core as mx
 
 from mlx_specdec.core.noise import SilentNoise
 from mlx_specdec.core.proposer import Proposer
-from mlx_specdec.proposers.combined import FirstOf
+from mlx_specdec.proposers.adapters import FirstOf
 from mlx_specdec.types import Proposal, Scores
 
 from ..support.rows import row_of

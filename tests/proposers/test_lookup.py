@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlx_specdec.core.drafter import Prices, Setup
 from mlx_specdec.core.noise import SilentNoise
 from mlx_specdec.core.options import Options
+from mlx_specdec.core.proposer import Prices, Setup
 from mlx_specdec.proposers.lookup import PredictedText, PromptLookup
 from mlx_specdec.proposers.text_index import BETWEEN, DEPTH, GRAMS, VOTERS, TextIndex
 

@@ -12,9 +12,9 @@ import pytest
 
 from mlx_specdec.core import rules
 from mlx_specdec.core.distribution import Distribution, choose
-from mlx_specdec.core.drafter import Prices
 from mlx_specdec.core.noise import CoupledNoise, IndependentNoise
 from mlx_specdec.core.options import Options
+from mlx_specdec.core.proposer import Prices
 from mlx_specdec.models.drafters.network import MOST_IN_PASS, MOST_WAITING
 from mlx_specdec.proposers.hidden_state import worth as worth_of
 from mlx_specdec.types import Proposal

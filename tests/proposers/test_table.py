@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from mlx_specdec.core import options as settings
-from mlx_specdec.core.drafter import Drafter
 from mlx_specdec.core.options import Options
+from mlx_specdec.core.proposer import Drafter
 from mlx_specdec.engine import drafters as table
 from mlx_specdec.engine.generate import generate
 from mlx_specdec.engine.loading import load
@@ -46,7 +46,8 @@ def test_a_module_and_an_entry_in_the_table_make_a_name_for_the_options(
     with pytest.raises(OptionError, match="proposer must be one of"):
         Options(proposer="repeat")
     drafter = Drafter("repeat", lambda setup: repeat.Repeat())
-    monkeypatch.setattr(table, "DRAFTERS", [*table.DRAFTERS, lambda pair: drafter])
+    available = table.available
+    monkeypatch.setattr(table, "available", lambda pair: [*available(pair), drafter])
     monkeypatch.setattr(settings, "PROPOSERS", (*settings.PROPOSERS, "repeat"))
     result = generate(
         pair, "some words", Options(**SETTINGS, proposer="repeat", temperature=temperature)

@@ -21,7 +21,7 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from mlx_specdec.engine.loading import load
-from mlx_specdec.engine.prompt_cache_files import Store
+from mlx_specdec.engine.prompt_cache import Store
 from mlx_specdec.engine.scheduler import Scheduler
 from mlx_specdec.results import Step
 from mlx_specdec.serve import server as server_module

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from mlx_specdec.core.drafter import LONGEST_DRAFT, Drafter
+from mlx_specdec.core.proposer import LONGEST_DRAFT, Drafter
 from mlx_specdec.core.statistics import Timed
 from mlx_specdec.core.worth import TRIAL_INTERVAL, Costs, Memory, Worth
 from mlx_specdec.results import Step

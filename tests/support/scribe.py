@@ -6,9 +6,9 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from mlx_specdec.core.drafter import Setup
 from mlx_specdec.core.noise import SilentNoise
 from mlx_specdec.core.options import Options
+from mlx_specdec.core.proposer import Setup
 from mlx_specdec.models.drafters.network import DrafterContext
 from mlx_specdec.models.rows import Rows
 from mlx_specdec.proposers.hidden_state import HiddenStateDrafter

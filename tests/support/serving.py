@@ -18,10 +18,10 @@ from starlette.testclient import TestClient
 from starlette.types import Receive, Scope, Send
 
 from mlx_specdec.core.options import Options
+from mlx_specdec.core.row import Request
 from mlx_specdec.engine.loading import load
 from mlx_specdec.engine.pair import with_history
-from mlx_specdec.engine.prompt_cache_files import Store
-from mlx_specdec.engine.request import Request
+from mlx_specdec.engine.prompt_cache import Store
 from mlx_specdec.engine.scheduler import Scheduler
 from mlx_specdec.results import Step
 from mlx_specdec.serve.app import Access, make_app

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from mlx_specdec import Options, generate, generate_many, load
-from mlx_specdec.engine.request import Request, encode, open_row
+from mlx_specdec.core.row import Request
+from mlx_specdec.engine.opening import Opener
+from mlx_specdec.engine.request import encode
 from mlx_specdec.errors import OptionError
 from mlx_specdec.serve.internal import Chat, Sampled, Wanted
 from mlx_specdec.serve.requests import LoadedModel
@@ -81,10 +83,11 @@ def test_a_language_may_be_the_beginning_of_the_text(pair: Any) -> None:
             return [self.known[target]]
 
     forced = replace(pair, languages=Forced({"fr": 5, "de": 7}))
-    row, _ = open_row(forced, 0, Request([9, 2], Options(target_lang="de")), ())
+    opener = Opener(forced, Options(target_lang="de"), None, None, None, print, 1, True)
+    row, _ = opener.row(0, Request([9, 2], Options(target_lang="de")))
     assert row.committed == [7] and row.position == 0
     with pytest.raises(OptionError, match=r"target-lang must be given.*: de, fr$"):
-        open_row(forced, 0, Request("read", Options()), ())
+        opener.row(0, Request("read", Options()))
 
 
 def test_a_body_names_the_languages_of_its_prompts(pair: Any) -> None:
