@@ -6,7 +6,9 @@ from __future__ import annotations
 import hashlib
 import shutil
 from array import array as numbers
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import wait
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -18,7 +20,7 @@ from ..errors import OptionError
 from ..models.base import fingerprint
 from ..types import TARGET, Cached, Reusable
 from .pair import Pair
-from .prompt_cache_tiers import Directory, Part, Tier
+from .prompt_cache_files import Directory, Part
 
 COMPARED_AT_ONCE = 1024
 """Number of tokens that are compared at once."""
@@ -42,29 +44,25 @@ class PromptCache:
     tenant has separate entries, because the speed of a hit would reveal prompts of other tenants.
 
     Args:
-        max_bytes: Limit of the cache's bytes in memory.
+        max_bytes: Limit of the cache's bytes in memory. `nbytes` are its bytes there.
         disk: A directory that holds all parts, which need not fit into memory."""
 
     def __init__(self, max_bytes: int, disk: Directory | None = None) -> None:
-        self._memory, self._disk = Tier(max_bytes), disk
-        self._tiers: list[Tier] = [self._memory, *([] if disk is None else [disk])]
+        self.max_bytes, self.nbytes = max_bytes, 0
+        self._disk = disk
         # Without a directory, the name of a state is enough to identify a model of the pair.
         self._models = {TARGET: TARGET} if disk is None else dict(disk.models)
-
-    @property
-    def max_bytes(self) -> int:
-        """Limit of the cache's bytes in memory."""
-        return self._memory.max_bytes
-
-    @property
-    def nbytes(self) -> int:
-        """The cache's bytes in memory."""
-        return self._memory.nbytes
+        # All parts, from the least to the most recently used one, and those of a model whose blocks
+        # follow the same tokens.
+        self._parts: OrderedDict[Part, None] = OrderedDict()
+        self._following: defaultdict[tuple[str, str], list[Part]] = defaultdict(list)
+        for part in () if disk is None else disk.stored():
+            self._enter(part)
 
     @property
     def texts(self) -> Iterator[list[int]]:
         """The cached blocks of the target's sequences, from the least recently used one."""
-        for part in list(self._tiers[-1].parts):
+        for part in list(self._parts):
             if part.model == self._models[TARGET]:
                 yield part.tokens
 
@@ -75,9 +73,8 @@ class PromptCache:
 
     def clear(self) -> None:
         """Forget all states of the pair, also those on the disk."""
-        for tier in self._tiers:
-            for part in [part for part in tier.parts if part.model in self._models.values()]:
-                tier.remove(part)
+        for part in [part for part in self._parts if part.model in self._models.values()]:
+            self._remove(part)
 
     def find(
         self, prompt: Sequence[int], most: int, needs: Sequence[str] = (), tenant: str = ""
@@ -160,24 +157,58 @@ class PromptCache:
             value = Cached(end - first, state.positions(first, end))
             replaced = [part for part in parts if tokens[: len(part.tokens)] == part.tokens]
         part = Part(model, block.before, tokens, state.lag, replace(value, arrays=()))
-        if not self._memory.make_room(part, value, used):
+        if not self._make_room(self, value.nbytes, used):
             return None
-        for tier in self._tiers:
-            for shorter in replaced:
-                if shorter in tier.parts:
-                    tier.remove(shorter)
+        for shorter in replaced:
+            if shorter in self._parts:
+                self._remove(shorter)
         # Copy the arrays: views would keep the arrays of the complete batch in memory.
         value = replace(value, arrays=tuple(map(mx.contiguous, value.arrays)))
         mx.eval(value.arrays)
-        self._memory.add(part, value)
-        if self._disk is not None and self._disk.make_room(part, value, used):
-            self._disk.add(part, value)
+        part.value = value
+        self.nbytes += value.nbytes
+        self._enter(part)
+        disk = self._disk
+        if disk is not None and self._make_room(disk, disk.size(part, value), used):
+            disk.add(part, value)
         return part
+
+    def _enter(self, part: Part) -> None:
+        self._parts[part] = None
+        self._following[part.model, part.before].append(part)
+
+    def _make_room(
+        self, place: PromptCache | Directory, nbytes: int, in_use: Sequence[Part]
+    ) -> bool:
+        """Remove the least recently used parts that are not in use from a place, the memory or the
+        directory, until so many bytes fit there. Return False if they cannot fit."""
+        if nbytes > place.max_bytes:
+            return False
+        for part in list(self._parts) if place.nbytes + nbytes > place.max_bytes else ():
+            if place.nbytes + nbytes > place.max_bytes and part not in in_use:
+                self._remove(part, place)
+        return place.nbytes + nbytes <= place.max_bytes
+
+    def _remove(self, part: Part, place: PromptCache | Directory | None = None) -> None:
+        """Remove a part from a place, None for all places."""
+        if part.value is not None and place in (None, self):
+            if part.file is not None:
+                wait([part.file])  # until then the writer needs the arrays
+            self.nbytes -= part.value.nbytes
+            part.value = None
+        if part.file is not None and self._disk is not None and place in (None, self._disk):
+            self._disk.remove(part)
+        if part.value is None and part.file is None:
+            del self._parts[part]
+            key = part.model, part.before
+            self._following[key].remove(part)
+            if not self._following[key]:
+                del self._following[key]
 
     def _after(self, model: str, block: Block, *, snapshots: bool) -> list[Part]:
         """Return a model's snapshots, or its keys and values, after the tokens before a block."""
-        parts = (part for tier in self._tiers for part in tier.after(model, block.before))
-        return [part for part in dict.fromkeys(parts) if part.state.is_snapshot == snapshots]
+        parts = self._following.get((model, block.before), [])
+        return [part for part in parts if part.state.is_snapshot == snapshots]
 
     def _matches(self, name: str, blocks: Sequence[Block]) -> Iterator[tuple[Block, Part, int]]:
         """Yield the keys and values of the longest cached prefix of a sequence: each block with its
@@ -224,9 +255,10 @@ class PromptCache:
         if part.value is None and self._disk is not None:
             value = self._disk.read(part)
             if value is None:
-                self._disk.remove(part)
-            elif self._memory.make_room(part, value, used):
-                self._memory.add(part, value)
+                self._remove(part, self._disk)
+            elif self._make_room(self, value.nbytes, used):
+                part.value = value
+                self.nbytes += value.nbytes
         if part.value is not None:
             used.append(part)
         return part.value
@@ -234,9 +266,10 @@ class PromptCache:
     def _touch(self, parts: Sequence[Part]) -> None:
         """Mark these parts of a sequence as the most recently used ones, the first one last."""
         for part in reversed(parts):
-            for tier in self._tiers:
-                if part in tier.parts:
-                    tier.touch(part)
+            if part in self._parts:
+                self._parts.move_to_end(part)
+            if part.file is not None and self._disk is not None:
+                self._disk.touch(part)
 
 
 def _blocks(text: Sequence[int], tenant: str) -> list[Block]:

@@ -49,9 +49,9 @@ def length(found: dict[str, Cached]) -> int:
 
 def check(cache: PromptCache) -> None:
     """Bytes are counted exactly and within the limit."""
-    values = [part.value for part in cache._memory.parts]
-    assert cache.nbytes == sum(value.nbytes for value in values if value) <= cache.max_bytes
-    assert all(values)
+    values = [part.value for part in cache._parts if part.value is not None]
+    assert cache.nbytes == sum(value.nbytes for value in values) <= cache.max_bytes
+    assert all(part.value or part.file for part in cache._parts)
 
 
 @pytest.fixture(autouse=True)
@@ -98,4 +98,4 @@ def test_trees_of_tenants_share_nothing_but_the_bound() -> None:
         check(cache)
     kept = [length(cache.find([1, 1, 1, 1, 5], 4, (), tenant)) for tenant in "abcde"]
     assert kept == [0, 0, 4, 4, 4]
-    assert len(cache._memory._after) == 3, "tenants of whom nothing is left take no memory"
+    assert len(cache._following) == 3, "tenants of whom nothing is left take no memory"

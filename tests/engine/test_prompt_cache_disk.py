@@ -12,7 +12,7 @@ from mlx_specdec.core.options import Options
 from mlx_specdec.engine import prompt_cache
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.engine.prompt_cache import PromptCache, Store
-from mlx_specdec.engine.prompt_cache_tiers import Directory
+from mlx_specdec.engine.prompt_cache_files import Directory
 from mlx_specdec.errors import OptionError
 from mlx_specdec.models import base
 from mlx_specdec.models.cache_settings import CacheSettings

@@ -48,7 +48,7 @@ def make_options(temperature: float, **more: object) -> Options:
 def test_nobody_writes_into_what_is_kept(name: str, tmp_path: Path) -> None:
     pair, options, cache = PAIRS[name](tmp_path), make_options(0.0, num_draft=3), PromptCache(ROOM)
     first = run(pair, SYSTEM + PROMPT, options, cache)
-    values = [part.value for part in cache._memory.parts]
+    values = [part.value for part in cache._parts]
     arrays = [array for value in values if value is not None for array in value.arrays]
     before = [array.tolist() for array in arrays]
     for tail in ([], [17, 44], [3]):

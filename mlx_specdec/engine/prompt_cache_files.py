@@ -1,4 +1,4 @@
-"""The parts of a prompt cache, and the tiers that hold them: the memory and a directory."""
+"""The parts of a prompt cache, and the directory that holds them."""
 
 import hashlib
 import json
@@ -6,9 +6,8 @@ import logging
 import os
 import re
 import time
-from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -42,7 +41,8 @@ class Part:
         lag: Number of later tokens that each position depends on.
         state: The state without its arrays.
         value: The state with its arrays if it is in memory, else None.
-        file: The file in the directory, as soon as it is written; None if there is none."""
+        file: The file in the directory, as soon as it is written; None if there is none.
+        file_bytes: An upper bound on the size of the file."""
 
     model: str
     before: str
@@ -51,6 +51,7 @@ class Part:
     state: Cached
     value: Cached | None = None
     file: Future[Path] | None = None
+    file_bytes: int = 0
 
     @property
     def metadata(self) -> dict[str, str]:
@@ -70,65 +71,7 @@ class Part:
         return cls(**{**entries, "state": Cached(**{**entries["state"], "arrays": ()})})
 
 
-class Tier:
-    """Parts in one place, which is the memory here, from the least to the most recently used one.
-
-    Attributes:
-        max_bytes: Limit of the parts' bytes.
-        nbytes: Bytes of all parts."""
-
-    def __init__(self, max_bytes: int) -> None:
-        self.max_bytes, self.nbytes = max_bytes, 0
-        self.parts: OrderedDict[Part, int] = OrderedDict()
-        self._after: defaultdict[tuple[str, str], list[Part]] = defaultdict(list)
-
-    def after(self, model: str, before: str) -> list[Part]:
-        """Return the parts of a model whose blocks follow the same tokens."""
-        return self._after.get((model, before), [])
-
-    def make_room(self, part: Part, value: Cached, in_use: Collection[Part]) -> bool:
-        """Remove the least recently used parts that are not in use until a part with this value
-        fits. Return False if it cannot fit."""
-        nbytes = self._size(part, value)
-        while nbytes <= self.max_bytes < self.nbytes + nbytes:
-            oldest = next((other for other in self.parts if other not in in_use), None)
-            if oldest is None:
-                return False
-            self.remove(oldest)
-        return nbytes <= self.max_bytes
-
-    def add(self, part: Part, value: Cached) -> None:
-        """Add a part. The arrays of its value are computed and never change."""
-        self._put(part, self._size(part, value))
-        part.value = value
-
-    def remove(self, part: Part) -> None:
-        self._take(part)
-        if part.file is not None:
-            wait([part.file])  # until then the writer needs the arrays
-        part.value = None
-
-    def touch(self, part: Part) -> None:
-        """Mark a part as the most recently used one."""
-        self.parts.move_to_end(part)
-
-    def _put(self, part: Part, nbytes: int) -> None:
-        self.nbytes += nbytes
-        self.parts[part] = nbytes
-        self._after[part.model, part.before].append(part)
-
-    def _take(self, part: Part) -> None:
-        self.nbytes -= self.parts.pop(part)
-        key = part.model, part.before
-        self._after[key].remove(part)
-        if not self._after[key]:
-            del self._after[key]
-
-    def _size(self, part: Part, value: Cached) -> int:
-        return value.nbytes
-
-
-class Directory(Tier):
+class Directory:
     """The parts in a directory, which only one process uses at a time. Each part is a safetensors
     file, whose name is a digest of its content. A thread writes the files. Damaged files are found
     by the digest in their header at the start, or by their name when they are read.
@@ -137,18 +80,20 @@ class Directory(Tier):
     `mx.clear_cache` in another thread can hold this lock until all of MLX's threads are idle.
 
     Args:
-        path: The directory, which exists. All files of earlier processes are added. Files of other
-            models are never found, because their digests differ.
+        path: The directory, which exists. Files of other models are never found, because their
+            digests differ.
         max_bytes: Limit of the bytes in all files.
         models: The digest of each model, by the name of its state."""
 
     def __init__(self, path: Path, max_bytes: int, models: Mapping[str, str]) -> None:
-        super().__init__(max_bytes)
-        self.path, self.models = path, models
+        self.path, self.max_bytes, self.models, self.nbytes = path, max_bytes, models, 0
         self._writer = ThreadPoolExecutor(1, "prompt cache", system.clear_at_end)
-        for half_written in filter(Path.is_file, path.glob(".*.partial*")):
+
+    def stored(self) -> Iterator[Part]:
+        """Yield the parts of earlier processes, the least recently used one first."""
+        for half_written in filter(Path.is_file, self.path.glob(".*.partial*")):
             half_written.unlink(missing_ok=True)
-        named = (file for file in path.glob("*.safetensors") if FILE_NAME.fullmatch(file.stem))
+        named = (file for file in self.path.glob("*.safetensors") if FILE_NAME.fullmatch(file.stem))
         stats = [(file.stat(), file) for file in named if file.is_file()]
         unusable = []
         for stat, file in sorted(stats, key=lambda pair: pair[0].st_mtime_ns):
@@ -157,13 +102,16 @@ class Directory(Tier):
             except (CheckpointError, KeyError, ValueError):
                 unusable.append(file)
                 continue
-            part.file = Future()
+            part.file, part.file_bytes = Future(), stat.st_size
             part.file.set_result(file)
-            self._put(part, stat.st_size)
+            self.nbytes += stat.st_size
+            yield part
         _remove_unusable(unusable)
 
     def add(self, part: Part, value: Cached) -> None:
-        self._put(part, self._size(part, value))
+        """Write a part. The arrays of its value are computed and never change."""
+        part.file_bytes = self.size(part, value)
+        self.nbytes += part.file_bytes
         part.file = self._writer.submit(self._write, part, value)
 
     def read(self, part: Part) -> Cached | None:
@@ -182,11 +130,12 @@ class Directory(Tier):
             return None
 
     def remove(self, part: Part) -> None:
-        self._take(part)
         self._with_file(part, Path.unlink)
+        self.nbytes -= part.file_bytes
+        part.file = None
 
     def touch(self, part: Part) -> None:
-        super().touch(part)
+        """Mark a part as the most recently used one."""
         now = time.time_ns()
         self._with_file(part, partial(os.utime, ns=(now, now)))
 
@@ -194,7 +143,7 @@ class Directory(Tier):
         """Wait until all files are written."""
         self._writer.shutdown()
 
-    def _size(self, part: Part, value: Cached) -> int:
+    def size(self, part: Part, value: Cached) -> int:
         """Return an upper bound on the size of a part's file."""
         described = 2 * sum(map(len, part.metadata.values()))
         return value.nbytes + OVERHEAD + OF_ARRAY * len(value.arrays) + described
