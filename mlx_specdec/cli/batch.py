@@ -290,7 +290,7 @@ class BatchRun:
 
 def _summary(run: BatchRun, many: Scheduler) -> str:
     """Return the statistics of this run, without earlier ones, in three lines."""
-    sums, together = run.sums, f"up to {many.batch_size} texts in a pass"
+    sums, together = run.sums, f"up to {many.size.size} texts in a pass"
     if many.why_not is not None:
         together = f"one text at a time: {many.why_not}"
     drafts = "nothing was decoded"

@@ -11,7 +11,7 @@ from ..core.row import Prompt, Request
 from ..errors import DecodingError, OptionError, PromptError
 from ..results import Result, Step
 from ..types import Progress, Proposer
-from .memory import AutoBatchSize, BatchSize
+from .memory import LARGEST_BATCH_SIZE, BatchSize
 from .pair import Pair
 from .prompt_cache import PromptCache
 from .request import encode, for_model
@@ -201,7 +201,8 @@ def stream_many(
     requests = (
         prompt if isinstance(prompt, Request) else Request(prompt, options) for prompt in prompts
     )
-    size = AutoBatchSize() if batch_size == "auto" else BatchSize(batch_size)
+    automatic = batch_size == "auto"
+    size = BatchSize(most=LARGEST_BATCH_SIZE) if automatic else BatchSize(batch_size)
     return Scheduler(pair, requests, options, size, cache, memory_budget=memory_budget)
 
 

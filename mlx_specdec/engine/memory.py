@@ -14,35 +14,31 @@ from ..system import show_size
 from .pair import Pair
 
 FIRST_BATCH_SIZE = 16
-"""The first batch size that AutoBatchSize tries."""
+"""The first batch size that an automatic BatchSize tries."""
 LARGEST_BATCH_SIZE = 64
-"""The largest batch size that AutoBatchSize tries."""
+"""The largest batch size that an automatic BatchSize tries."""
 WORTH_DOUBLING = 1.05
 """Least ratio of tokens per second for which a larger batch is preferred: it needs more memory, and
 each sequence takes longer."""
 
 
-@dataclass
 class BatchSize:
-    """A fixed limit on the number of sequences that are decoded together."""
+    """The number of sequences that are decoded together. If it is automatic, it doubles as long as
+    tokens per second increase, and halves if that costs no speed.
 
-    size: int
+    Args:
+        size: The size, or the first one that is tried.
+        most: The largest size that is tried; None means that the size is fixed."""
 
-    def took(self, tokens: int, seconds: float) -> None:
-        """Record that `size` sequences emitted `tokens` tokens in `seconds` seconds."""
-
-
-class AutoBatchSize(BatchSize):
-    """A batch size that doubles as long as tokens per second increase, and halves if that costs no
-    speed."""
-
-    def __init__(self, first: int = FIRST_BATCH_SIZE, most: int = LARGEST_BATCH_SIZE) -> None:
-        super().__init__(min(first, most))
+    def __init__(self, size: int = FIRST_BATCH_SIZE, most: int | None = None) -> None:
+        self.size = size if most is None else min(size, most)
         self._most = most
         self._rates: dict[int, float] = {}
 
     def took(self, tokens: int, seconds: float) -> None:
-        """Record the speed of the current size, and choose the next size."""
+        """Record that `size` sequences emitted tokens in so many seconds, and choose the size."""
+        if self._most is None:
+            return
         self._rates[self.size] = tokens / max(seconds, 1e-9)
         best = min(self._rates)
         for size, rate in sorted(self._rates.items()):

@@ -230,16 +230,11 @@ class Opener:
         """Return whether a row should wait for the first one among `before` that begins alike."""
         if self.cache is None or row.request.scores_prompt:
             return False
+        tenant, owner = row.request.tenant, self._owner(row)
         if row.behind is None:
-            row.behind = next(
-                (
-                    earlier
-                    for earlier in before
-                    if earlier.request.tenant == row.request.tenant
-                    and self.cache.waits(row.prompt, earlier.prompt, self._owner(row))
-                ),
-                None,
-            )
+            own = (earlier for earlier in before if earlier.request.tenant == tenant)
+            alike = (one for one in own if self.cache.waits(row.prompt, one.prompt, owner))
+            row.behind = next(alike, None)
         return row.behind in before
 
     def keep(self, row: Row, group: Group) -> None:
@@ -272,11 +267,8 @@ class Opener:
             if accepted < LEAST_ACCEPTED * verified:
                 shown = one.identity or f"{one.name} of {self.pair.name}"
                 rate = f"{accepted:.0f} of {verified:.0f} that were verified"
-                warnings.warn(
-                    f"hardly any draft tokens are accepted ({rate}): {shown} {one.causes}",
-                    RuntimeWarning,
-                    stacklevel=6,
-                )
+                line = f"hardly any draft tokens are accepted ({rate}): {shown} {one.causes}"
+                warnings.warn(line, RuntimeWarning, stacklevel=6)
 
     def _reason_against_batches(self) -> str | None:
         pair = self.pair

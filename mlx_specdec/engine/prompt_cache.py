@@ -10,6 +10,7 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import wait
 from dataclasses import dataclass, replace
+from operator import eq
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,8 +23,6 @@ from ..types import TARGET, Cached, Reusable
 from .pair import Pair
 from .prompt_cache_files import Directory, Part
 
-COMPARED_AT_ONCE = 1024
-"""Number of tokens that are compared at once."""
 BLOCK_TOKENS = 256
 """The most tokens of a part. Sequences that differ within a block share no part of it, so that up
 to this many tokens are stored twice."""
@@ -285,12 +284,7 @@ def _blocks(text: Sequence[int], tenant: str) -> list[Block]:
 def common(tokens: Sequence[int], text: Sequence[int]) -> int:
     """Return how many tokens two sequences have in common at their beginning."""
     most = min(len(tokens), len(text))
-    # Python compares whole lists 20 times as fast as their elements one by one.
-    for at in range(0, most, COMPARED_AT_ONCE):
-        end = min(at + COMPARED_AT_ONCE, most)
-        if list(tokens[at:end]) != list(text[at:end]):
-            return next(place for place in range(at, end) if tokens[place] != text[place])
-    return most
+    return next((at for at, same in enumerate(map(eq, tokens, text)) if not same), most)
 
 
 MEMORY_SHARE, MOST_IN_MEMORY = 1 / 8, 8 << 30

@@ -102,25 +102,18 @@ class Scheduler:
         # Requests that come one by one do not wait for more requests to share a prefill.
         self._listed = self.requests is not None
         self._joins_at = JOINS_AT if self._listed else 0.0
-        self._opener = Opener(
-            self.pair,
-            self.options,
-            self.proposer,
-            self.progress,
-            self.cache,
-            self._note,
-            self.size.size,
-            one_by_one=not self._listed,
-        )
+        shared = self.proposer, self.progress, self.cache, self._note, self.size.size
+        self._opener = Opener(self.pair, self.options, *shared, one_by_one=not self._listed)
         key = drafting(self.options), self.pair.target, self.pair.draft
         self._openers = {key: self._opener}
         self.why_not = self._opener.why_not
         if not (self._opener.batched or (self.options.exact and not self._listed)):
             self.size = BatchSize(1)
         self._watch = Stopwatch(timed=self.timed)
-        self._waiting: list[Row] = []
+        # The requests that wait for a row of a batch, and the groups whose prompts are prefilled.
+        self.waiting: list[Row] = []
+        self.prefilling: list[Group] = []
         self._failed: list[Step] = []
-        self._prefilling: list[Group] = []
         self._running: list[Group] = []
         self._shortest_next = False
         # The rows that have not ended, with the openers of their models.
@@ -141,29 +134,14 @@ class Scheduler:
         )
 
     @property
-    def batch_size(self) -> int:
-        """The current maximum number of sequences in one pass of the target."""
-        return self.size.size
-
-    @property
     def idle(self) -> bool:
         """Whether a step would do nothing."""
         return self._exhausted and not (self._rows or self._failed)
 
     @property
-    def waiting(self) -> int:
-        """The number of requests that wait for a row of a batch."""
-        return len(self._waiting)
-
-    @property
-    def prefilling(self) -> bool:
-        """Whether a prompt is being prefilled."""
-        return bool(self._prefilling)
-
-    @property
     def rows_in_prefill(self) -> list[Row]:
         """The requests whose prompts are being prefilled."""
-        return [row for group in self._prefilling for row in self._live(group)]
+        return [row for group in self.prefilling for row in self._live(group)]
 
     @property
     def reason(self) -> str:
@@ -196,7 +174,7 @@ class Scheduler:
         """Admit waiting requests, and prefill a chunk of one group's prompts if it is time."""
         self._admit()
         turns, wait = self.turns, not self._running
-        if self._prefilling and (turns is None or turns.may_prefill(wait=wait)):
+        if self.prefilling and (turns is None or turns.may_prefill(wait=wait)):
             began = self._watch.clock()
             self._prefill()
             if turns is not None:
@@ -233,7 +211,7 @@ class Scheduler:
             self._failed.append(Step(number, finish_reason="failed", error=self._note(problem)))
         else:
             self._rows[row] = opener
-            self._waiting.append(row)
+            self.waiting.append(row)
 
     def start(self, request: Request) -> None:
         """Start a single request, with number 0, at once and without reserving memory.
@@ -243,7 +221,7 @@ class Scheduler:
             OptionError: The options do not suit the model.
         """
         row, self._rows[row] = self._opened(0, request)
-        self._prefilling.append(self._rows[row].open([row], self._watch))
+        self.prefilling.append(self._rows[row].open([row], self._watch))
 
     def _opened(self, number: int, request: Request) -> tuple[Row, Opener]:
         """Return the row of a new request, and the opener of its models. Raises PromptError and
@@ -301,30 +279,30 @@ class Scheduler:
     def _admit(self) -> None:
         """Admit the waiting requests that fit into memory, first come, first served. No request
         overtakes an earlier one that does not fit yet."""
-        if not (self._waiting or self._exhausted):
+        if not (self.waiting or self._exhausted):
             self._fill_window()
-        if not self._waiting:
+        if not self.waiting:
             return
-        room = self.batch_size - self._begun
-        if self._begun and room < max(1, self._joins_at * self.batch_size):
+        room = self.size.size - self._begun
+        if self._begun and room < max(1, self._joins_at * self.size.size):
             return
         while rows := self._next_rows():
-            self._waiting = [row for row in self._waiting if row not in rows]
+            self.waiting = [row for row in self.waiting if row not in rows]
             try:
-                self._prefilling.append(self._rows[rows[0]].open(rows, self._watch))
+                self.prefilling.append(self._rows[rows[0]].open(rows, self._watch))
             except Exception as problem:
                 self._fail(rows, problem, a_pass=True)
 
     @property
     def _begun(self) -> int:
-        return len(self._rows) - len(self._waiting)
+        return len(self._rows) - len(self.waiting)
 
     def _next_rows(self) -> list[Row]:
         """Return the rows to prefill together next: the first waiting row, and rows like it."""
-        room = self.batch_size - self._begun
+        room = self.size.size - self._begun
         read, rows = self.rows_in_prefill, list[Row]()
         passed = 0
-        for row in self._waiting:
+        for row in self.waiting:
             if len(rows) >= room:
                 break
             if rows and not (row.alike == rows[0].alike and self._prefill_together([*rows, row])):
@@ -343,7 +321,7 @@ class Scheduler:
     def _bytes_with(self, rows: Sequence[Row]) -> int:
         """Return the bytes to reserve if these rows are admitted, for the caches of all groups and
         for the activations of the largest chunk of a prefill."""
-        prefills = [self._extents(group) for group in self._prefilling]
+        prefills = [self._extents(group) for group in self.prefilling]
         prefills += [list(map(extent, rows))] if rows else []
         caches = map(self.budget.of_caches, [*prefills, *map(self._extents, self._running)])
         return self.held + sum(caches) + max(map(self.budget.of_prefill, prefills), default=0)
@@ -357,7 +335,7 @@ class Scheduler:
 
     def _fill_window(self) -> None:
         """Take the next requests from the iterator, and sort them by length."""
-        ahead = min(SORTED_BATCHES * self.batch_size, sys.maxsize)
+        ahead = min(SORTED_BATCHES * self.size.size, sys.maxsize)
         window = list(itertools.islice(self._requests, ahead))
         if not window:
             self._exhausted = True
@@ -368,15 +346,15 @@ class Scheduler:
         self._window_began, self._window_tokens = now, 0
         for number, request in window:
             self.add(number, request)
-        self._waiting.sort(key=lambda row: (repr(row.alike), len(row.prompt)))
+        self.waiting.sort(key=lambda row: (repr(row.alike), len(row.prompt)))
 
     def _prefill(self) -> None:
         """Prefill a chunk of one group's prompts. The oldest group and the one with the fewest
         tokens left take turns, so that neither long nor short prompts starve."""
         self._shortest_next = not self._shortest_next
-        group = self._prefilling[0]
+        group = self.prefilling[0]
         if self._shortest_next:
-            group = min(self._prefilling, key=lambda group: group.to_prefill)
+            group = min(self.prefilling, key=lambda group: group.to_prefill)
         if group.prefilling:
             try:
                 group.step()
@@ -391,7 +369,7 @@ class Scheduler:
                 self._fail([row], problem)
         if group.prefilling or not self._live(group):
             return
-        self._prefilling.remove(group)
+        self.prefilling.remove(group)
         hosts = (host for host in self._running if self._belong_together(host, group))
         host = next(hosts, None)
         if host is None:
@@ -444,7 +422,7 @@ class Scheduler:
 
     def _keep(self, row: Row) -> None:
         """Add a row to the prefix cache. A failure does not affect the request."""
-        for group in [*self._running, *self._prefilling]:
+        for group in [*self._running, *self.prefilling]:
             if row in group.members:
                 try:
                     self._rows[row].keep(row, group)
@@ -456,8 +434,8 @@ class Scheduler:
         del self._rows[row]
         row.behind = None  # otherwise, every row would keep all earlier rows in memory
         row.fail()
-        self._waiting = [waiting for waiting in self._waiting if waiting is not row]
-        for groups in (self._prefilling, self._running):
+        self.waiting = [waiting for waiting in self.waiting if waiting is not row]
+        for groups in (self.prefilling, self._running):
             for group in [group for group in groups if not self._live(group)]:
                 groups.remove(group)
                 # The watch and the states of proposers would keep the group's caches in memory.

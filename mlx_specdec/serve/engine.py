@@ -248,7 +248,8 @@ class Engine:
                 for number in cancelled:
                     scheduler.cancel(number)
                 steps = scheduler.step()
-                self.reserved_bytes, self._waiting = scheduler.reserved_bytes, scheduler.waiting
+                self.reserved_bytes = scheduler.reserved_bytes
+                self._waiting = len(scheduler.waiting)
                 self._measure()
             except Exception as problem:
                 if self.pair.target.lost:

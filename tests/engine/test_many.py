@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from mlx_specdec.engine.memory import AutoBatchSize
+from mlx_specdec.engine.memory import BatchSize
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ from mlx_specdec.engine.memory import AutoBatchSize
 def test_the_size_of_batches_settles_where_most_tokens_come(
     rate: Callable[[int], float], most: int, expected: int
 ) -> None:
-    size, seen = AutoBatchSize(most=most), set()
+    size, seen = BatchSize(most=most), set()
     for _ in range(12):
         seen.add(size.size)
         size.took(int(1000 * rate(size.size)), 1000.0)

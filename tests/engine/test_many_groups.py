@@ -87,7 +87,7 @@ def test_rows_that_have_ended_are_not_held_by_those_that_waited_for_them(pair: P
         run.add(number, Request(LONG, options(max_tokens=most)))
         rows.append(weakref.ref(list(run._rows)[-1]))
         run.step()
-        assert run.waiting == (number > 0)
+        assert len(run.waiting) == (number > 0)
         while run.waiting or len(run._rows) > 1:
             run.step()
     gc.collect()

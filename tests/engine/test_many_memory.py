@@ -61,7 +61,7 @@ def contexts(group: Group) -> set[Any]:
 def held(run: Scheduler) -> int:
     """Return the bytes in the caches of all groups."""
     arrays: list[mx.array] = []
-    for group in [*run._prefilling, *run._running]:
+    for group in [*run.prefilling, *run._running]:
         for context in contexts(group):
             arrays += [array for cache in context._caches for array in cache.state]
             arrays += [states for states, _ in getattr(context, "_parts", ())]
