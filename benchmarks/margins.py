@@ -119,7 +119,7 @@ def score(pair: Pair, options: Options, prompt: Prompt, tokens: Sequence[int]) -
     bound, options = for_model(pair, options)
     ids = encode(bound, prompt, options)
     committed = beginning(bound, ids, options)
-    constraint = bound.constraint(options.constraint, options.logit_bias)
+    constraint = bound.constraint(options)
     distribution = Distribution(options, bound.vocabulary, ids, constraint, len(committed))
     noise = make_noise(bound, ids, options)
     context: Context = pair.target.open(ids)

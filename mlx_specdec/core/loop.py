@@ -147,7 +147,10 @@ class Group:
         else:
             steps = [row.finish("length") for row in self.rows]
         self._broken = False
-        self._free_buffers()
+        grown = (max([len(row.committed) for row in self.rows]) - GROWN) // CLEAR_EVERY
+        if grown != self._cleared:
+            self._cleared = grown
+            mx.clear_cache()
         return steps
 
     def _prefill(self) -> None:
@@ -193,7 +196,7 @@ class Group:
         current, self._in_flight = self._in_flight, None
         self.watch.begin(drafts=drafts and current is None)
         if current is None:
-            noise, proposal = self._noise(), no_proposal(len(rows))
+            noise, proposal = noise_of([row.noise(0) for row in rows]), no_proposal(len(rows))
             if drafts:
                 proposal = self._cut(self.proposer.propose(rows, limits, noise))
                 self.watch.drafted(proposal)
@@ -203,16 +206,17 @@ class Group:
         ahead = ahead and not (self._bound(2) or self._joining or any(row.ended for row in rows))
         # A draft starts from the token of this step. Without a draft, the pipeline stays full.
         if ahead and not (drafts and self.proposer.ready(rows, limits)):
-            chosen = current.verdict.next[:, None]
-            self._in_flight = self._submit(current.proposal, self._noise(1), chosen)
+            noise, chosen = noise_of([row.noise(1) for row in rows]), current.verdict.next[:, None]
+            self._in_flight = self._submit(current.proposal, noise, chosen)
         return self._commit(current)
 
     def _submit(self, proposal: Proposal, noise: Noise, chosen: mx.array | None = None) -> _Pass:
         """Submit a target pass over one token per row and the proposal after it. That token is
         `chosen`, (batch, 1) int32, of the previous pass, or by default the newest committed one,
         which is not in the KV cache yet."""
-        newest = mx.array([row.committed[-1:] for row in self.rows], dtype=mx.int32)
-        newest = newest if chosen is None else chosen
+        newest = chosen
+        if newest is None:
+            newest = mx.array([row.committed[-1:] for row in self.rows], dtype=mx.int32)
         tokens = mx.concatenate([newest, proposal.tokens], axis=1) if proposal.size else newest
         scores = self.target.advance(tokens, proposal.size, self.proposer.hidden)
         self.watch.advanced(scores)
@@ -231,33 +235,29 @@ class Group:
     def _commit(self, done: _Pass) -> list[Step]:
         """Wait for the verdict, commit the accepted tokens and rewind the rejected ones."""
         rows, proposal = self.rows, done.proposal
-        had_ended = [row.ended for row in rows]
-        counts, steps = self._committed(done)
-        ended = all(row.ended for row in rows)
-        for row, count in zip(rows, counts, strict=True):
-            row.seen, row.processed = row.committed[-count - 2 : -1], len(row.committed) - 1
-        if not ended:
+        live = [row for row in rows if not row.ended]
+        steps = self._committed(done)
+        if not all(row.ended for row in rows):
             if proposal.size:
                 self.target.rewind(tuple([row.processed for row in rows]))
             self.proposer.observe(rows, done.scores)
         timed = self.watch.finish(proposal, pipelined=self._in_flight is not None)
-        for row, step, before in zip(rows, steps, had_ended, strict=True):
-            if not before:
+        for row, step in zip(rows, steps, strict=True):
+            if row in live:
                 row.rounds.append((step, timed))
         self.worth.learn(rows, steps, proposal, timed)
         return steps
 
-    def _committed(self, done: _Pass) -> tuple[list[int], list[Step]]:
-        """Wait for the verdict and commit its tokens. Return how many draft tokens of each row were
-        accepted, and the steps, with log-probabilities if the row requests them. A row ends with
-        "damaged" if its logits are NaN or infinite, and with "failed" after an exception, which is
-        raised if there is only one row."""
+    def _committed(self, done: _Pass) -> list[Step]:
+        """Wait for the verdict and commit its tokens. Return the steps, with log-probabilities if
+        the row requests them. A row ends with "damaged" if its logits are NaN or infinite, and with
+        "failed" after an exception, which is raised if there is only one row."""
         following: Any = done.verdict.next.tolist()
         self.watch.judged(self)
         size = done.proposal.size
         accepted: Any = done.verdict.accepted.tolist() if size else None
         drafted: Any = done.proposal.tokens.tolist() if size else None
-        counts, steps = [], []
+        steps = []
         for place, row in enumerate(self.rows):
             count, tokens = 0, [following[place]]
             if size:
@@ -279,9 +279,9 @@ class Group:
             if size and (n := done.proposal.count(place)):
                 n = min(n, len(step.tokens)) if row.ended else n
                 step = replace(step, drafted=n, proposer=done.proposal.source_of(place))
-            counts.append(count)
+            row.seen, row.processed = row.committed[before - 1 : -1], len(row.committed) - 1
             steps.append(step)
-        return counts, steps
+        return steps
 
     def _bound(self, count: int) -> bool:
         """Return whether a constraint may exclude one of the next `count` tokens of a row."""
@@ -302,10 +302,6 @@ class Group:
         mx.eval(made.tokens)
         return made
 
-    def _noise(self, in_flight: int = 0) -> Noise:
-        """Return the noise of the next round; see `Row.noise`."""
-        return noise_of([row.noise(in_flight) for row in self.rows])
-
     def _leave_and_join(self) -> None:
         """Remove ended rows and add waiting ones, while no pass is in flight."""
         if not self._joining and (len(self.rows) == 1 or not any(row.ended for row in self.rows)):
@@ -323,9 +319,3 @@ class Group:
         if 0 < len(staying) < len(self.rows):
             self.rows = [self.rows[place] for place in staying]
             self.target.keep(staying)
-
-    def _free_buffers(self) -> None:
-        grown = (max(len(row.committed) for row in self.rows) - GROWN) // CLEAR_EVERY
-        if grown != self._cleared:
-            self._cleared = grown
-            mx.clear_cache()

@@ -61,7 +61,7 @@ def coupled(log_p: mx.array, proposal: Proposal, noise: Noise, delta: float) -> 
     return _own_choice(log_p, proposal, noise, lambda rows, choice: choice == proposal.tokens)
 
 
-def lenient_greedy(log_p: mx.array, proposal: Proposal, noise: Noise, delta: float) -> Verdict:
+def lenient(log_p: mx.array, proposal: Proposal, noise: Noise, delta: float) -> Verdict:
     """Accept x iff p(x) >= (1 - delta) max p. This is the lossy rule for temperature 0.
 
     p is the softmax at temperature 1 of the penalised logits. delta = 0 is greedy matching, and

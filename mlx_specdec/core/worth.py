@@ -132,10 +132,6 @@ class Acceptance:
             self.counts[0][position] += 1
             self.counts[1][position] += position < accepted
 
-    def fade(self) -> None:
-        """Take away the weight that the verdicts lose in a round."""
-        self.counts[:] = (np.array(self.counts) * (1 - 1 / REMEMBERED_ROUNDS)).tolist()
-
     def chances(self) -> list[float]:
         """Return for n = 1 .. LONGEST_DRAFT the probability that the first n draft tokens are
         accepted."""
@@ -260,10 +256,10 @@ class Worth:
         memory: Memory | None = None,
     ) -> None:
         self._fixed = fixed
-        self._memory = memory or Memory()
+        self.memory = memory or Memory()
         self._drafters = {drafter.name: drafter for drafter in drafters}
         self._paid = [drafter for drafter in drafters if not drafter.free]
-        self._acceptance = {one.name: Acceptance(self._memory, one.text) for one in self._paid}
+        self._acceptance = {one.name: Acceptance(self.memory, one.text) for one in self._paid}
         self._unread = dict.fromkeys(self._acceptance, 0.0)
         self._sizes: dict[int, _Size] = {}
         self._newest: _Size | None = None
@@ -291,10 +287,6 @@ class Worth:
         verified, accepted = map(sum, self._acceptance[name].counts)
         return verified, accepted
 
-    def save(self) -> None:
-        """Save the learned costs and acceptance rates for later completions."""
-        self._memory.save()
-
     def begin(self, context: int, prompt: int, remaining: int) -> None:
         """Prepare for a row that is decoded alone.
 
@@ -321,7 +313,9 @@ class Worth:
         first, count = self._named(proposal.source), len(rows)
         size = self._newest = self.size(count)
         for acceptance in self._acceptance.values():
-            acceptance.fade()
+            # Verdicts lose some weight in each round.
+            faded = np.array(acceptance.counts) * (1 - 1 / REMEMBERED_ROUNDS)
+            acceptance.counts[:] = faded.tolist()
         for step in steps:
             drafter = self._drafters.get(step.proposer, first)
             if step.drafted and not drafter.free:
@@ -350,13 +344,13 @@ class Worth:
         """Learn from the seconds of a round. Rounds in which the proposer prefilled do not count,
         nor the first one of a kind in a process, which may have compiled kernels."""
         kind = (drafter.costs if drafted else "", drafted, size.rows)
-        self._memory.rounds[kind] += 1
+        self.memory.rounds[kind] += 1
         # The first plain step after a draft takes the time of two passes, and the last one none.
         steady = timed.pipelined and size.in_flight
         if drafted:
             steady = self._unread.get(drafter.name, 0.0) <= SMALL_BACKLOG
         size.in_flight = timed.pipelined
-        known = self._memory.rounds[kind] > 1 and drafted <= LONGEST_DRAFT
+        known = self.memory.rounds[kind] > 1 and drafted <= LONGEST_DRAFT
         if timed.interval is not None and steady and known:
             if drafted and drafter.stops:
                 drafted = max(drafted, size.limits.get(drafter.name, 0))
@@ -378,9 +372,9 @@ class Worth:
 
     def _costs(self, rows: int, doublings: int) -> Costs:
         place = rows, doublings, tuple({drafter.costs: 0 for drafter in self._drafters.values()})
-        if place not in self._memory.tables:
-            self._memory.tables[place] = Costs(self._memory, *place)
-        return self._memory.tables[place]
+        if place not in self.memory.tables:
+            self.memory.tables[place] = Costs(self.memory, *place)
+        return self.memory.tables[place]
 
     def _choose(
         self, size: _Size, context: int = 0, remaining: float = math.inf, tries: bool = True

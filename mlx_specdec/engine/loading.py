@@ -158,14 +158,9 @@ def with_draft_model(
     """Return a pair of the same target with another draft model; see `load`. The other keyword
     arguments are the fields of `Loader`."""
     loader = Loader(**loading)
-    alone = replace(
-        pair,
-        draft=None,
-        drafter_network=None,
-        translation=None,
-        vocabulary=min(pair.target.vocabulary, pair.tokenizer.size),
-        judged=set(),
-    )
+    size = min(pair.target.vocabulary, pair.tokenizer.size)
+    alone = replace(pair, draft=None, drafter_network=None, translation=None, vocabulary=size)
+    alone = replace(alone, judged=set())
     source = loader.find_draft(draft_model, pair.name, None)
     return loader.with_draft(alone, pair.target.kind, source, draft_q_bits, draft_vocab)
 

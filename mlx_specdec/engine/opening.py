@@ -115,14 +115,13 @@ class Opener:
         if request.ignore_eos:
             bound = replace(bound, eos_token_ids=frozenset())
         prefix = beginning(bound, ids, options)
-        constraint: Constraint | ThoughtBudget | None = bound.constraint(
-            options.constraint, options.logit_bias, open_end=request.open_end
-        )
+        grammar = bound.constraint(options, open_end=request.open_end)
+        constraint: Constraint | ThoughtBudget | None = grammar
         chat = is_chat(bound.tokenizer, request.prompt, chat_template=options.chat_template)
         # With a grammar, the output begins as the grammar demands, and not with a blank.
         starts = request.answers or chat or constraint is not None
         if request.thoughts is not None and request.thoughts.budget is not None:
-            constraint = ThoughtBudget(request.thoughts, bound.vocabulary, constraint)
+            constraint = ThoughtBudget(request.thoughts, bound.vocabulary, grammar)
         shown = special_texts(pair) if options.show_special_tokens else {}
         if not shown and sentinels(pair, ids):
             # Without sentinels, the answer to a prompt with sentinels is useless.

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from ..core.constraint import Alphabet, Constraint
-from ..core.grammar import Grammar
+from ..core.options import Options
 from ..core.worth import Memory
 from ..errors import OptionError
 from ..models.base import Base
@@ -83,24 +83,14 @@ class Pair:
             return self
         return replace(self, target=target, draft=draft)
 
-    def constraint(
-        self,
-        grammar: Grammar | None,
-        bias: Mapping[int, float] | None = None,
-        *,
-        open_end: bool = False,
-    ) -> Constraint | None:
-        """Return the constraint of a new completion, or None without a grammar.
-
-        Args:
-            grammar: The grammar; see `Options.constraint`.
-            bias: The bias of logits by token id. A bias of -inf bans a token.
-            open_end: See `Constraint`.
+    def constraint(self, options: Options, *, open_end: bool = False) -> Constraint | None:
+        """Return the constraint of a new completion, or None without a grammar. A bias of -inf bans
+        a token. open_end: See `Constraint`.
 
         Raises:
             OptionError: The model has no completion that satisfies the grammar.
         """
-        if grammar is None:
+        if (grammar := options.constraint) is None:
             return None
         ends = [id for id in self.eos_token_ids if id < self.vocabulary]
         if not ends:
@@ -108,7 +98,7 @@ class Pair:
                 "json-schema, regex and grammar need a token that ends a text, and the model has "
                 "none: name one with extra-eos-token"
             )
-        banned = [id for id, value in (bias or {}).items() if value == -math.inf]
+        banned = [id for id, value in options.logit_bias.items() if value == -math.inf]
         alphabet = alphabet_of(self.tokenizer, self.vocabulary)
         return alphabet.constraint(grammar, ends, banned, open_end=open_end)
 
@@ -119,12 +109,8 @@ def alphabet_of(tokenizer: Tokenizer, vocabulary: int) -> Alphabet:
     texts = written_texts(tokenizer)[:vocabulary]
     words = (id for id, text in enumerate(texts) if text and len(text) > 1 and text[:1] == b" ")
     first = next((id for id in words if id not in tokenizer.special_ids), None)
-    return Alphabet(
-        texts,
-        tokenizer.special_ids,
-        tokenizer.encode,
-        spaced=first is not None and not tokenizer.decode([first]).startswith(" "),
-    )
+    spaced = first is not None and not tokenizer.decode([first]).startswith(" ")
+    return Alphabet(texts, tokenizer.special_ids, tokenizer.encode, spaced=spaced)
 
 
 def with_history(pair: Pair, texts: Iterable[Sequence[int]] = ()) -> Pair:

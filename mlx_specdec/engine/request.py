@@ -4,7 +4,7 @@ import functools
 import math
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import cast
 
@@ -21,7 +21,7 @@ from ..text.chat import check_settings
 from ..text.messages import ChatFormat, Way
 from ..text.prompts import prompt_ids
 from ..text.tokenizer import SENTINEL
-from ..types import Rule, Verdict
+from ..types import Rule
 from .memory import Extent
 from .pair import Pair
 
@@ -57,9 +57,7 @@ def reported(pair: Pair, row: Row, step: Step, now: float) -> Step:
 def _with_sentinels(pair: Pair, row: Row, step: Step) -> Step:
     """Add sentinel tokens to the last step if the completion would be blank without them.
     Completions with stop strings stay as they are, since those have been searched already."""
-    if not row.ended or row.options.stop:
-        return step
-    if (row.text + step.text).strip():
+    if not row.ended or row.options.stop or (row.text + step.text).strip():
         return step
     texts = sentinels(pair, row.tokens)
     rest = "".join(texts[token] for token in row.tokens if token in texts)
@@ -97,30 +95,20 @@ def most_drafted(pair: Pair, options: Options) -> int:
     return min(most, pair.target.exact.most_drafted) if options.exact else most
 
 
-RULE_FUNCTIONS: Mapping[str, Callable[..., Verdict]] = {
-    "coupled": rules.coupled,
-    "lenient": rules.lenient_greedy,
-    "token": rules.token,
-    "block": rules.block,
-    "typical": rules.typical,
-}
-"""Name of a rule -> its function. `typical` becomes an `types.Rule` with two thresholds."""
-
-
 def rule_name(options: Options) -> str:
-    """Return the name, in RULE_FUNCTIONS, of the rule that decides. At temperature 0, all exact
-    rules are one rule."""
+    """Return the name of the rule function that decides. At temperature 0, all exact rules are one
+    rule."""
     exact = options.rule_name in ("coupled", "token", "block")
     return "coupled" if exact and options.temperature == 0 else options.rule_name
 
 
 def make_rule(options: Options) -> Rule:
     """Return the rule of the options."""
-    rule = RULE_FUNCTIONS[rule_name(options)]
-    if rule is rules.typical:
-        epsilon, alpha = options.posterior_threshold, options.posterior_alpha
-        return functools.partial(rule, epsilon=epsilon, alpha=alpha)
-    return rule
+    exact = rules.coupled, rules.token, rules.block
+    named: dict[str, Rule] = {rule.__name__: rule for rule in (*exact, rules.lenient)}
+    thresholds = {"epsilon": options.posterior_threshold, "alpha": options.posterior_alpha}
+    named["typical"] = functools.partial(rules.typical, **thresholds)
+    return named[rule_name(options)]
 
 
 def make_noise(pair: Pair, prompt: Sequence[int], options: Options) -> SilentNoise:
@@ -169,7 +157,7 @@ def for_model(pair: Pair, options: Options) -> tuple[Pair, Options]:
                 raise OptionError(f"extra-eos-token: the model has no token {token!r:.80}")
             ends.add(id)
         pair = replace(pair, eos_token_ids=pair.eos_token_ids | ends)
-    pair.constraint(options.constraint, options.logit_bias)
+    pair.constraint(options)
     if options.xtc_probability > 0 and options.xtc_special_tokens is None:
         # As in mlx-lm, XTC excludes neither line ends nor tokens that end a text.
         special = {*pair.tokenizer.encode("\n"), *pair.eos_token_ids}

@@ -196,7 +196,7 @@ class Scheduler:
     def save_costs(self) -> None:
         """Save the costs and acceptance rates of the rounds so far."""
         for opener in self._openers.values():
-            opener.worth.save()
+            opener.worth.memory.save()
 
     def add(self, number: int, request: Request) -> None:
         """Add a request under a new number. It is prefilled when there is room. An unusable request

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 
 from ..core.constraint import Constraint
-from ..core.grammar import Grammar
+from ..core.options import Options
 from ..core.proposer import Drafter, Proposer, Setup
 from ..core.row import Row
 from ..core.statistics import Rate
@@ -188,7 +188,7 @@ SHORTEST = 3
 """Number of tokens that are looked up in the predicted text."""
 
 
-def forcing(make: Callable[[Grammar | None], Constraint | None]) -> Drafter:
+def forcing(make: Callable[[Options], Constraint | None]) -> Drafter:
     """Return the drafter that every pair has. It abstains without a constraint. make: See
     Forced."""
     return Drafter(FORCED, lambda setup: Forced(make))
@@ -207,13 +207,13 @@ class Forced(Continuation):
     Attributes:
         make: Makes the constraint of a new row, or returns None without a grammar."""
 
-    make: Callable[[Grammar | None], Constraint | None]
+    make: Callable[[Options], Constraint | None]
 
     def continuation(self, row: Row, limit: int) -> list[int]:
         if row.options.constraint is None:
             return []
         if FORCED not in row.state:
-            row.state[FORCED] = self.make(row.options.constraint), len(row.committed) - row.position
+            row.state[FORCED] = self.make(row.options), len(row.committed) - row.position
         constraint, read = row.state[FORCED]
         constraint.take(row.committed[read:])
         row.state[FORCED] = constraint, len(row.committed)

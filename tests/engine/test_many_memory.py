@@ -109,7 +109,7 @@ def test_caches_never_hold_more_than_is_reserved_nor_that_more_than_the_budget(
         run._admit()
         reserved = run.reserved_bytes
         assert reserved <= run.budget.nbytes
-        waited |= run.waiting > 0
+        waited |= len(run.waiting) > 0
         assert all(part.error is None for part in run.step())
         assert held(run) <= reserved
         drafted |= any(len(contexts(group)) > 1 for group in run._running)

@@ -14,7 +14,7 @@ from ..support.rows import row_of
 
 PIECES = ("<end>", "a", "b", "ab", "c")
 LAW = regex("(a|b)cabcab")
-FORCED = Forced(lambda grammar: alphabet(PIECES).constraint(grammar, [0]))
+FORCED = Forced(lambda options: alphabet(PIECES).constraint(options.constraint, [0]))
 
 
 def row(before: list[int], prompt: list[int] | None = None) -> Any:

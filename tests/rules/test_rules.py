@@ -60,7 +60,7 @@ SHIPPED: dict[str, tuple[Rule, Fraction, Callable[[list[Case]], Probes]]] = {
         f"{name}, {delta}": (rule, delta, functools.partial(make, delta))
         for name, rule, make in (
             ("token", rules.token, token),
-            ("lenient", rules.lenient_greedy, lenient),
+            ("lenient", rules.lenient, lenient),
         )
         for delta in (Fraction(0), DELTA, Fraction(1))
     },
@@ -187,7 +187,7 @@ def test_rounds_with_real_noise_have_the_law_of_the_target(rule: Rule) -> None:
 SYMBOLS, ROWS = 6, 4
 ONE_BY_ONE = [
     *((rule, 0.0) for rule in (rules.coupled, rules.token, rules.block, TYPICAL)),
-    *((rule, delta) for rule in (rules.lenient_greedy, rules.token) for delta in (0.4, 1.0)),
+    *((rule, delta) for rule in (rules.lenient, rules.token) for delta in (0.4, 1.0)),
 ]
 
 
@@ -208,7 +208,7 @@ def test_every_row_of_a_batch_is_decided_as_alone(
         tokens = mx.random.randint(0, 3, (ROWS, size), mx.int32, key=keys[2])
         tokens = mx.where(mx.arange(size) >= mx.array(counts)[:, None], 0, tokens)
         proposal = Proposal(tokens, None if one_hot else rows, counts=counts)
-        sources = {rules.coupled: CoupledNoise, rules.lenient_greedy: lambda *_: SilentNoise()}
+        sources = {rules.coupled: CoupledNoise, rules.lenient: lambda *_: SilentNoise()}
         source = sources.get(rule, IndependentNoise)
         noises = [source(row, SYMBOLS).at(seed, 2 * row) for row in range(ROWS)]
         together = rule(log_p, proposal.for_rules(), noise_of(noises), delta)
