@@ -143,7 +143,8 @@ class Distribution:
         self._counted = self.prefix_length
         self._in_prefix: mx.array | None = None
         self._counts: mx.array | None = None
-        if settings.counts_tokens:
+        added = settings.presence_penalty != 0 or settings.frequency_penalty != 0
+        if added or settings.repetition_penalty != 1:
             self._counts = mx.zeros((self.vocabulary,), dtype=mx.float32)
         self._tosses = settings.temperature > 0 and settings.xtc_probability > 0
         self._digest = digest_of(self.prompt) if self._tosses else ""

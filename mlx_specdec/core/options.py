@@ -265,12 +265,6 @@ class Options:
         return compiled(schema, self.regex, self.grammar)
 
     @property
-    def counts_tokens(self) -> bool:
-        """Whether penalties make a distribution depend on the earlier tokens."""
-        added = self.presence_penalty != 0 or self.frequency_penalty != 0
-        return added or self.repetition_penalty != 1
-
-    @property
     def kind(self) -> tuple[object, ...]:
         """The settings from `temperature` on. Equal kinds map equal logits to equal
         distributions."""

@@ -18,7 +18,7 @@ from ..models.drafters.kinds import kind_named
 from ..proposers.adapters import FirstOf
 from ..proposers.draft_model import DraftModel
 from ..proposers.hidden_state import HiddenStateDrafter
-from ..proposers.lookup import MatchAcceptance, PromptLookup, forcing
+from ..proposers.lookup import PromptLookup, forcing, match_rates
 from ..proposers.medusa import Medusa
 from ..types import FINAL
 from .pair import Pair
@@ -46,7 +46,7 @@ _version = functools.cache(version)
 
 def available(pair: Pair) -> list[Drafter]:
     """Return the drafters that a pair has. `auto` prefers those with weights in this order."""
-    lookup = partial(PromptLookup, pair.documents, pair.history, MatchAcceptance())
+    lookup = partial(PromptLookup, pair.documents, pair.history, match_rates())
     made, name = [Drafter(FREE, lookup)], pair.draft_name or ""
     if (draft := pair.draft) is not None:
         make = partial(DraftModel, draft, pair.translation)

@@ -118,8 +118,8 @@ class TextIndex:
                     places.append(place)
                 age, place = older, before[place]
             if places:
-                following = (numbers[place : place + count].tolist() for place in places)
-                return Match(length, [_until_between(tokens) for tokens in following])
+                ends = [[*numbers[place : place + count], BETWEEN] for place in places]
+                return Match(length, [tokens[: tokens.index(BETWEEN)] for tokens in ends])
         return Match(0, [])
 
     def _allocate(self, capacity: int) -> None:
@@ -159,10 +159,6 @@ class TextIndex:
         before[places[1:][repeated]] = places[:-1][repeated]
         # Of several positions for one slot, the last one is stored.
         latest[slots] = places
-
-
-def _until_between(tokens: list[int]) -> list[int]:
-    return tokens[: tokens.index(BETWEEN)] if BETWEEN in tokens else tokens
 
 
 MOST_TOKENS = 1 << 20

@@ -1,6 +1,6 @@
 """Drafts from earlier texts: no text twice, and bounded memory."""
 
-from mlx_specdec.proposers.lookup import MatchAcceptance
+from mlx_specdec.proposers.lookup import PromptLookup, place_of
 from mlx_specdec.proposers.text_index import History
 
 
@@ -35,11 +35,11 @@ def test_a_conversation_is_stored_once() -> None:
 
 
 def test_what_becomes_of_matches_is_learned_by_their_length() -> None:
-    accepted = MatchAcceptance()
-    before = [accepted.of(length).share for length in (2, 4, 40)]
+    lookup = PromptLookup()
+    before = [lookup.rates[place_of(length)].share for length in (2, 4, 40)]
     assert before == sorted(before)
     for _ in range(200):
-        accepted.of(2).add(1, False)
-        accepted.of(50).add(1, True)
-    after = [accepted.of(length).share for length in (2, 4, 40)]
+        lookup.rates[place_of(2)].add(1, False)
+        lookup.rates[place_of(50)].add(1, True)
+    after = [lookup.rates[place_of(length)].share for length in (2, 4, 40)]
     assert after[0] < 0.05 and after[1] == before[1] and after[2] > 0.99
