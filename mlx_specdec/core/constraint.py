@@ -74,9 +74,8 @@ class Alphabet:
     ) -> Constraint:
         """Return the constraint of a new sequence; see `Constraint`. Raises OptionError if the
         grammar allows no token of the vocabulary."""
-        make = functools.partial(
-            Constraint, self._fresh(grammar), ends, self._size, banned, open_end
-        )
+        fresh = self._fresh(grammar)
+        make = functools.partial(Constraint, fresh, ends, self._size, banned, open_end)
         if not self._begins(make()):
             bans = ", logit-bias bans all of these" if banned else ""
             raise OptionError(

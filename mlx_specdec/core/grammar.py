@@ -174,9 +174,8 @@ def _compiled(name: str, text: str) -> Grammar:
             raise OptionError(f"{name} has more than {MOST_LINES} lines: shorten it")
         lark = _lark_of(text) if GBNF.search(text) else text
         grammar = json.dumps({"grammars": [{"lark_grammar": lark}]})
-    wrong, problems = with_stack(
-        lambda: matcher.validate_grammar_with_warnings(grammar, limits=limits())
-    )
+    check = matcher.validate_grammar_with_warnings
+    wrong, problems = with_stack(lambda: check(grammar, limits=limits()))
     if wrong:
         raise OptionError(_wrong(name, problems[0]))
     for ignored in problems:

@@ -232,13 +232,8 @@ class Row:
                 reason = "stop"
                 break
         self.left -= len(emitted)
-        step = Step(
-            self.number,
-            tuple(emitted),
-            accepted=min(accepted, len(emitted)),
-            text=text,
-            accepted_chars=chars,
-        )
+        kept = min(accepted, len(emitted))
+        step = Step(self.number, tuple(emitted), accepted=kept, text=text, accepted_chars=chars)
         if reason is None:
             return step
         step = self._end(reason, step)

@@ -17,9 +17,8 @@ from ..errors import OptionError
 from ..models.drafters.kinds import kind_named
 from ..proposers.adapters import FirstOf
 from ..proposers.draft_model import DraftModel
-from ..proposers.hidden_state import HiddenStateDrafter
+from ..proposers.hidden_state import HiddenStateDrafter, Medusa
 from ..proposers.lookup import PromptLookup, forcing, match_rates
-from ..proposers.medusa import Medusa
 from ..types import FINAL
 from .pair import Pair
 

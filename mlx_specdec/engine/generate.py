@@ -198,9 +198,7 @@ def stream_many(
     if isinstance(prompts, str):
         raise PromptError("prompts must be a list: put the text into one")
     mx.reset_peak_memory()
-    requests = (
-        prompt if isinstance(prompt, Request) else Request(prompt, options) for prompt in prompts
-    )
+    requests = (one if isinstance(one, Request) else Request(one, options) for one in prompts)
     automatic = batch_size == "auto"
     size = BatchSize(most=LARGEST_BATCH_SIZE) if automatic else BatchSize(batch_size)
     return Scheduler(pair, requests, options, size, cache, memory_budget=memory_budget)

@@ -288,13 +288,8 @@ class Loader:
     def _load(self, source: Path, **settings: Any) -> tuple[Loaded, Tokenizer]:
         with ExitStack() as opened:
             directory = opened.enter_context(as_directory(source))
-            loaded = load_model(
-                directory,
-                dtype=self.dtype,
-                expand=self.expand_weights,
-                caches=self.caches,
-                **settings,
-            )
+            settings |= {"expand": self.expand_weights, "caches": self.caches}
+            loaded = load_model(directory, dtype=self.dtype, **settings)
             tokenizer = load_tokenizer(directory, kind=loaded.kind)
             # Keep the directory, since the chat template's files are read at its first use.
             weakref.finalize(tokenizer, opened.pop_all().close)

@@ -127,10 +127,8 @@ class MemoryBudget:
         that has joined the batch at positions after the longest row."""
         prompt, now, end = (max(lengths) for lengths in zip(*map(astuple, rows), strict=True))
         late = min(end, BACKLOG_CHUNK) if len(rows) > 1 else 0
-        return sum(
-            self._row(prompt, min(end, now + self._most_a_round * (row.end - row.now)), late)
-            for row in rows
-        )
+        grown = (now + self._most_a_round * (row.end - row.now) for row in rows)
+        return sum(self._row(prompt, min(end, positions), late) for positions in grown)
 
     def of_prefill(self, rows: Sequence[Extent]) -> int:
         """Estimate the bytes of working memory for the prefill of a batch's prompts in chunks."""

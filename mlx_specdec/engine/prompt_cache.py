@@ -109,9 +109,8 @@ class PromptCache:
         new = common(earlier, prompt) - SHARED_PREFIX
         if new < 0:
             return False
-        return new >= sum(
-            matched for _, _, matched in self._matches(TARGET, _blocks(prompt, tenant))
-        )
+        matches = self._matches(TARGET, _blocks(prompt, tenant))
+        return new >= sum(matched for _, _, matched in matches)
 
     def keep(
         self,

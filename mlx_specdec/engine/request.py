@@ -67,9 +67,8 @@ def _with_sentinels(pair: Pair, row: Row, step: Step) -> Step:
 def _result(pair: Pair, row: Row, reason: FinishReason, now: float) -> Result:
     prefilled = row.prefilled or now  # an interrupt may come before
     load, prompt, decoding = pair.load_seconds, prefilled - row.began, now - prefilled
-    stats = summary(
-        row.rounds, load=load, prompt=prompt, decoding=decoding, prompt_draft=row.drafting
-    )
+    times = {"load": load, "prompt": prompt, "decoding": decoding}
+    stats = summary(row.rounds, **times, prompt_draft=row.drafting)
     return Result(row.text, tuple(row.tokens), reason, row.labels, stats)
 
 
@@ -224,10 +223,5 @@ def chat_format(pair: Pair, options: Options) -> ChatFormat:
         way = "single user message"
     elif options.chat_template and pair.tokenizer.has_chat_template:
         way = "template"
-    return ChatFormat(
-        pair.tokenizer,
-        way,
-        lambda text: encode(pair, text, options),
-        options.system_prompt,
-        options.chat_template_config,
-    )
+    settings = options.system_prompt, options.chat_template_config
+    return ChatFormat(pair.tokenizer, way, lambda text: encode(pair, text, options), *settings)

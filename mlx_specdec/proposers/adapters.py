@@ -131,9 +131,8 @@ def _misfit(name: str, value: object, kind: mx.DtypeCategory, *shape: int) -> st
     -1 stands for any length."""
     if not isinstance(value, mx.array):
         return f"{name} of the type {type(value).__name__}"
-    alike = len(shape) == value.ndim and all(
-        wanted in (-1, length) for wanted, length in zip(shape, value.shape, strict=True)
-    )
+    pairs = zip(shape, value.shape, strict=False)
+    alike = len(shape) == value.ndim and all(wanted in (-1, length) for wanted, length in pairs)
     if alike and mx.issubdtype(value.dtype, kind):
         return ""
     return f"{name} of the shape {value.shape} and the type {value.dtype}"

@@ -49,9 +49,8 @@ def draw(
         if index + 1 < count:
             logits = following(drafted[-1])
     sampled = any(row.options.temperature > 0 for row in rows)
-    return Proposal(
-        mx.concatenate(drafted, axis=1), mx.concatenate(drawn, axis=1) if sampled else None
-    )
+    log_q = mx.concatenate(drawn, axis=1) if sampled else None
+    return Proposal(mx.concatenate(drafted, axis=1), log_q)
 
 
 @dataclass(eq=False)
@@ -130,10 +129,8 @@ class DraftModel(Proposer):
     def _catch_up(self, context: Context, rows: Sequence[Row]) -> mx.array:
         """Feed the tokens that are not in the draft's KV cache, and return the logits of the next
         tokens, (batch, 1, vocabulary)."""
-        backlog = [
-            self._draft_ids(row.committed[length:])
-            for row, length in zip(rows, context.lengths, strict=True)
-        ]
+        cached = zip(rows, context.lengths, strict=True)
+        backlog = [self._draft_ids(row.committed[length:]) for row, length in cached]
         if max(map(len, backlog)) > (CATCH_UP if len(rows) > 1 else MANY):
             # Only the logits of the newest tokens are needed.
             for start in range(0, max(map(len, backlog)) - 1, BACKLOG_CHUNK):

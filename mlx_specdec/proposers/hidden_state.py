@@ -1,9 +1,11 @@
-"""The proposer with a hidden-state drafter. A draft ends before the first token that is not worth
-verifying. Only chances that are known before a token is drawn decide that, which keeps every rule
-exact."""
+"""The proposers that read the target's hidden states: a drafter, or Medusa heads with one head per
+draft position (Cai et al., arXiv 2401.10774, section 2.1.1).
+
+With a drafter, a draft ends before the first token that is not worth verifying. Only chances that
+are known before a token is drawn decide that, which keeps every rule exact."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from operator import mul
 from typing import Any
@@ -13,13 +15,14 @@ import mlx.core as mx
 from ..core.proposer import Aligned, Prices, Proposer, Setup, align, side_by_side
 from ..core.row import Row
 from ..core.statistics import Rate
+from ..models.drafters.medusa import MedusaHeads
 from ..models.drafters.network import (
     MOST_WAITING,
     MOST_WAITING_IN_PROMPT,
     DrafterContext,
     DrafterNetwork,
 )
-from ..types import Cached, Noise, Proposal, Reusable, Scores, no_proposal
+from ..types import FINAL, Cached, Noise, Proposal, Reusable, Scores, no_proposal
 from .draft_model import draw
 
 EXPECTED_TOKENS = "expected"
@@ -154,3 +157,39 @@ def worth(
     short = (at for at in range(1, count) if scale * means[at] < wanted[at])
     end = next(short, count)
     return end, [sum(row[:end]) for row in expected]
+
+
+MEDUSA = "medusa"
+"""Name of the proposer with Medusa heads, and of its state of a row."""
+
+
+@dataclass(eq=False)
+class Medusa(Proposer):
+    """A proposer that drafts from the hidden state which predicted the newest committed token. It
+    keeps this state of each row."""
+
+    heads: MedusaHeads
+
+    hidden = (FINAL,)
+
+    def propose(self, rows: Sequence[Row], limits: Sequence[int], noise: Noise) -> Proposal:
+        """See Proposer. Drafts at most one token per head, and abstains before the target has
+        processed a token. Draft tokens influence later heads only through penalties."""
+        known = [row.state.get(MEDUSA) for row in rows]
+        some = next((state for state in known if state is not None), None)
+        if some is None:
+            return no_proposal(len(rows))
+        states = [mx.zeros_like(some) if state is None else state for state in known]
+        count = min(max(limits), self.heads.count)
+        logits = self.heads.logits(mx.concatenate(states), count)
+        parts = iter(mx.split(logits, count, axis=1))
+        drawn = draw(rows, noise, count, next(parts), lambda token: next(parts))
+        limited = zip(known, limits, strict=True)
+        counts = [0 if state is None else min(count, limit) for state, limit in limited]
+        return replace(drawn, counts=tuple(counts))
+
+    def observe(self, rows: Sequence[Row], scores: Scores) -> None:
+        """Keep the hidden states that predicted the newest committed tokens."""
+        for place, row in enumerate(rows):
+            if row.seen:
+                row.state[MEDUSA] = scores.of(place, len(row.seen)).hidden[FINAL][:, -1:]

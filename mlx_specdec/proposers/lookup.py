@@ -34,10 +34,8 @@ class Continuation(Proposer):
 
     def continuations(self, rows: Sequence[Row], limits: Sequence[int]) -> list[list[int]]:
         """Return the continuation of each row."""
-        return [
-            self.continuation(row, limit) if limit else []
-            for row, limit in zip(rows, limits, strict=True)
-        ]
+        limited = zip(rows, limits, strict=True)
+        return [self.continuation(row, limit) if limit else [] for row, limit in limited]
 
     def ready(self, rows: Sequence[Row], limits: Sequence[int]) -> bool:
         return any(self.continuations(rows, limits))

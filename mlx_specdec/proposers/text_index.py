@@ -70,9 +70,8 @@ class TextIndex:
         longest = self._grams[-1]
         # The first n-grams of a column are not linked, so it does not matter what precedes them.
         padded = np.concatenate((np.zeros(longest, np.uint32), tokens.astype(np.uint32)))
-        columns = (
-            padded[longest - back : -back] for back in range(1, min(longest, len(tokens) - 1) + 1)
-        )
+        backs = range(1, min(longest, len(tokens) - 1) + 1)
+        columns = (padded[longest - back : -back] for back in backs)
         for level, slots in enumerate(self._slots(columns)):
             first = self._grams[level]
             self._link(level, slots[first:], np.arange(begin + first, self._end, dtype=np.int32))
@@ -83,9 +82,8 @@ class TextIndex:
             self.add([token])
             return
         place, last = self._end, self._numbers[self._end - self._grams[-1] : self._end].tolist()
-        for (_, latest, before), slot in zip(
-            self._tables, self._slots(reversed(last)), strict=False
-        ):
+        slots = self._slots(reversed(last))
+        for (_, latest, before), slot in zip(self._tables, slots, strict=False):
             before[place] = latest[slot]
             latest[slot] = place
         self._numbers[place] = token
@@ -133,10 +131,8 @@ class TextIndex:
         self._before = np.zeros((len(self._grams), capacity), np.int32)
         # Reading single numbers from a memoryview is twice as fast as from an array.
         self._numbers = self._log.data
-        self._tables = [
-            (gram, self._latest[level].data, self._before[level].data)
-            for level, gram in enumerate(self._grams)
-        ]
+        levels = zip(self._grams, self._latest, self._before, strict=True)
+        self._tables = [(gram, latest.data, before.data) for gram, latest, before in levels]
 
     def _slots(self, columns: Iterable[Any]) -> Iterator[Any]:
         """Yield the hash-table slots of n-grams, the shortest one first. columns: The last token,
