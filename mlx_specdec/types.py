@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Protocol
 
 import mlx.core as mx
@@ -61,32 +60,9 @@ class Scores:
         """Return the first `rows` rows of one sequence, as a batch of one."""
         if self.logits.shape[:2] == (1, rows):
             return self
-        return SequenceScores(self, sequence, rows)
-
-
-class SequenceScores(Scores):
-    """The first rows of one sequence of a pass. They are cut out when they are read, because most
-    proposers do not read them, and a batch has many sequences."""
-
-    _scores: Scores
-    _part: slice
-    _rows: int
-
-    def __init__(self, scores: Scores, sequence: int, rows: int) -> None:
-        self.__dict__.update(_scores=scores, _part=slice(sequence, sequence + 1), _rows=rows)
-
-    @cached_property
-    def logits(self) -> mx.array:
-        return self._scores.logits[self._part, : self._rows]
-
-    @cached_property
-    def hidden(self) -> Mapping[str, mx.array]:
-        hidden = self._scores.hidden
-        return {name: states[self._part, : self._rows] for name, states in hidden.items()}
-
-    @cached_property
-    def encoded(self) -> Sequence[mx.array]:
-        return self._scores.encoded[self._part]
+        part = slice(sequence, sequence + 1)
+        hidden = {name: states[part, :rows] for name, states in self.hidden.items()}
+        return Scores(self.logits[part, :rows], hidden, self.encoded[part])
 
 
 def joined(parts: Sequence[Scores]) -> Scores:

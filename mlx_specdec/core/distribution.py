@@ -146,6 +146,10 @@ class Distribution:
         added = settings.presence_penalty != 0 or settings.frequency_penalty != 0
         if added or settings.repetition_penalty != 1:
             self._counts = mx.zeros((self.vocabulary,), dtype=mx.float32)
+        self._bias: mx.array | None = None
+        if bias := settings.logit_bias:
+            self._bias = mx.zeros((self.vocabulary,))
+            self._bias[mx.array(list(bias))] = mx.array(list(bias.values()))
         self._tosses = settings.temperature > 0 and settings.xtc_probability > 0
         self._digest = digest_of(self.prompt) if self._tosses else ""
         alone = self._counts is not None or self._tosses
@@ -188,10 +192,8 @@ class Distribution:
         if settings.temperature == 0 and not settings.logit_bias and counts is None:
             return rows
         rows = rows.astype(mx.float32)
-        if bias := settings.logit_bias:
-            dense = mx.zeros((self.vocabulary,))
-            dense[mx.array(list(bias))] = mx.array(list(bias.values()))
-            rows = rows + dense
+        if self._bias is not None:
+            rows = rows + self._bias
         if counts is not None:
             assert self._in_prefix is not None, "_count has computed it"
             rows = apply_penalties(rows, counts, settings, self._in_prefix)
@@ -256,12 +258,9 @@ def log_probabilities(
     if alike or len(distributions) == 1:
         return first.log_probabilities(logits, committed[0], drafted)
     parts = [slice(row, row + 1) for row in range(len(distributions))]
-    return mx.concatenate(
-        [
-            row.log_probabilities(logits[part], tokens, drafted[part])
-            for row, part, tokens in zip(distributions, parts, committed, strict=True)
-        ]
-    )
+    cut = zip(distributions, parts, committed, strict=True)
+    rows = [one.log_probabilities(logits[n], ids, drafted[n]) for one, n, ids in cut]
+    return mx.concatenate(rows)
 
 
 def choose(log_p: mx.array, gumbel: mx.array | None) -> mx.array:

@@ -94,9 +94,6 @@ class CoupledNoise(_SeededNoise):
     def target(self, count: int) -> mx.array:
         return self._of(self._position, count)[None]
 
-    def accept(self, count: int) -> mx.array:
-        raise TypeError("coupled noise has no acceptance uniforms: its rule compares tokens")
-
     def correction(self) -> mx.array:
         return self._of(self._position, 1)
 

@@ -119,7 +119,8 @@ class Row:
         began, prefilled: The times on the clock, in seconds, when the prefill began and ended.
         drafting: The seconds that the proposer took in the prefill.
         behind: An earlier row with a common prefix, for whose prefill this row waits.
-        problem: The exception that ended this row alone, or None."""
+        problem: The exception that ended this row alone, or None.
+        ended: Whether the row has a finish reason."""
 
     number: int
     request: Request
@@ -150,6 +151,7 @@ class Row:
     drafting: float = 0.0
     behind: Row | None = None
     problem: Exception | None = None
+    ended: bool = False
     _rounds: int = field(default=0, init=False)
     _reason: FinishReason | None = field(default=None, init=False)
 
@@ -162,10 +164,6 @@ class Row:
     def remaining(self) -> int:
         """How many tokens may still be emitted; 0 after the end."""
         return 0 if self.ended else self.left
-
-    @property
-    def ended(self) -> bool:
-        return self._reason is not None
 
     @cached_property
     def drafted_from(self) -> Distribution:
@@ -252,14 +250,14 @@ class Row:
         if not self.ended:
             # Without the traceback, whose frames keep arrays alive.
             self.problem = None if problem is None else problem.with_traceback(None)
-            self._reason = "failed"
+            self._reason, self.ended = "failed", True
         return Step(self.number, finish_reason=self._reason)
 
     def _end(self, reason: FinishReason, step: Step) -> Step:
         """End the row, and add the text that was held back to the last step."""
         text = step.text + self._rest()
         # The text that was held back may complete a stop string.
-        self._reason = "stop" if self.stops.met else reason
+        self._reason, self.ended = "stop" if self.stops.met else reason, True
         return replace(step, text=text, finish_reason=self._reason, stop=self.stops.met)
 
     def _print(self, ids: Sequence[int]) -> str:

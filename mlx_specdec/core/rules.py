@@ -77,18 +77,13 @@ def lenient(log_p: mx.array, proposal: Proposal, noise: Noise, delta: float) -> 
     return _own_choice(log_p, proposal, noise, passes)
 
 
-def _own_choice(
-    log_p: mx.array,
-    proposal: Proposal,
-    noise: Noise,
-    passes: Callable[[mx.array, mx.array], mx.array],
-) -> Verdict:
-    """Compare a proposal with the target's own tokens. The next token is one of them.
+Passes = Callable[[mx.array, mx.array], mx.array]
+"""A function of log_p, (batch, n, vocabulary), and of the target's own tokens, (batch, n) int32. It
+returns which draft tokens are accepted if all tokens before them are, (batch, n) bool."""
 
-    Args:
-        passes: A function of log_p, (batch, n, vocabulary), and of the target's own tokens, (batch,
-            n) int32. It returns which draft tokens are accepted if all tokens before them are,
-            (batch, n) bool."""
+
+def _own_choice(log_p: mx.array, proposal: Proposal, noise: Noise, passes: Passes) -> Verdict:
+    """Compare a proposal with the target's own tokens. The next token is one of them."""
     n = proposal.size
     choice = draw(log_p, noise.target(n + 1))
     if n == 0:
@@ -184,22 +179,17 @@ def block(log_p: mx.array, proposal: Proposal, noise: Noise, delta: float) -> Ve
     return _sampled(log_p, proposal, noise, judge)
 
 
-def _sampled(
-    log_p: mx.array,
-    proposal: Proposal,
-    noise: Noise,
-    judge: Callable[[mx.array, mx.array, mx.array], tuple[mx.array, mx.array]],
-) -> Verdict:
+Judge = Callable[[mx.array, mx.array, mx.array], tuple[mx.array, mx.array]]
+"""A function of p and q, (batch, n, vocabulary) probabilities, and of (batch, n) uniform numbers in
+[0, 1). It returns the accepted tokens, (batch, n) bool, and the distributions of the correction
+token after 0 .. n - 1 accepted tokens, (batch, n, vocabulary)."""
+
+
+def _sampled(log_p: mx.array, proposal: Proposal, noise: Noise, judge: Judge) -> Verdict:
     """Verify a proposal by sampling both acceptance and the correction token.
 
     It uses `noise.accept` and `noise.correction`, and needs the distributions of the draft tokens,
-    or one-hot proposals. At temperature 0, use `coupled`.
-
-    Args:
-        judge: A function of p and q, (batch, n, vocabulary) probabilities, and of (batch, n)
-            uniform numbers in [0, 1). It returns the accepted tokens, (batch, n) bool, and the
-            distributions of the correction token after 0 .. n - 1 accepted tokens, (batch, n,
-            vocabulary)."""
+    or one-hot proposals. At temperature 0, use `coupled`."""
     p = mx.softmax(log_p.astype(mx.float32), axis=-1)
     n = proposal.size
     if n == 0:

@@ -260,7 +260,7 @@ class Worth:
         self._drafters = {drafter.name: drafter for drafter in drafters}
         self._paid = [drafter for drafter in drafters if not drafter.free]
         self._acceptance = {one.name: Acceptance(self.memory, one.text) for one in self._paid}
-        self._unread = dict.fromkeys(self._acceptance, 0.0)
+        self._backlog = dict.fromkeys(self._acceptance, 0.0)
         self._sizes: dict[int, _Size] = {}
         self._newest: _Size | None = None
 
@@ -297,11 +297,11 @@ class Worth:
         size = self.size(1)
         # A proposer that drafts later prefills the prompt then. This counts as a prefill even if
         # the prompt is short, because the proposer opens its cache.
-        self._unread = dict.fromkeys(self._unread, max(prompt, SMALL_BACKLOG + 1.0))
+        self._backlog = dict.fromkeys(self._backlog, max(prompt, SMALL_BACKLOG + 1.0))
         self._choose(size, context, remaining)
         if self._fixed is None and prompt > LONG_PROMPT:
-            size.limits, size.due = size.limits | dict.fromkeys(self._unread, 0), 1
-        self._unread |= {name: 0.0 for name in self._unread if size.limits.get(name)}
+            size.limits, size.due = size.limits | dict.fromkeys(self._backlog, 0), 1
+        self._backlog |= {name: 0.0 for name in self._backlog if size.limits.get(name)}
 
     def learn(
         self, rows: Sequence[Row], steps: Sequence[Step], proposal: Proposal, timed: Timed
@@ -332,9 +332,9 @@ class Worth:
         size.idle = 0 if proposal.size and first.free else size.idle
         self._time(size, first, proposal.size, timed)
         added = 1 + sum(step.accepted for step in steps) / count
-        for name in self._unread:
+        for name in self._backlog:
             proposed = proposal.size and name == first.name
-            self._unread[name] = 0.0 if proposed else self._unread[name] + added
+            self._backlog[name] = 0.0 if proposed else self._backlog[name] + added
         if size.due <= 0:
             size.costs.fit()
             context = sum(len(row.committed) for row in rows) // count
@@ -348,7 +348,7 @@ class Worth:
         # The first plain step after a draft takes the time of two passes, and the last one none.
         steady = timed.pipelined and size.in_flight
         if drafted:
-            steady = self._unread.get(drafter.name, 0.0) <= SMALL_BACKLOG
+            steady = self._backlog.get(drafter.name, 0.0) <= SMALL_BACKLOG
         size.in_flight = timed.pipelined
         known = self.memory.rounds[kind] > 1 and drafted <= LONGEST_DRAFT
         if timed.interval is not None and steady and known:
@@ -410,8 +410,8 @@ class Worth:
     ) -> dict[tuple[str, int], float]:
         """Return the expected tokens per plain step's time by draft length of a proposer. If the
         proposer has yet to prefill tokens, only lengths that gain this time are included."""
-        unread, ratios = self._unread[drafter.name], costs.ratios[drafter.costs]
-        prefill = PREFILLED * (ratios[1] - 1) * unread if unread > SMALL_BACKLOG else 0.0
+        backlog, ratios = self._backlog[drafter.name], costs.ratios[drafter.costs]
+        prefill = PREFILLED * (ratios[1] - 1) * backlog if backlog > SMALL_BACKLOG else 0.0
         # The first drafts have one token, because the proposer may be hopelessly slow.
         longest = drafter.most if costs.known(drafter.costs) else 1
         longest *= ratios[1] <= 1 + TOO_EXPENSIVE

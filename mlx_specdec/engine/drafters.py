@@ -2,6 +2,7 @@
 draft."""
 
 import functools
+import sys
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import replace
@@ -61,16 +62,11 @@ def available(pair: Pair) -> list[Drafter]:
     return made
 
 
-def pair_key(pair: Pair) -> dict[str, str | int]:
+def pair_key(pair: Pair) -> dict[str, object]:
     """Return the properties of a pair and a machine on which the costs of rounds depend."""
-    return {
-        "device": system.device_name(),
-        "mlx": _version("mlx"),
-        "blas": system.blas_name(),
-        "target": pair.name,
-        "target_bytes": pair.target.nbytes,
-        "dtype": pair.dtype,
-    }
+    machine = {"device": system.device_name(), "mlx": _version("mlx"), "blas": system.blas_name()}
+    target = {"target": pair.name, "target_bytes": pair.target.nbytes, "dtype": pair.dtype}
+    return machine | target
 
 
 def drafting(options: Options) -> tuple[object, ...]:
@@ -118,6 +114,20 @@ def drafters(pair: Pair, options: Options) -> tuple[Drafter, ...]:
     if options.constraint is not None:
         chosen = [forcing(pair.constraint), *chosen]
     return tuple(chosen) if pair.target.rows_agree else ()
+
+
+def proposer_kind(chosen: Sequence[Drafter]) -> str:
+    """Return the name of the only drafter, "auto" for several drafters, or "none"."""
+    names = [drafter.name for drafter in chosen]
+    return "auto" if len(names) > 1 else "".join(names) or "none"
+
+
+def most_drafted(pair: Pair, options: Options) -> int:
+    """Return the maximum number of draft tokens of a sequence in a round."""
+    if options.regular or options.proposer == "none":
+        return 0
+    most = sys.maxsize if options.num_draft == "auto" else options.num_draft
+    return min(most, pair.target.exact.most_drafted) if options.exact else most
 
 
 def worth_of(pair: Pair, chosen: Sequence[Drafter], options: Options) -> Worth:

@@ -1,7 +1,7 @@
 """The library's functions that generate one completion or many, at once or step by step."""
 
 from collections.abc import Iterable, Iterator
-from typing import Literal
+from typing import Any, Literal
 
 import mlx.core as mx
 
@@ -39,7 +39,7 @@ class Run:
                 [step] = self._scheduler.decode()
                 yield self._take(step)
 
-    def read_prompt(self) -> None:
+    def prefill(self) -> None:
         """Prefill the prompt now. Otherwise, the first iteration does it."""
         system.clear_at_end()
         while self._last is None and self._scheduler.prefilling:
@@ -48,7 +48,7 @@ class Run:
     @property
     def reason(self) -> str:
         """Why the draft length is what it is, in one line."""
-        return self._scheduler.reason
+        return self._scheduler.opener.worth.reason
 
     def interrupt(self) -> Step:
         """End the completion early, and return the text that was held back until now."""
@@ -114,7 +114,7 @@ def stream_generate(
     """
     options = options or Options()
     mx.reset_peak_memory()
-    own = {"proposer": proposer, "progress": progress, "timed": timed}
+    own: dict[str, Any] = {"proposer": proposer, "progress": progress, "timed": timed}
     scheduler = Scheduler(pair, (), options, BatchSize(1), cache, **own, raises=True)
     scheduler.start(Request(prompt, options))
     return Run(scheduler)
@@ -199,8 +199,8 @@ def stream_many(
         raise PromptError("prompts must be a list: put the text into one")
     mx.reset_peak_memory()
     requests = (one if isinstance(one, Request) else Request(one, options) for one in prompts)
-    automatic = batch_size == "auto"
-    size = BatchSize(most=LARGEST_BATCH_SIZE) if automatic else BatchSize(batch_size)
+    most = LARGEST_BATCH_SIZE
+    size = BatchSize(most=most) if batch_size == "auto" else BatchSize(batch_size)
     return Scheduler(pair, requests, options, size, cache, memory_budget=memory_budget)
 
 

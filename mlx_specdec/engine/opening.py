@@ -21,21 +21,10 @@ from ..results import Labels
 from ..text.prompts import is_chat
 from ..text.stream import StopStrings, TextStream
 from ..types import TARGET, Cached, Context, Progress, Proposer
-from .drafters import drafters, drafting, make_proposer, worth_of
+from .drafters import drafters, drafting, make_proposer, most_drafted, proposer_kind, worth_of
 from .pair import Pair
 from .prompt_cache import PromptCache
-from .request import (
-    beginning,
-    for_model,
-    make_noise,
-    make_rule,
-    most_drafted,
-    prepared,
-    proposer_kind,
-    rule_name,
-    sentinels,
-    special_texts,
-)
+from .request import beginning, for_model, make_noise, make_rule, prepared, rule_name, shown_texts
 
 CHECKPOINT = 16
 """Distance of a cached snapshot from the end of its prompt, in tokens. The next turn may not repeat
@@ -108,8 +97,8 @@ class Opener:
 
     def row(self, number: int, request: Request) -> tuple[Row, Pair]:
         """Return the row of a new request, and its models. Raises PromptError and OptionError."""
-        made = request.prepared or prepared(self.pair, request.prompt, request.options)
-        ids, bound, options = made
+        own = self.pair, request.prompt, request.options
+        ids, bound, options = request.prepared or prepared(*own)
         longest = len(ids) + options.max_tokens
         pair, bound = self.pair.reaching(longest), bound.reaching(longest)
         if request.ignore_eos:
@@ -122,14 +111,10 @@ class Opener:
         starts = request.answers or chat or constraint is not None
         if request.thoughts is not None and request.thoughts.budget is not None:
             constraint = ThoughtBudget(request.thoughts, bound.vocabulary, grammar)
-        shown = special_texts(pair) if options.show_special_tokens else {}
-        if not shown and sentinels(pair, ids):
-            # Without sentinels, the answer to a prompt with sentinels is useless.
-            shown = sentinels(pair, pair.tokenizer.special_ids)
+        shown = {**shown_texts(pair, ids, options), **request.shown}
         most, longest_sequence = most_drafted(pair, options), bound.target.max_length
         room = sys.maxsize if longest_sequence is None else longest_sequence - len(prefix)
-        drafting_with = self.named if most > 0 or self.own is not None else ()
-        drafts = any(drafter.identity for drafter in drafting_with)
+        used = self.named if most > 0 or self.own is not None else ()
         # At temperature 0, several rule names mean the same rule class.
         # Two rules with thresholds are never equal.
         thresholds = options.delta, options.posterior_threshold, options.posterior_alpha
@@ -147,9 +132,7 @@ class Opener:
             # EOS does not end a completion that only measures speed.
             eos=bound.eos_token_ids,
             left=min(options.max_tokens, room),
-            stream=TextStream(
-                bound.tokenizer, {**shown, **request.shown}, () if starts else prefix
-            ),
+            stream=TextStream(bound.tokenizer, shown, () if starts else prefix),
             stops=StopStrings(tuple(options.stop)),
             key=(*shares, rule_name(options), *thresholds),
             alike=(alike, request.prediction, request.tenant, shares),
@@ -157,13 +140,13 @@ class Opener:
             prediction=[id for id in request.prediction if 0 <= id < pair.vocabulary],
             labels=Labels(
                 model=pair.name,
-                draft_model=pair.draft_name if drafts else None,
-                proposer=proposer_kind(drafting_with),
+                draft_model=pair.draft_name if any(one.identity for one in used) else None,
+                proposer=proposer_kind(used),
                 rule=options.rule_name,
                 lossy=options.lossy,
                 delta=options.delta,
                 seed=options.seed,
-                num_draft=options.num_draft if drafting_with else 0,
+                num_draft=options.num_draft if used else 0,
                 prompt_tokens=len(ids),
                 exact=options.exact,
             ),

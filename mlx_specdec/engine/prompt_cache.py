@@ -59,7 +59,7 @@ class PromptCache:
             self._enter(part)
 
     @property
-    def texts(self) -> Iterator[list[int]]:
+    def sequences(self) -> Iterator[list[int]]:
         """The cached blocks of the target's sequences, from the least recently used one."""
         for part in list(self._parts):
             if part.model == self._models[TARGET]:

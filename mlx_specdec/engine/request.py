@@ -2,21 +2,19 @@
 
 import functools
 import math
-import sys
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 from ..core import rules
 from ..core.noise import CoupledNoise, IndependentNoise, SilentNoise
 from ..core.options import Options
-from ..core.proposer import Drafter
 from ..core.row import Prompt, Row
 from ..core.statistics import summary
 from ..errors import DAMAGED, OptionError
 from ..models.base import check_prompt
-from ..results import NO_TEXT, FinishReason, Result, Step
+from ..results import NO_TEXT, Result, Step
 from ..text.chat import check_settings
 from ..text.messages import ChatFormat, Way
 from ..text.prompts import prompt_ids
@@ -24,12 +22,6 @@ from ..text.tokenizer import SENTINEL
 from ..types import Rule
 from .memory import Extent
 from .pair import Pair
-
-
-def proposer_kind(chosen: Sequence[Drafter]) -> str:
-    """Return the name of the only drafter, "auto" for several drafters, or "none"."""
-    names = [drafter.name for drafter in chosen]
-    return "auto" if len(names) > 1 else "".join(names) or "none"
 
 
 def extent(row: Row) -> Extent:
@@ -51,7 +43,11 @@ def reported(pair: Pair, row: Row, step: Step, now: float) -> Step:
         return step
     if step.finish_reason is None or step.finish_reason in NO_TEXT:
         return replace(step, error=NO_TEXT.get(step.finish_reason, DAMAGED))
-    return replace(step, result=_result(pair, row, step.finish_reason, now))
+    prefilled = row.prefilled or now  # an interrupt may come before
+    times = {"prompt": prefilled - row.began, "decoding": now - prefilled}
+    stats = summary(row.rounds, load=pair.load_seconds, **times, prompt_draft=row.drafting)
+    result = Result(row.text, tuple(row.tokens), step.finish_reason, row.labels, stats)
+    return replace(step, result=result)
 
 
 def _with_sentinels(pair: Pair, row: Row, step: Step) -> Step:
@@ -64,14 +60,6 @@ def _with_sentinels(pair: Pair, row: Row, step: Step) -> Step:
     return replace(step, text=step.text + rest)
 
 
-def _result(pair: Pair, row: Row, reason: FinishReason, now: float) -> Result:
-    prefilled = row.prefilled or now  # an interrupt may come before
-    load, prompt, decoding = pair.load_seconds, prefilled - row.began, now - prefilled
-    times = {"load": load, "prompt": prompt, "decoding": decoding}
-    stats = summary(row.rounds, **times, prompt_draft=row.drafting)
-    return Result(row.text, tuple(row.tokens), reason, row.labels, stats)
-
-
 def special_texts(pair: Pair) -> dict[int, str]:
     """Return the strings of special tokens by id, without EOS and padding tokens."""
     pieces, ends = pair.tokenizer.pieces(), {*pair.eos_token_ids, *pair.tokenizer.eos_token_ids}
@@ -79,19 +67,21 @@ def special_texts(pair: Pair) -> dict[int, str]:
     return {id: piece for id, piece in named if piece and "pad" not in piece.lower()}
 
 
+def shown_texts(pair: Pair, ids: Sequence[int], options: Options) -> dict[int, str]:
+    """Return the strings of the special tokens that the output of a prompt with these ids
+    includes, by id."""
+    shown = special_texts(pair) if options.show_special_tokens else {}
+    if not shown and sentinels(pair, ids):
+        # Without sentinels, the answer to a prompt with sentinels is useless.
+        shown = sentinels(pair, pair.tokenizer.special_ids)
+    return shown
+
+
 def sentinels(pair: Pair, ids: Iterable[int]) -> dict[int, str]:
     """Return the strings of the sentinel tokens among `ids`, which stand for gaps, by id."""
     pieces = pair.tokenizer.pieces()
     named = ((id, pieces[id] or "") for id in pair.tokenizer.special_ids.intersection(ids))
     return {id: piece for id, piece in named if SENTINEL.fullmatch(piece)}
-
-
-def most_drafted(pair: Pair, options: Options) -> int:
-    """Return the maximum number of draft tokens of a sequence in a round."""
-    if options.regular or options.proposer == "none":
-        return 0
-    most = sys.maxsize if options.num_draft == "auto" else options.num_draft
-    return min(most, pair.target.exact.most_drafted) if options.exact else most
 
 
 def rule_name(options: Options) -> str:
@@ -105,8 +95,8 @@ def make_rule(options: Options) -> Rule:
     """Return the rule of the options."""
     exact = rules.coupled, rules.token, rules.block
     named: dict[str, Rule] = {rule.__name__: rule for rule in (*exact, rules.lenient)}
-    thresholds = {"epsilon": options.posterior_threshold, "alpha": options.posterior_alpha}
-    named["typical"] = functools.partial(rules.typical, **thresholds)
+    epsilon, alpha = options.posterior_threshold, options.posterior_alpha
+    named["typical"] = functools.partial(rules.typical, epsilon=epsilon, alpha=alpha)
     return named[rule_name(options)]
 
 
@@ -170,13 +160,9 @@ def encode(pair: Pair, prompt: Prompt, options: Options) -> list[int]:
         prompt = missing_prefix(pair, prompt, options) + prompt
         if pair.languages is not None:
             return pair.languages.source(prompt, pair.tokenizer.encode, *_languages(pair, options))
-    return prompt_ids(
-        pair.tokenizer,
-        prompt,
-        chat_template=options.chat_template,
-        system_prompt=options.system_prompt,
-        chat_settings=options.chat_template_config,
-    )
+    chat: dict[str, Any] = {"chat_template": options.chat_template}
+    chat |= {"system_prompt": options.system_prompt, "chat_settings": options.chat_template_config}
+    return prompt_ids(pair.tokenizer, prompt, **chat)
 
 
 def beginning(pair: Pair, ids: Sequence[int], options: Options) -> list[int]:

@@ -103,11 +103,11 @@ class Scheduler:
         self._listed = self.requests is not None
         self._joins_at = JOINS_AT if self._listed else 0.0
         shared = self.proposer, self.progress, self.cache, self._note, self.size.size
-        self._opener = Opener(self.pair, self.options, *shared, one_by_one=not self._listed)
+        self.opener = Opener(self.pair, self.options, *shared, one_by_one=not self._listed)
         key = drafting(self.options), self.pair.target, self.pair.draft
-        self._openers = {key: self._opener}
-        self.why_not = self._opener.why_not
-        if not (self._opener.batched or (self.options.exact and not self._listed)):
+        self._openers = {key: self.opener}
+        self.why_not = self.opener.why_not
+        if not (self.opener.batched or (self.options.exact and not self._listed)):
             self.size = BatchSize(1)
         self._watch = Stopwatch(timed=self.timed)
         # The requests that wait for a row of a batch, and the groups whose prompts are prefilled.
@@ -119,19 +119,14 @@ class Scheduler:
         # The rows that have not ended, with the openers of their models.
         self._rows: dict[Row, Opener] = {}
         self._exhausted = self.requests is None
-        self._window_began = 0.0
-        self._window_tokens = 0
+        self._window_began, self._window_tokens = 0.0, 0
 
     @cached_property
     def budget(self) -> MemoryBudget:
-        openers = self._openers.values()
-        return MemoryBudget(
-            self.pair,
-            [drafter for opener in openers for drafter in opener.drafters],
-            self.memory_budget,
-            cached=0 if self.cache is None else self.cache.max_bytes,
-            step=self.options.prefill_step_size,
-        )
+        drafters = [drafter for opener in self._openers.values() for drafter in opener.drafters]
+        cached = 0 if self.cache is None else self.cache.max_bytes
+        step = self.options.prefill_step_size
+        return MemoryBudget(self.pair, drafters, self.memory_budget, cached, step)
 
     @property
     def idle(self) -> bool:
@@ -142,11 +137,6 @@ class Scheduler:
     def rows_in_prefill(self) -> list[Row]:
         """The requests whose prompts are being prefilled."""
         return [row for group in self.prefilling for row in self._live(group)]
-
-    @property
-    def reason(self) -> str:
-        """Why the draft length is what it is, in one line."""
-        return self._opener.worth.reason
 
     @property
     def reserved_bytes(self) -> int:
@@ -236,7 +226,7 @@ class Scheduler:
             shared = replace(shared, exact=options.exact, num_draft=options.num_draft)
         key = drafting(shared), pair.target, pair.draft
         if key not in self._openers:
-            self._openers[key] = replace(self._opener, options=shared, pair=pair)
+            self._openers[key] = replace(self.opener, options=shared, pair=pair)
             self.__dict__.pop("budget", None)  # its drafters may need memory too
         return self._openers[key]
 
@@ -283,8 +273,9 @@ class Scheduler:
             self._fill_window()
         if not self.waiting:
             return
-        room = self.size.size - self._begun
-        if self._begun and room < max(1, self._joins_at * self.size.size):
+        begun = len(self._rows) - len(self.waiting)
+        room = self.size.size - begun
+        if begun and room < max(1, self._joins_at * self.size.size):
             return
         while rows := self._next_rows():
             self.waiting = [row for row in self.waiting if row not in rows]
@@ -293,14 +284,10 @@ class Scheduler:
             except Exception as problem:
                 self._fail(rows, problem, a_pass=True)
 
-    @property
-    def _begun(self) -> int:
-        return len(self._rows) - len(self.waiting)
-
     def _next_rows(self) -> list[Row]:
         """Return the rows to prefill together next: the first waiting row, and rows like it."""
-        room = self.size.size - self._begun
-        read, rows = self.rows_in_prefill, list[Row]()
+        room = self.size.size - len(self._rows) + len(self.waiting)
+        before, rows = self.rows_in_prefill, list[Row]()
         passed = 0
         for row in self.waiting:
             if len(rows) >= room:
@@ -308,7 +295,7 @@ class Scheduler:
             if rows and not (row.alike == rows[0].alike and self._prefill_together([*rows, row])):
                 passed += self.budget.of_caches([extent(row)])
                 continue
-            if self._rows[row].waits(row, [*read, *rows]):
+            if self._rows[row].waits(row, [*before, *rows]):
                 continue
             if self._bytes_with([*rows, row]) + passed > self.budget.nbytes:
                 break

@@ -16,12 +16,7 @@ from ..core.proposer import Aligned, Prices, Proposer, Setup, align, side_by_sid
 from ..core.row import Row
 from ..core.statistics import Rate
 from ..models.drafters.medusa import MedusaHeads
-from ..models.drafters.network import (
-    MOST_WAITING,
-    MOST_WAITING_IN_PROMPT,
-    DrafterContext,
-    DrafterNetwork,
-)
+from ..models.drafters.network import MOST_WAITING_IN_PROMPT, DrafterContext, DrafterNetwork
 from ..types import FINAL, Cached, Noise, Proposal, Reusable, Scores, no_proposal
 from .draft_model import draw
 
@@ -68,7 +63,7 @@ class HiddenStateDrafter(Proposer):
             opened = self._open([rows[place] for place in new])
             if scores.encoded:
                 opened.attend([scores.encoded[place] for place in new])
-        context = self._context(rows)
+        context: DrafterContext = align(rows, self.kind).context
         context.add(mx.concatenate([scores.hidden[name] for name in self.hidden], axis=-1), counts)
         if max(context.waiting) > context.most_waiting:
             self._process(context, rows)
@@ -94,7 +89,7 @@ class HiddenStateDrafter(Proposer):
             alone = zip(rows, limits, strict=True)
             made = [self.propose([row], [n], noise.of(at)) for at, (row, n) in enumerate(alone)]
             return side_by_side(made)
-        context = self._context(rows)
+        context: DrafterContext = align(rows, self.kind).context
         logits = context.first_logits(self._following(context, rows, 0), count)
         drawn = draw(rows, noise, count, logits, context.next_logits)
         context.rewind(tuple(row.processed for row in rows))
@@ -109,14 +104,11 @@ class HiddenStateDrafter(Proposer):
     def _open(self, rows: list[Row]) -> DrafterContext:
         """Return a new context of these rows."""
         context = self.network.open(len(rows))
-        context.most_waiting = MOST_WAITING if self.setup.eager() else MOST_WAITING_IN_PROMPT
+        if not self.setup.eager():
+            context.most_waiting = MOST_WAITING_IN_PROMPT
         place = Aligned(context, rows)
         for row in rows:
             row.state[self.kind] = place
-        return context
-
-    def _context(self, rows: Sequence[Row]) -> DrafterContext:
-        context: DrafterContext = align(rows, self.kind).context
         return context
 
     def _process(self, context: DrafterContext, rows: Sequence[Row]) -> None:

@@ -65,11 +65,11 @@ class Found:
     Attributes:
         index: The row's own tokens.
         length: The length of the match, which each token makes one token longer.
-        tokens: The continuation after `read` tokens, of at most `limit` tokens.
+        tokens: The continuation after the `indexed` tokens, of at most `limit` tokens.
         chances: Entry i is the estimated probability that tokens 0 .. i are all accepted."""
 
     index: TextIndex
-    read: int = 0
+    indexed: int = 0
     limit: int = 0
     length: int = 0
     tokens: Sequence[int] = ()
@@ -105,7 +105,7 @@ class PromptLookup(Continuation):
 
     def continuation(self, row: Row, limit: int) -> list[int]:
         found, committed = self._of(row), row.committed
-        if len(committed) > found.read or limit != found.limit:
+        if len(committed) > found.indexed or limit != found.limit:
             self._catch_up(row, found)
             found.limit = limit
             frequent = row.options.ngram_choice == "frequent"
@@ -154,20 +154,20 @@ class PromptLookup(Continuation):
 
     def _catch_up(self, row: Row, found: Found) -> None:
         committed = row.committed
-        if found.read == 0:
+        if found.indexed == 0:
             # The source of an encoder-decoder model is no part of the sequence.
             prompt = list(row.prompt)
             apart = list(committed[: len(prompt)]) != prompt
             found.index.add([*prompt, BETWEEN, *committed] if apart else committed)
         else:
-            written = committed[found.read :]
+            written = committed[found.indexed :]
             for at, (token, right) in enumerate(zip(found.tokens, written, strict=False)):
                 self.rates[place_of(found.length + at)].add(1, token == right)
                 if token != right:
                     break
             for token in written:
                 found.index.append(token)
-        found.read = len(committed)
+        found.indexed = len(committed)
 
 
 FORCED = "forced"
@@ -202,8 +202,8 @@ class Forced(Continuation):
             return []
         if FORCED not in row.state:
             row.state[FORCED] = self.make(row.options), len(row.committed) - row.position
-        constraint, read = row.state[FORCED]
-        constraint.take(row.committed[read:])
+        constraint, taken = row.state[FORCED]
+        constraint.take(row.committed[taken:])
         row.state[FORCED] = constraint, len(row.committed)
         forced: list[int] = constraint.forced()[:limit]
         return forced
