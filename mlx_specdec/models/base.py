@@ -1,13 +1,17 @@
-"""The protocol of models whose modules are accessible, and checks that all models share."""
+"""The protocol of models whose modules are accessible, checks that all models share, and networks
+that can be trained. A training pass runs over complete sequences of different lengths without
+caches. Padding follows a sequence, and causal attention never looks ahead at it."""
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any, Protocol
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 from mlx.utils import tree_flatten
 
 from ..errors import OptionError, PromptError, RewindError
@@ -152,3 +156,38 @@ def fingerprint(network: nn.Module) -> str:
     for (name, array), sample in zip(weights, samples, strict=True):
         digest.update(f"{name} {array.shape} {array.dtype} {sample.tolist()}".encode())
     return digest.hexdigest()
+
+
+Ids = Sequence[int]
+"""Token ids of a sequence."""
+
+
+@dataclass(frozen=True)
+class Trainable:
+    """A network that can be trained on prompts and their completions.
+
+    Attributes:
+        inputs: Returns the arguments of `logits` for prompts and the completions after them. None
+            of them may be empty.
+        logits: Returns the logits that predict each token of all completions, one completion after
+            the other, (rows, vocabulary).
+    """
+
+    network: nn.Module
+    inputs: Callable[[Sequence[Ids], Sequence[Ids]], tuple[mx.array, ...]]
+    logits: Callable[..., mx.array]
+
+
+def padded(texts: Sequence[Ids]) -> np.ndarray:
+    """Return sequences as (sequences, longest) int32, with zeros after the shorter ones."""
+    result = np.zeros((len(texts), max(map(len, texts))), np.int32)
+    for row, text in enumerate(texts):
+        result[row, : len(text)] = text
+    return result
+
+
+def places(spans: Sequence[tuple[int, int]], width: int) -> np.ndarray:
+    """Return indices into a flattened (sequences, width) array. They select, one sequence after the
+    other, the positions begin .. end - 1 of the sequence's span."""
+    parts = [np.arange(a, b) + row * width for row, (a, b) in enumerate(spans)]
+    return np.concatenate(parts).astype(np.int32)

@@ -13,10 +13,9 @@ import mlx.nn as nn
 
 from ..text.languages import Languages
 from ..text.tokenizer import Kind, Tokenizer
-from .base import Base
+from .base import Base, Trainable
 from .cache_settings import CacheSettings
 from .number_format import NumberFormat
-from .trainable import Trainable
 
 Config = Mapping[str, Any]
 ENCODER_DECODERS = {

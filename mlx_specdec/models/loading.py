@@ -14,10 +14,9 @@ from ..checkpoints.formats.gguf import GgufFile
 from ..errors import CheckpointError, OptionError
 from ..text.tokenizer import Kind
 from . import families
-from .base import Base
+from .base import Base, Trainable
 from .cache_settings import CacheSettings
 from .number_format import NumberFormat, dequantize, twin_of
-from .trainable import Trainable
 
 
 @dataclass(frozen=True)

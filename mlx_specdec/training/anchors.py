@@ -11,10 +11,10 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
+from ..models.base import Ids
 from ..models.drafters.dflash import DFlash
 from ..models.drafters.layers import DrafterAttention, Source
 from ..models.encoder_decoder.context import EncoderDecoderModel
-from ..models.trainable import Ids
 from ..types import rectangle
 from .config import DrafterConfig
 from .fit import Task, Training

@@ -25,11 +25,10 @@ from ..checkpoints.writer import ResultTensor, write_config, write_weights
 from ..conversion.report import PROVENANCE, combined, digests_of, maker
 from ..engine.pair import Pair
 from ..models import families
-from ..models.base import Base
+from ..models.base import Base, Trainable
 from ..models.encoder_decoder.family import EncoderDecoderFamily
 from ..models.loading import trainable
 from ..models.number_format import dequantize, twin_of
-from ..models.trainable import Trainable
 from ..system import default_shard_bytes
 from .config import DataConfig, TrainConfig
 from .fit import STORED_DTYPE, Task, Trained, Training, Watcher, stored_type, work_directory

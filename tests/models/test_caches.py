@@ -11,10 +11,9 @@ import pytest
 
 from mlx_specdec.errors import OptionError
 from mlx_specdec.models.cache_settings import CacheSettings
-from mlx_specdec.models.kv_cache import BATCH_STEP, KVCache
 from mlx_specdec.models.loading import load_model
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
-from mlx_specdec.models.rows import Rows
+from mlx_specdec.models.rows import BATCH_STEP, KVCache, Rows
 
 from ..support import tiny
 

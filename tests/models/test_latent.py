@@ -12,8 +12,8 @@ from mlx_specdec.core.options import Options
 from mlx_specdec.core.row import Request
 from mlx_specdec.engine.generate import generate, generate_many
 from mlx_specdec.models.cache_settings import CacheSettings
-from mlx_specdec.models.mlx_lm import latent, trials
-from mlx_specdec.models.mlx_lm.latent import absorbed_calls, expanding
+from mlx_specdec.models.mlx_lm import attention, trials
+from mlx_specdec.models.mlx_lm.attention import absorbed_calls, expanding
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 
 from ..support import tiny
@@ -58,7 +58,7 @@ def test_rows_of_every_family_with_a_latent_are_what_single_rows_are(name: str) 
     assert absorbed_calls() > before
     limit = 0.0 if name in EXACT and system.blas_name() == "bundled" else ROUNDING
     assert max(rows_apart(model, seed) for seed in range(3)) <= limit
-    latent.release(expanding(model.network))
+    attention.release(expanding(model.network))
     assert rows_apart(model) > 0, "mlx-lm's rows have become single rows: nothing to do here"
 
 

@@ -7,7 +7,7 @@ import pytest
 from mlx_lm.models.cache import ArraysCache
 
 from mlx_specdec.models.mlx_lm.caches import WindowCache
-from mlx_specdec.models.mlx_lm.states import States
+from mlx_specdec.models.mlx_lm.context import States
 from mlx_specdec.models.rows import DROP, Rows
 
 

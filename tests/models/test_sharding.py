@@ -13,7 +13,7 @@ from mlx_specdec.checkpoints.files import read_config
 from mlx_specdec.errors import OptionError
 from mlx_specdec.models.encoder_decoder.context import EncoderDecoderModel
 from mlx_specdec.models.loading import load_model
-from mlx_specdec.models.mlx_lm import loading as decoder_loading
+from mlx_specdec.models.mlx_lm import family as decoder_loading
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.models.number_format import NumberFormat
 from mlx_specdec.models.t5 import family as t5_family

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten, tree_unflatten
 
+from mlx_specdec.models.base import Trainable
 from mlx_specdec.models.loading import load_model, trainable
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
-from mlx_specdec.models.trainable import Trainable
 from mlx_specdec.types import Model
 
 from ..support import tiny

@@ -6,8 +6,8 @@ import mlx.core as mx
 import pytest
 
 from mlx_specdec.engine import loading
-from mlx_specdec.models.mlx_lm import latent
-from mlx_specdec.models.mlx_lm.latent import absorbed_calls
+from mlx_specdec.models.mlx_lm import attention
+from mlx_specdec.models.mlx_lm.attention import absorbed_calls
 
 from ..support import mtp
 from ..support.tokenizers import byte_level
@@ -43,6 +43,6 @@ def test_rows_of_a_layer_with_a_latent_are_absorbed(family: str, tmp_path: Path)
     first = absorbed_calls() - before
     assert apart(last(4), single) < 1e-5
     assert absorbed_calls() - before == 2 * first + 1, "the first five rows, and the four"
-    latent.release(latent.expanding(pair.drafter_network))
+    attention.release(attention.expanding(pair.drafter_network))
     before, expanded = absorbed_calls(), last(4)
     assert absorbed_calls() == before and apart(expanded, single) < 1e-4

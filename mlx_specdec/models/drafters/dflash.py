@@ -20,9 +20,17 @@ from ...checkpoints.files import Weights
 from ...largest import indices_of_largest
 from ..encoder_decoder.layers import attend_cached
 from ..rows import Place
-from .block_forms import GATED, MUSE_GLIMMER, NoiseLevel, adapted, center_norms, layer_of
 from .files import ConfigEntries, DrafterFiles, is_named, nested, read_layers
-from .layers import DrafterLayer, Source
+from .layers import (
+    GATED,
+    MUSE_GLIMMER,
+    DrafterLayer,
+    NoiseLevel,
+    Source,
+    adapted,
+    center_norms,
+    layer_of,
+)
 from .network import Config, DrafterContext, DrafterKind, DrafterNetwork
 
 LAYER_IDS = "aux_hidden_state_layer_ids"

@@ -1,4 +1,8 @@
-"""The transformer layers of drafters, and their rotary position embeddings."""
+"""The transformer layers of drafters, and their rotary position embeddings.
+
+DFlash and DSpark drafters also have layers of other forms than Qwen 3's. The trainers copy a
+target's config.json, so that many entries describe the target and not the drafter. Source:
+deepseek-ai/DeepSpec, transformers (Muse Glimmer's assistant), and ARahim3/mlx-dspark."""
 
 import math
 from collections.abc import Callable, Collection, Mapping
@@ -8,8 +12,10 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from ..encoder_decoder.layers import Attention, Mask, RotaryAttention
-from .files import LayerSizes
+from ..attention_parts import attend_by_kernel
+from ..encoder_decoder.layers import Attention, Mask, Offset, RotaryAttention
+from ..per_layer import spelled_old
+from .files import DrafterFiles, LayerSizes, is_named
 
 SINKS = "attention_sink_bias"
 """Tensor with the score of an additional key of each head, which has no value."""
@@ -164,3 +170,146 @@ class DrafterLayer(nn.Module):
         assert source is not None, "the layer attends to a source"
         keys, values, mask = source
         return rows + self.encoder_attn(self.encoder_attn_layernorm(rows), (keys, values), mask)
+
+
+MUSE_GLIMMER = "muse_glimmer_assistant"
+ASSISTANT_VOCABULARY = 202048
+"""Size of Muse Glimmer's vocabulary, which the config.json of its assistant lacks."""
+GATED = "enable_qwen35_gated_q_proj"
+ROTATED = "partial_rotary_factor"
+FREQUENCIES = 64
+"""Number of frequencies that represent the noise level of a slot."""
+
+
+def adapted(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a configuration in the form of Qwen 3's drafters."""
+    if is_gemma(config):
+        config = spelled_old(config)
+        ropes = config.get("rope_parameters", {}).get("full_attention", {})
+        shared = "num_global_key_value_heads" if config.get("attention_k_eq_v") else ""
+        return {
+            **config,
+            "head_dim": config.get("global_head_dim", config.get("head_dim")),
+            "num_key_value_heads": config.get(shared, config.get("num_key_value_heads")),
+            "rope_parameters": {"rope_theta": ropes.get("rope_theta", 1e6)},
+            "rotated_share": ropes.get(ROTATED, 0.25),
+            "layer_types": None,
+            ROTATED: None,
+        }
+    if config.get("model_type") == MUSE_GLIMMER:
+        return {"vocab_size": ASSISTANT_VOCABULARY, "is_causal": False, **config}
+    if config.get(GATED):
+        ropes = config.get("rope_parameters", {})
+        return {**config, "rotated_share": ropes.get(ROTATED, config.get(ROTATED)), ROTATED: None}
+    # A copy of the target's. The trainer rotates whole heads.
+    return {**config, ROTATED: None}
+
+
+def is_gemma(config: Mapping[str, Any]) -> bool:
+    return str(config.get("model_type")).startswith("gemma4") and is_named(config, ".*Gemma4.*")
+
+
+def center_norms(files: DrafterFiles) -> None:
+    """Add 1 to the norms, which a drafter with Qwen 3.5's layers stores as differences from 1."""
+    for name in files.tensors:
+        if name.endswith("norm.weight"):
+            stored = files.tensors.data[name]
+            files.tensors.data[name] = lambda stored=stored: stored() + 1
+
+
+def layer_of(files: DrafterFiles, number: int) -> DrafterLayer:
+    """Return the layer `number` of a drafter, with random weights."""
+    sizes, present = files.sizes, files.tensors
+    layer = DrafterLayer(sizes, number, sizes.width, present)
+    share = float(files.settings.get("rotated_share") or 1)
+    path = f"layers.{number}"
+    if is_gemma(files.settings):
+        return Gemma4Layer(files, number, share)
+    if files.settings.get(GATED):
+        layer.self_attn = GatedAttention(sizes, present, f"{path}.self_attn", share)
+    return layer
+
+
+class GatedAttention(DrafterAttention):
+    """Qwen 3.5's attention, whose output is gated, and which rotates a share of each head."""
+
+    def __init__(self, sizes: LayerSizes, present: Names, path: str, share: float) -> None:
+        super().__init__(sizes, sizes.width, present, path)
+        self._heads_count = sizes.heads
+        self.q_proj = nn.Linear(sizes.width, 2 * sizes.heads * sizes.head_dim, bias=False)
+        self._rope = nn.RoPE(int(sizes.head_dim * share), base=sizes.rope_theta)
+
+    def __call__(
+        self, states: mx.array, attended: Any, mask: Any, offset: Offset = None
+    ) -> mx.array:
+        batch, rows, _ = states.shape
+        # Each head's queries are followed by its gate.
+        both = self.q_proj(states).reshape(batch, rows, self._heads_count, -1)
+        queries, gate = mx.split(both, 2, axis=-1)
+        queries = self._placed("q_norm", queries.swapaxes(1, 2), offset)
+        keys, values = attended
+        mixed = attend_by_kernel(self._mixed, queries, keys, values, mask)
+        flat = mixed.swapaxes(1, 2).reshape(batch, rows, -1)
+        return self.o_proj(flat * mx.sigmoid(gate.reshape(batch, rows, -1)))
+
+
+class Gemma4Attention(DrafterAttention):
+    """The attention of Gemma 4's layers with full attention. Values are normed, and they are
+    computed from the same projection as keys if there is no other."""
+
+    def __init__(self, sizes: LayerSizes, present: Names, path: str, share: float) -> None:
+        # Imported here, because T5 targets also import the drafters and must not import mlx-lm.
+        from mlx_lm.models.rope_utils import initialize_rope
+
+        super().__init__(sizes, sizes.width, present, path)
+        self._scale, self._eps = 1.0, sizes.eps
+        scaling = {"rope_type": "proportional", ROTATED: share}
+        self._rope = initialize_rope(sizes.head_dim, sizes.rope_theta, False, scaling)
+        if f"{path}.v_proj.weight" not in present:
+            del self["v_proj"]
+
+    def keys_values(self, states: mx.array, offset: Offset = 0) -> tuple[mx.array, mx.array]:
+        keys = self._heads(self.k_proj(states))
+        values = self._heads(self.v_proj(states)) if "v_proj" in self else keys
+        return self._placed("k_norm", keys, offset), mx.fast.rms_norm(values, None, self._eps)
+
+
+class Gemma4Layer(DrafterLayer):
+    """Gemma 4's layer, with norms before and after each part."""
+
+    def __init__(self, files: DrafterFiles, number: int, share: float) -> None:
+        sizes, present = files.sizes, files.tensors
+        super().__init__(sizes, number, sizes.width, present)
+        path = f"layers.{number}"
+        self.self_attn = Gemma4Attention(sizes, present, f"{path}.self_attn", share)
+        self.mlp = FeedForward(sizes, present, f"{path}.mlp", nn.gelu_approx)
+        self.pre_feedforward_layernorm = nn.RMSNorm(sizes.width, sizes.eps)
+        self.post_feedforward_layernorm = nn.RMSNorm(sizes.width, sizes.eps)
+        self.layer_scalar = mx.ones((1,))
+
+    def finish(self, rows: mx.array, attended: mx.array, source: Source = None) -> mx.array:
+        rows = rows + self.post_attention_layernorm(attended)
+        inner = self.mlp(self.pre_feedforward_layernorm(rows))
+        return (rows + self.post_feedforward_layernorm(inner)) * self.layer_scalar
+
+
+class NoiseLevel(nn.Module):
+    """The module that adds to each slot's embedding how noisy the slot is: the newest token is
+    given, and the other slots are masked. PrismML's drafters have it."""
+
+    def __init__(self, files: DrafterFiles, slots: int) -> None:
+        super().__init__()
+        width, settings = files.sizes.width, files.settings
+        least, most = float(settings["min_log_snr"]), float(settings["max_log_snr"])
+        if not least < most:
+            raise settings.wrong("max_log_snr", "more than min_log_snr")
+        self.fc1 = nn.Linear(2 * FREQUENCIES, width)
+        self.fc2 = nn.Linear(width, width)
+        levels = mx.where(mx.arange(slots) == 0, 1000.0, 0.0)[:, None]
+        angles = levels * mx.exp(-math.log(10000.0) * mx.arange(FREQUENCIES) / FREQUENCIES)
+        self._features = mx.concatenate([mx.sin(angles), mx.cos(angles)], axis=-1)
+
+    def __call__(self, embedded: mx.array) -> mx.array:
+        """Return new embeddings of the slots, (batch, slots, width)."""
+        levels: mx.array = self.fc2(nn.silu(self.fc1(self._features.astype(embedded.dtype))))
+        return embedded + levels

@@ -102,10 +102,9 @@ class Mtp(Chain):
         return normed, raw if self._form.raw else normed
 
     def load(self, files: DrafterFiles, numbers: NumberFormat) -> None:
-        from ..mlx_lm import latent
-        from ..mlx_lm.attention import replace_in
+        from ..mlx_lm.attention import expanding, intercept, replace_in
+        from ..mlx_lm.family import with_numbers
         from ..mlx_lm.loader import cannot_build
-        from ..mlx_lm.loading import with_numbers
 
         assert isinstance(files, MtpFiles)
         layers = [self, *self.later]
@@ -127,7 +126,7 @@ class Mtp(Chain):
         # target's layers were tried, and a wrong draft token does not change the output.
         for layer in layers:
             replace_in(layer.block)
-            latent.intercept(latent.expanding(layer.block))
+            intercept(expanding(layer.block))
 
     def fill(self, files: MtpFiles) -> None:
         """Load the weights of this layer alone. Raises CheckpointError."""

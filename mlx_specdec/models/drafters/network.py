@@ -23,9 +23,8 @@ from ...types import FINAL, Context, Reusable, after, rectangle
 from ..base import Base
 from ..encoder_decoder.context import EncodedSources
 from ..encoder_decoder.layers import attend_cached
-from ..kv_cache import STEP, KVCache
 from ..number_format import NumberFormat, count, evaluate, expand, quantize
-from ..rows import Place, Rows, RowsContext
+from ..rows import STEP, KVCache, Place, Rows, RowsContext
 from .files import IN_16_BITS, DrafterFiles
 from .layers import DrafterLayer, Source
 

@@ -23,9 +23,8 @@ from ...types import FINAL, Cached, Context, Reusable, Scores, rectangle
 from ..base import check_prompt, family_of, layer_of
 from ..cpu_layers import begin, lighten
 from ..exact import ExactPasses, rows_stand_alone, try_exact
-from ..kv_cache import STEP, KVCache, padded
 from ..number_format import nbytes
-from ..rows import Place, Rows, RowsContext
+from ..rows import STEP, KVCache, Place, Rows, RowsContext, padded
 from .layers import SOURCE_ROWS, Attention, KeysValues, TrainingCache
 
 ENCODER = re.compile(r"(model\.)?(encoder|shared)\.")

@@ -19,10 +19,9 @@ from ...errors import CheckpointError, OptionError
 from ...text.languages import Languages
 from ...text.tokenizer import Kind, Tokenizer
 from .. import foreign, number_format
-from ..base import Base, identity_of
+from ..base import Base, Ids, Trainable, identity_of, padded, places
 from ..cache_settings import CacheSettings
 from ..number_format import NumberFormat
-from ..trainable import Ids, Trainable, padded, places
 from .context import EncoderDecoderModel, Network
 
 Config = Mapping[str, Any]

@@ -7,7 +7,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..attention_parts import attend_by_kernel
-from ..kv_cache import KVCache
+from ..rows import KVCache
 
 KeysValues = Sequence[mx.array]
 """Keys and values, (batch, heads, n, head_dim) each."""

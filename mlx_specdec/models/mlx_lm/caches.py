@@ -10,9 +10,8 @@ from mlx_lm.models import cache as mlx_lm_caches
 from mlx_lm.models.cache import create_attention_mask, create_causal_mask
 
 from ..cpu_layers import FEW_ROWS
-from ..kv_cache import KVCache, QuantizedBuffer
 from ..number_format import on_cpu
-from ..rows import Place, Rows, Window
+from ..rows import KVCache, Place, QuantizedBuffer, Rows, Window
 
 
 class BatchedCache(KVCache):

@@ -1,18 +1,26 @@
-"""Contexts of mlx-lm's models."""
+"""Contexts of mlx-lm's models, with their recurrent state and all other caches that cannot drop
+their newest entries.
+
+These caches are mlx-lm's own. They are copied before a pass that may be undone. A rewind restores
+the copies, and repeats the recurrence over the accepted rows; see recurrence.py. Copies are made by
+`copy.deepcopy`. They share memory until the cache or the copy is written to."""
 
 import copy
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
+from mlx_lm.models.cache import ArraysCache, CacheList
 
+from ...errors import RewindError
 from ...types import Cached, Context, Reusable, Scores
 from ..rows import Rows, RowsContext
 from .caches import BatchedCache, MakeCache, leaves
 from .network import CapturingNetwork
-from .recurrence import Recurrences
-from .states import States, merged
+from .recurrence import RecordedCall, Recurrences
 
 
 class DecoderOnlyContext(RowsContext):
@@ -134,3 +142,179 @@ def _decoded(part: Any, arrays: Sequence[mx.array]) -> Any:
             return copy.deepcopy(arrays[part["array"]])
         return tuple(_decoded(item, arrays) for item in part["tuple"])
     return [_decoded(item, arrays) for item in part] if isinstance(part, list) else part
+
+
+@dataclass(frozen=True)
+class _Boundary:
+    """The state from before a pass.
+
+    Attributes:
+        starts: The length of each sequence.
+        copies: Copies of the caches.
+        passed: The caches that the pass has written.
+        rows: The number of rows of the pass.
+        calls: The recorded calls of the pass; empty if it was not recorded."""
+
+    starts: tuple[int, ...]
+    copies: list[Any]
+    passed: list[Any]
+    rows: int
+    calls: list[RecordedCall]
+
+    def reaches(self, row: int, length: int) -> bool:
+        """Return whether the state of a sequence can be advanced to this length."""
+        more = length - self.starts[row]
+        return more == 0 or bool(self.calls and 0 < more < self.rows)
+
+
+class States:
+    """The caches of a context that cannot drop entries.
+
+    Args:
+        entries: The list that is passed to the model. A rewind may replace its elements.
+        recurrences: Repeats the calls that write these caches; None if they are not recorded."""
+
+    def __init__(self, entries: list[Any], recurrences: Recurrences | None) -> None:
+        places = _slots(entries)
+        self._slots = [(h, at) for h, at in places if not isinstance(h[at], BatchedCache)]
+        self._recurrences = recurrences
+        self._boundaries: list[_Boundary] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._slots)
+
+    @property
+    def caches(self) -> list[Any]:
+        return [holder[index] for holder, index in self._slots]
+
+    @property
+    def restored(self) -> bool:
+        """Whether the state after a part of a pass can be restored."""
+        return not self._slots or self._recurrences is not None
+
+    @contextmanager
+    def in_pass(self, starts: tuple[int, ...], rows: int, proposed: int) -> Iterator[None]:
+        """Copy the caches before a pass that is built inside of this context, and record it.
+
+        Args:
+            starts: The lengths of the sequences before the pass.
+            rows: Number of tokens of each sequence.
+            proposed: How many of the last tokens may be undone."""
+        if proposed < rows:
+            self._boundaries.clear()
+        if not (proposed and self._slots):
+            yield
+            return
+        # Copy all at once, so that objects that caches share are shared by the copies too.
+        copies, passed, calls = copy.deepcopy(self.caches), self.caches, list[RecordedCall]()
+        if rows > 1 and self._recurrences is not None:
+            with self._recurrences.recorded() as calls:
+                yield
+        else:
+            yield
+        self._boundaries.append(_Boundary(starts, copies, passed, rows, calls))
+
+    def rewind(self, lengths: tuple[int, ...], now: tuple[int, ...]) -> None:
+        """Restore the state of each sequence after `lengths` tokens.
+
+        Args:
+            lengths: At most `now`, for each sequence.
+            now: The lengths of the sequences.
+        Raises:
+            RewindError: If no copy reaches a length. The caches are then unchanged."""
+        groups: dict[tuple[int, int], list[int]] = {}
+        for row, (length, current) in enumerate(zip(lengths, now, strict=True)):
+            groups.setdefault(self._source(row, length, current), []).append(row)
+        if self._slots and set(groups) != {(-1, 0)}:
+            parts = [self._part(*source, rows, len(now)) for source, rows in groups.items()]
+            self.hold(merged(parts, list(groups.values())))
+        self._boundaries.clear()
+
+    def _source(self, row: int, length: int, current: int) -> tuple[int, int]:
+        """Return the number of the boundary from which a sequence reaches a length, and how many
+        rows are repeated. The number is -1 for the caches themselves."""
+        if length == current or not self._slots:
+            return -1, 0
+        for number in reversed(range(len(self._boundaries))):
+            if self._boundaries[number].reaches(row, length):
+                return number, length - self._boundaries[number].starts[row]
+        raise RewindError(f"cannot go back to {length} tokens: no copy was kept that far back")
+
+    def _part(self, number: int, repeated: int, rows: list[int], count: int) -> list[Any]:
+        """Return caches of some of the `count` sequences, from the source that `_source` names."""
+        boundary, index = self._boundaries[number], None
+        caches = self.caches if number < 0 else boundary.copies
+        if len(rows) < count:
+            index, caches = mx.array(rows), [copy.copy(cache) for cache in caches]
+            for cache in caches:
+                cache.filter(index)
+        if repeated and self._recurrences is not None:
+            written = {id(old): new for old, new in zip(boundary.passed, caches, strict=True)}
+            shape = count, boundary.rows
+            self._recurrences.repeat(boundary.calls, shape, index, repeated, written)
+        return caches
+
+    def hold(self, caches: Sequence[Any]) -> None:
+        """Replace the caches."""
+        for (holder, index), cache in zip(self._slots, caches, strict=True):
+            holder[index] = cache
+
+    def merge(self, other: "States", counts: tuple[int, int]) -> None:
+        """Append the sequences of another context. counts: The sequences of both contexts."""
+        self._boundaries.clear()
+        first, second = counts
+        if self._slots:
+            rows = [list(range(first)), list(range(first, first + second))]
+            self.hold(merged([self.caches, other.caches], rows))
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Keep only these sequences, in this order."""
+        self._boundaries.clear()
+        for cache in self.caches:
+            if isinstance(cache, ArraysCache):
+                cache.filter(mx.array(list(rows)))
+
+
+def merged(parts: Sequence[list[Any]], rows: Sequence[list[int]]) -> list[Any]:
+    """Return caches of all sequences from the caches of groups of sequences. rows: The numbers of
+    each group's sequences."""
+    if len(parts) == 1:
+        return parts[0]
+    order = [row for group in rows for row in group]
+    index = None
+    if order != sorted(order):
+        index = mx.array([order.index(row) for row in range(len(order))])
+    result = []
+    for caches in zip(*parts, strict=True):
+        cache = ArraysCache(len(caches[0].cache))
+        for number, arrays in enumerate(zip(*[part.cache for part in caches], strict=True)):
+            like = next((array for array in arrays if array is not None), None)
+            if like is not None:
+                # Without tokens a state is None, which `trials` has found to be equal to zeros.
+                whole = mx.concatenate(
+                    [
+                        mx.zeros((len(group), *like.shape[1:]), like.dtype)
+                        if array is None
+                        else array
+                        for array, group in zip(arrays, rows, strict=True)
+                    ]
+                )
+                cache[number] = whole if index is None else whole[index]
+        result.append(cache)
+    return result
+
+
+def _slots(holder: list[Any]) -> list[tuple[list[Any], int]]:
+    """Return the place of each cache in a list, including those inside of a CacheList: the list
+    that holds the cache, through which models reach it, and the index in this list."""
+    places: list[tuple[list[Any], int]] = []
+    for index, cache in enumerate(holder):
+        if type(cache) is CacheList:
+            # mlx-lm uses a tuple, whose elements cannot be replaced. A list comes from an earlier
+            # call, whose places refer to it.
+            if not isinstance(cache.caches, list):
+                cache.caches = list(cache.caches)
+            places += _slots(cache.caches)
+        else:
+            places.append((holder, index))
+    return places

@@ -1,20 +1,32 @@
-"""The family of all decoder-only models that mlx-lm implements; see `families.Family`."""
+"""The family of all decoder-only models that mlx-lm implements; see `families.Family`. It adapts,
+casts and quantizes a model of mlx-lm, and divides it among ranks. mlx-lm applies the adapters that
+it has trained (LoRA, DoRA, or whole layers). This module adds the checks that mlx-lm lacks."""
 
-from collections.abc import Mapping, Sequence
+import re
+import warnings
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx.utils import tree_flatten, tree_map_with_path
+from mlx_lm.utils import dequantize_model, load_adapters
 
+from ...checkpoints import files
+from ...checkpoints.disk import read_json
 from ...checkpoints.files import LAYER_COUNT_KEYS
-from ...errors import CheckpointError, OptionError
+from ...checkpoints.formats import safetensors
+from ...checkpoints.tensors import dtype_name
+from ...errors import CheckpointError, OptionError, SpecdecError, device_problem, first_line
 from ...text.tokenizer import Kind, Tokenizer
 from ...types import FINAL
-from ..base import Base
-from ..trainable import Ids, Trainable, padded, places
-from .loader import arguments_of, cannot_build, classes
-from .loading import load as load
-from .loading import max_length
+from ..base import Base, Ids, Trainable, identity_of, padded, places
+from ..cache_settings import CacheSettings
+from ..distributed.decoders import check_shares, divide
+from ..number_format import NumberFormat, count, evaluate, is_quantized, on_cpu, quantize
+from . import rotary, unread
+from .loader import arguments_of, cannot_build, classes, open_model, text_config
 from .mends import mend
 from .model import DecoderOnlyModel
 
@@ -95,3 +107,194 @@ def network_of(config: Mapping[str, Any], name: str) -> nn.Module:
         raise CheckpointError(f"{name}: {cannot_build(error)}") from error
     network.eval()
     return network
+
+
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapters.safetensors"
+ADAPTED = ("lora_a", "lora_b", "m")
+"""The last part of the names of tensors that mlx-lm adds to adapted layers."""
+
+
+def load(
+    directory: Path,
+    config: Mapping[str, Any],
+    numbers: NumberFormat,
+    caches: CacheSettings | None,
+    adapter: Path | None = None,
+    group: mx.distributed.Group | None = None,
+    *,
+    pipeline: bool = False,
+) -> tuple[DecoderOnlyModel, tuple[int, ...], str]:
+    """Load a model as `families.Family.load` says. `numbers.q_bits` applies to the layers that
+    mlx-lm's converter quantizes."""
+    if group is not None and not pipeline:
+        check_shares(config, group.size())
+    source = files.Weights(directory)
+    tensors = {name: source.read(name) for name in source.infos}
+    opened = open_model(directory, config, source, tensors)
+    model = opened.model
+    model.load_weights(list(opened.weights.items()))
+    model.note = source.note()
+    del opened, tensors, source  # free the tensors as soon as the model has replaced them
+    adapted = None if adapter is None else adapt(model, adapter)
+    model = with_numbers(model, str(directory), numbers)
+    words = describe_numbers(model)
+    if group is not None:
+        divide(model, group, pipeline=pipeline)
+    if (window := unread.window(config, classes(config)[1])) is not None:
+        warnings.warn(
+            f"config.json wants a window of {window:,} tokens, which mlx-lm does not apply to "
+            f"models of type {config['model_type']}: sequences end at {window:,} tokens",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    try:
+        evaluate(model)
+        # The identity marks entries of a prompt cache, which models of several ranks do not have.
+        identity = None if group else identity_of(config, words, caches, adapted)
+        runnable = DecoderOnlyModel(
+            model, max_length(config, model, caches), caches, identity, group, pipeline=pipeline
+        )
+        evaluate(model)  # evaluate again: gemma3n replaces weights when a pass is built
+    except RuntimeError as problem:
+        on_metal = mx.metal.is_available() and not on_cpu()
+        if on_metal or device_problem(problem) or "metal" not in str(problem).lower():
+            raise
+        raise CheckpointError(
+            f"{directory} needs a kernel that MLX has on Metal only ({first_line(problem):.100}): "
+            "run it on a Mac's GPU"
+        ) from problem
+    except (SpecdecError, MemoryError, OSError):
+        raise
+    except Exception as problem:  # a pass is built, which fails if settings do not fit each other
+        raise CheckpointError(f"{directory}: {cannot_build(problem)}") from problem
+    eos = files.eos_token_ids(directory, config)
+    return runnable, eos or files.eos_token_ids(directory, text_config(config)), words
+
+
+def adapt(model: nn.Module, adapter: Path) -> dict[str, Any]:
+    """Apply an adapter, a directory that mlx-lm's training wrote, to a model in place and lazily.
+    Return the adapter's configuration. Raises CheckpointError if the adapter does not fit."""
+    config = read_json(adapter / ADAPTER_CONFIG)
+    if not (adapter / ADAPTER_WEIGHTS).is_file():
+        raise CheckpointError(f"{adapter} is no adapter of mlx-lm: it has no {ADAPTER_WEIGHTS}")
+    stored = safetensors.read_header(adapter / ADAPTER_WEIGHTS)
+    try:
+        load_adapters(model, str(adapter))
+    except Exception as problem:  # mlx-lm checks little, so any error can occur
+        reason = " ".join(str(problem).split())
+        raise CheckpointError(
+            f"{adapter} does not fit the model ({type(problem).__name__}: {reason:.200}): name the "
+            "model that it was trained on"
+        ) from problem
+    _check_complete(model, adapter, config, stored)
+    model.eval()  # in training mode the new layers apply dropout
+    return config
+
+
+def _check_complete(
+    model: nn.Module, adapter: Path, config: Mapping[str, Any], stored: Collection[str]
+) -> None:
+    """Raise CheckpointError if an adapted layer lacks a tensor, for which mlx-lm draws random
+    values.
+
+    Args:
+        config: The adapter's configuration.
+        stored: Names of the tensors in the adapter's file."""
+    names = [name for name, _ in tree_flatten(model.parameters())]
+    wanted = [name for name in names if name.rpartition(".")[2] in ADAPTED]
+    settings = config.get("lora_parameters")
+    if isinstance(settings, Mapping) and settings.get("keys") is None:
+        # Earlier versions of mlx-lm adapted fewer kinds of layers by default.
+        kinds = {_kind(name) for name in stored}
+        wanted = [name for name in wanted if _kind(name) in kinds]
+    missing = [name for name in wanted if name not in stored]
+    if missing or not stored:
+        example = f", such as {missing[0]:.200}" if missing else ""
+        raise CheckpointError(
+            f"{adapter / ADAPTER_WEIGHTS} lacks {len(missing) or 'all'} of its tensors{example}: "
+            "copy the adapter again"
+        )
+
+
+def _kind(name: str) -> str:
+    """Return the path of a tensor's module without layer numbers."""
+    return re.sub(r"\d+", "", name.rpartition(".")[0])
+
+
+def with_numbers(model: nn.Module, name: str, numbers: NumberFormat) -> nn.Module:
+    """Cast, dequantize or quantize a model lazily.
+
+    Args:
+        model: The model, which may be changed in place.
+        numbers: The dtype and the quantization to use.
+    Raises:
+        OptionError: If the model is quantized already and `numbers` asks for quantization."""
+    quantized = is_quantized(model)
+    numbers.check_plain(name, quantized)
+    casts = numbers.dtype != "auto" or on_cpu()
+    if casts:
+        cast(model, numbers.floating(mx.float32))
+    if quantized and numbers.expands(count(model)):
+        # Dequantized values have the dtype of the scales, so scales are cast to float32 before.
+        # Modes other than affine give bfloat16, so values are cast again.
+        model = dequantize_model(model)
+        if casts:
+            cast(model, numbers.floating(mx.float32))
+    if numbers.q_bits is not None:
+        choose = getattr(model, "quant_predicate", None) or (lambda path, module: True)
+        quantize(model, numbers.q_bits, numbers.q_group_size, choose)
+    return model
+
+
+def cast(model: nn.Module, dtype: mx.Dtype) -> None:
+    """Cast all floating-point weights lazily, except those that the model excludes."""
+    may_cast = getattr(model, "cast_predicate", lambda _: True)
+
+    def change(path: str, array: mx.array) -> mx.array:
+        changes = may_cast(path) and mx.issubdtype(array.dtype, mx.floating)
+        return array.astype(dtype) if changes else array
+
+    model.update(tree_map_with_path(change, model.parameters()))
+
+
+def max_length(
+    config: Mapping[str, Any], model: nn.Module, caches: CacheSettings | None = None
+) -> int | None:
+    """Return the largest number of tokens in a sequence that config.json allows, or None if there
+    is no limit. caches: Settings of the KV cache. With a window (`max_size`) there is no limit."""
+    if (window := unread.window(config, classes(config)[1])) is not None:
+        return window
+    for part in (text_config(config), config):
+        if isinstance(length := part.get("max_position_embeddings"), int):
+            # Beyond this length dynamic rotary positions depend on the number of rows in a pass.
+            if any("Dynamic" in type(module).__name__ for module in model.modules()):
+                return length
+            windowed = caches is not None and caches.max_size is not None
+            return None if windowed else max(length, _scaled_length(part, length))
+        if isinstance(part.get("n_positions"), int):
+            return int(part["n_positions"])
+    return None
+
+
+def _scaled_length(config: Mapping[str, Any], length: int) -> int:
+    """Return the longest sequence that scaled rotary positions reach, or `length` without
+    scaling."""
+    scaling = rotary.scaling(config) or {}
+    factor = scaling.get("factor")
+    extends = rotary.kind_of(scaling) in ("linear", "llama3", "yarn")
+    if not extends or not isinstance(factor, int | float):
+        return length
+    original = scaling.get("original_max_position_embeddings")
+    return int((original if isinstance(original, int) else length) * factor)
+
+
+def describe_numbers(model: nn.Module) -> str:
+    """Return the dtype and quantization in words, such as "bfloat16" or "4-bit, bfloat16"."""
+    sizes: dict[str, int] = {}
+    for _, array in tree_flatten(model.parameters()):
+        if mx.issubdtype(array.dtype, mx.floating):
+            name = dtype_name(array.dtype)
+            sizes[name] = sizes.get(name, 0) + array.nbytes
+    floating = max(sizes, key=lambda name: sizes[name])
+    bits = sorted({module.bits for module in model.modules() if hasattr(module, "bits")})
+    return f"{'/'.join(map(str, bits))}-bit, {floating}" if bits else floating

@@ -31,10 +31,9 @@ from ..base import Base, check_prompt, family_of
 from ..cache_settings import CACHE_GROUP_SIZES, CacheSettings
 from ..cpu_layers import lighten
 from ..exact import ExactPasses, try_exact
-from ..kv_cache import STEP
 from ..number_format import nbytes, on_cpu
 from ..patches import QUANTIZED_ATTENTION
-from ..rows import DROP, Rows
+from ..rows import DROP, STEP, Rows
 from .attention import SCORES_NBYTES, attend_in_parts, divide_recurrences, replace_in
 from .caches import BatchedCache, MakeCache, batched, copier, leaves
 from .context import DecoderOnlyContext

@@ -18,8 +18,7 @@ from ...errors import OptionError, first_line
 from ...types import after, rectangle
 from ..distributed.sharding import of_rank_0
 from ..number_format import on_cpu
-from . import latent
-from .attention import replace_in
+from .attention import absorbed_calls, expanding, intercept, release, replace_in
 from .caches import MakeCache, WindowCache, leaves
 from .context import DecoderOnlyContext
 from .network import CapturingNetwork, type_name
@@ -251,26 +250,24 @@ def absorb(model: CapturingNetwork, open_: Open) -> bool:
 
     Returns:
         Whether passes are absorbed. False also if the model has no latent attention."""
-    attentions = latent.expanding(model.network)
+    attentions = expanding(model.network)
     if not attentions:
         return False
     replace_in(model.network)
     hidden = _captures(model, open_())
 
     def agree(seed: int) -> bool:
-        latent.release(attentions)
+        release(attentions)
         expanded, _ = _rows_apart(model, open_, hidden, seed)
-        latent.intercept(attentions)
-        before = latent.absorbed_calls()
+        intercept(attentions)
+        before = absorbed_calls()
         apart, dtype = _rows_apart(model, open_, hidden, seed)
         rounding = ROUNDINGS * float(mx.finfo(dtype).eps)
-        return latent.absorbed_calls() > before and apart <= max(
-            EXTRA_ROUNDING * expanded, rounding
-        )
+        return absorbed_calls() > before and apart <= max(EXTRA_ROUNDING * expanded, rounding)
 
     if any(of_rank_0(model.group, agree(seed)) for seed in range(ATTEMPTS)):
         return True
-    latent.release(attentions)
+    release(attentions)
     _warn(model, "do not take several rows in their latent: verifying drafts costs more than usual")
     return False
 
