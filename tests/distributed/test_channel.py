@@ -7,7 +7,7 @@ import mlx.core as mx
 import pytest
 
 from mlx_specdec.errors import DecodingError
-from mlx_specdec.models.distributed.leader import SIZE, Leader, LedModel, Op, Order, follow
+from mlx_specdec.models.distributed.leader import SIZE, Leader, LedModel, follow
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.types import FINAL, Context
 
@@ -18,7 +18,7 @@ from ..support.thread_ranks import ends
 @pytest.mark.parametrize("count", [0, 1, 7, SIZE, 3 * SIZE])
 def test_orders_arrive_with_their_numbers(count: int) -> None:
     _, first, second = ends()
-    sent = (Order(Op.REWIND, 3, (9, 8)), Order(Op.OPEN, 70_000, tuple(range(count))))
+    sent = (("rewind", 3, (9, 8)), ("open", 70_000, tuple(range(count))))
     first.send(sent)
     assert second.receive().orders == sent
 

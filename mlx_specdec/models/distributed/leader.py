@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from enum import IntEnum, auto
 from types import FrameType
 from typing import Any, cast
 
@@ -29,27 +28,11 @@ ORDER_HEAD = 3
 """Numbers at the beginning of an order: operation, context, and the number of arguments."""
 
 
-class Op(IntEnum):
-    """An operation: a method of `types.Context`, or opening or closing a context. END ends
-    all ranks."""
-
-    OPEN = auto()
-    ADVANCE = auto()
-    REWIND = auto()
-    EVALUATE = auto()
-    JOIN = auto()
-    FILTER = auto()
-    CLOSE = auto()
-    END = auto()
-
-
-@dataclass(frozen=True)
-class Order:
-    """One operation on one context. `numbers` are the arguments."""
-
-    op: Op
-    context: int = 0
-    numbers: tuple[int, ...] = ()
+OPERATIONS = ("open", "advance", "rewind", "evaluate", "merge", "keep", "close", "end")
+"""The operations of orders: opening or closing a context, methods of `types.Context`, and the end
+of all ranks. Messages have their numbers in this list."""
+Order = tuple[str, int, tuple[int, ...]]
+"""An operation, the number of the context, and the arguments."""
 
 
 @dataclass(frozen=True)
@@ -78,8 +61,9 @@ class Channel:
         more = 0 if tokens is None else tokens.size
         numbers: list[int] = [0]
         for order in orders:
-            count = len(order.numbers) + (more if order is orders[-1] else 0)
-            numbers += [order.op, order.context, count, *order.numbers]
+            operation, context, arguments = order
+            count = len(arguments) + (more if order is orders[-1] else 0)
+            numbers += [OPERATIONS.index(operation), context, count, *arguments]
         length = numbers[0] = len(numbers) + more
         parts = [mx.array(numbers, dtype=mx.int32)]
         if tokens is not None:
@@ -113,7 +97,7 @@ def _orders(numbers: Sequence[int]) -> Iterator[Order]:
     while place < len(numbers):
         op, context, count = numbers[place : place + ORDER_HEAD]
         place += ORDER_HEAD + count
-        yield Order(Op(op), context, tuple(numbers[place - count : place]))
+        yield OPERATIONS[op], context, tuple(numbers[place - count : place])
 
 
 def follow(model: Base, channel: Channel, contexts: dict[int, Context]) -> int:
@@ -121,47 +105,32 @@ def follow(model: Base, channel: Channel, contexts: dict[int, Context]) -> int:
     code of all ranks. `contexts` holds the contexts of this rank by their numbers."""
     while True:
         message = channel.receive()
-        for order in message.orders:
-            if order.op is Op.END:
-                return order.numbers[0]
-            _execute(model, contexts, order, message)
+        for operation, number, arguments in message.orders:
+            if operation == "open":
+                count, *rest = arguments
+                ends = list(itertools.accumulate(rest[:count], initial=count))
+                prompts = [rest[begin:end] for begin, end in itertools.pairwise(ends)]
+                contexts[number] = model.open_batch(prompts)
+            elif operation == "close":  # a context that has joined another is already gone
+                contexts.pop(number, None)
+            elif operation == "advance":
+                batch, rows, proposed = arguments[:3]
+                run_pass(contexts[number], message.tokens(batch, rows), proposed, ())
+            elif operation == "evaluate":
+                contexts[number].evaluate()
+            elif operation == "merge":
+                contexts[number].merge(contexts.pop(arguments[0]))
+            elif operation == "rewind":
+                contexts[number].rewind(arguments)
+            elif operation == "keep":
+                contexts[number].keep(arguments)
+            else:
+                return arguments[0]
 
 
-def _execute(
-    model: Base, contexts: dict[int, Context], order: Order, message: OrderMessage
-) -> None:
-    number, numbers = order.context, order.numbers
-    if order.op is Op.OPEN:
-        count, *rest = numbers
-        ends = list(itertools.accumulate(rest[:count], initial=count))
-        prompts = [rest[begin:end] for begin, end in itertools.pairwise(ends)]
-        contexts[number] = model.open_batch(prompts)
-    elif order.op is Op.CLOSE:  # a context that has joined another is already gone
-        contexts.pop(number, None)
-    elif order.op is Op.ADVANCE:
-        batch, rows, proposed = numbers[:3]
-        run_pass(contexts[number], message, batch, rows, proposed, ())
-    elif order.op is Op.EVALUATE:
-        contexts[number].evaluate()
-    elif order.op is Op.JOIN:
-        contexts[number].merge(contexts.pop(numbers[0]))
-    elif order.op is Op.REWIND:
-        contexts[number].rewind(numbers)
-    else:
-        contexts[number].keep(numbers)
-
-
-def run_pass(
-    context: Context,
-    message: OrderMessage,
-    batch: int,
-    rows: int,
-    proposed: int,
-    hidden: Sequence[str],
-) -> Scores:
+def run_pass(context: Context, tokens: mx.array, proposed: int, hidden: Sequence[str]) -> Scores:
     """Submit the pass that a message orders, up to the last sum over all ranks."""
-    wanted = hidden if FINAL in hidden else (*hidden, FINAL)
-    scores = context.advance(message.tokens(batch, rows), proposed, wanted)
+    scores = context.advance(tokens, proposed, hidden if FINAL in hidden else (*hidden, FINAL))
     mx.async_eval(scores.hidden[FINAL])
     return scores
 
@@ -196,7 +165,7 @@ class Leader:
     def end(self, code: int) -> None:
         """Make all other ranks exit with this code, unless an error interrupted a pass."""
         if not self.lost:
-            mx.eval(self.send(Order(Op.END, 0, (code,))).array)
+            mx.eval(self.send(("end", 0, (code,))).array)
 
     @contextmanager
     def whole(self) -> Iterator[None]:
@@ -254,7 +223,7 @@ class LedModel:
         context = self._model.open_batch(prompts)
         number, lengths = next(self._leader.numbers), map(len, prompts)
         numbers = (len(prompts), *lengths, *itertools.chain.from_iterable(prompts))
-        self._leader.queue(Order(Op.OPEN, number, tuple(map(int, numbers))))
+        self._leader.queue(("open", number, tuple(map(int, numbers))))
         return LedContext(self._leader, number, context, getattr(self._model, "capture", None))
 
 
@@ -269,7 +238,7 @@ class LedContext:
         self._number = number
         self._context = context
         self._capture = capture
-        weakref.finalize(self, leader.queue, Order(Op.CLOSE, number)).atexit = False
+        weakref.finalize(self, leader.queue, ("close", number, ())).atexit = False
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -283,27 +252,27 @@ class LedContext:
             for name in hidden:
                 self._capture(name)  # may raise, which must happen before an order is sent
         with self._leader.whole():
-            order = Order(Op.ADVANCE, self._number, (batch, rows, proposed))
-            message = self._leader.send(order, tokens)
-            return run_pass(self._context, message, batch, rows, proposed, hidden)
+            order = ("advance", self._number, (batch, rows, proposed))
+            received = self._leader.send(order, tokens).tokens(batch, rows)
+            return run_pass(self._context, received, proposed, hidden)
 
     def rewind(self, lengths: tuple[int, ...]) -> None:
         self._context.rewind(lengths)
-        self._leader.queue(Order(Op.REWIND, self._number, lengths))
+        self._leader.queue(("rewind", self._number, lengths))
 
     def evaluate(self) -> None:
         with self._leader.whole():
-            self._leader.send(Order(Op.EVALUATE, self._number))
+            self._leader.send(("evaluate", self._number, ()))
             self._context.evaluate()
 
     def merge(self, joining: Context) -> None:
         assert isinstance(joining, LedContext)
         self._context.merge(joining._context)
-        self._leader.queue(Order(Op.JOIN, self._number, (joining._number,)))
+        self._leader.queue(("merge", self._number, (joining._number,)))
 
     def keep(self, rows: Sequence[int]) -> None:
         self._context.keep(rows)
-        self._leader.queue(Order(Op.FILTER, self._number, tuple(rows)))
+        self._leader.queue(("keep", self._number, tuple(rows)))
 
     def snapshot(self, sequence: int) -> Reusable:
         return Reusable()

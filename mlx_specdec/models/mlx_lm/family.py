@@ -25,7 +25,7 @@ from ..base import Base, Ids, Trainable, identity_of, padded, places
 from ..cache_settings import CacheSettings
 from ..distributed.decoders import check_shares, divide
 from ..number_format import NumberFormat, count, evaluate, is_quantized, on_cpu, quantize
-from . import rotary, unread
+from . import rotary, spellings
 from .loader import arguments_of, cannot_build, classes, open_model, text_config
 from .mends import mend
 from .model import DecoderOnlyModel
@@ -140,7 +140,7 @@ def load(
     words = describe_numbers(model)
     if group is not None:
         divide(model, group, pipeline=pipeline)
-    if (window := unread.window(config, classes(config)[1])) is not None:
+    if (window := spellings.window(config, classes(config)[1])) is not None:
         warnings.warn(
             f"config.json wants a window of {window:,} tokens, which mlx-lm does not apply to "
             f"models of type {config['model_type']}: sequences end at {window:,} tokens",
@@ -262,7 +262,7 @@ def max_length(
 ) -> int | None:
     """Return the largest number of tokens in a sequence that config.json allows, or None if there
     is no limit. caches: Settings of the KV cache. With a window (`max_size`) there is no limit."""
-    if (window := unread.window(config, classes(config)[1])) is not None:
+    if (window := spellings.window(config, classes(config)[1])) is not None:
         return window
     for part in (text_config(config), config):
         if isinstance(length := part.get("max_position_embeddings"), int):

@@ -25,7 +25,7 @@ from ...errors import CheckpointError, first_line
 from .. import foreign, per_layer
 from ..drafters import mtp_layers
 from ..patches import CAUGHT_WEIGHTS
-from . import mends, rotary, spellings, unread
+from . import mends, rotary, spellings
 
 TIES = "tie_word_embeddings"
 LACKS = re.compile(r"missing \d+ required positional arguments?: (.*)")
@@ -199,7 +199,7 @@ def _catching(
     """Return classes for mlx-lm's loader whose models sanitize `tensors`, and put the result into
     `caught` instead of loading it. stated: The quantization in config.json, for error messages."""
     model_class, arguments = classes(config)
-    unread.check(config, arguments)
+    spellings.check_read(config, arguments)
 
     def sanitize(plain: Any, model: nn.Module, weights: dict[str, mx.array]) -> Any:
         try:
