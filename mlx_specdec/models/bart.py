@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Self
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -32,36 +32,31 @@ OFFSET = 2
 """Number of unused rows at the beginning of a learned table of positions."""
 
 
-@dataclass(frozen=True)
-class Switches:
-    """The differences between the kinds, and defaults for entries that config.json may lack.
-
-    Attributes:
-        norm_first: Whether a layer norms the input of each part, and a norm ends each stack.
-            Otherwise a layer norms the sum of the part's output and the residual.
-        embedding_norm: Whether a norm follows the embedding.
-        positions: A learned table, or the sines and cosines of Marian or of M2M100.
-        activation, scales, pad, start, end: Defaults for the attributes of `BartConfig`.
-    """
-
-    norm_first: bool
-    embedding_norm: bool
-    positions: Literal["learned", "marian", "m2m"]
-    activation: str = "gelu"
-    scales: bool = False
-    pad: int = 1
-    start: int | None = 2
-    end: int = 2
-
-
-SWITCHES_OF_TYPE = {
-    "bart": Switches(False, True, "learned"),
-    "mbart": Switches(True, True, "learned", start=None),
-    "marian": Switches(False, False, "marian", pad=-1, start=None, end=0),
-    "m2m_100": Switches(True, False, "m2m", activation="relu", scales=True),
-    "pegasus": Switches(True, False, "marian", pad=0, start=0, end=1),
+POSITIONS = {
+    **dict.fromkeys(("bart", "mbart"), "learned"),
+    **dict.fromkeys(("marian", "pegasus"), "marian"),
+    "m2m_100": "m2m",
 }
-"""The switches of each model_type. The model_type of NLLB is m2m_100."""
+"""The positions of each model_type: a learned table, or the sines and cosines of Marian or of
+M2M100. The model_type of NLLB is m2m_100."""
+USUAL = {
+    "activation_function": "gelu",
+    "bad_words_ids": (),
+    "decoder_start_token_id": 2,
+    "eos_token_id": 2,
+    "pad_token_id": 1,
+    "scale_embedding": False,
+    "share_encoder_decoder_embeddings": True,
+}
+"""Defaults for entries that config.json may lack."""
+USUAL_OF_TYPE: Mapping[str, Mapping[str, Any]] = {
+    "bart": {},
+    "mbart": {"decoder_start_token_id": None},
+    "marian": {"pad_token_id": -1, "decoder_start_token_id": None, "eos_token_id": 0},
+    "m2m_100": {"activation_function": "relu", "scale_embedding": True},
+    "pegasus": {"pad_token_id": 0, "decoder_start_token_id": 0, "eos_token_id": 1},
+}
+"""The other defaults of each model_type."""
 
 
 StackShape = tuple[int, int, int]
@@ -73,6 +68,10 @@ class BartConfig:
     """The shapes and switches of one model.
 
     Attributes:
+        norm_first: Whether a layer norms the input of each part, and a norm ends each stack.
+            Otherwise a layer norms the sum of the part's output and the residual.
+        embedding_norm: Whether a norm follows the embedding.
+        positions: See POSITIONS.
         vocab_size, source_size: Sizes of the decoder's and of the encoder's vocabulary.
         shared: Whether both have the same embedding.
         max_length: Maximum number of positions of a source and of a decoder sequence.
@@ -83,7 +82,9 @@ class BartConfig:
         banned: Tokens that are never generated.
     """
 
-    switches: Switches
+    norm_first: bool
+    embedding_norm: bool
+    positions: str
     vocab_size: int
     source_size: int
     shared: bool
@@ -104,12 +105,10 @@ class BartConfig:
     def from_dict(cls, config: Mapping[str, Any]) -> Self:
         """Read a configuration. Raises CheckpointError if it is not supported."""
         kind = config["model_type"]
-        switches = SWITCHES_OF_TYPE[kind]
         stated = {name: value for name, value in config.items() if value is not None}
-        source_size = whole_number(config, "vocab_size")
-        activation = stated.get("activation_function", switches.activation)
-        end = stated.get("eos_token_id", switches.end)
-        first = stated.get("decoder_start_token_id", switches.start)
+        stated = {**USUAL, **USUAL_OF_TYPE[kind], **stated}
+        source_size, activation = whole_number(config, "vocab_size"), stated["activation_function"]
+        end, first = stated["eos_token_id"], stated["decoder_start_token_id"]
         forced = stated.get("forced_bos_token_id")
         translates = kind in ("mbart", "m2m_100")
         if activation not in layers.ACTIVATIONS:
@@ -117,30 +116,32 @@ class BartConfig:
                 f"config.json has activation_function {activation!a:.40}, which is not supported"
             )
         return cls(
-            switches,
+            norm_first=kind not in ("bart", "marian"),
+            embedding_norm=kind in ("bart", "mbart"),
+            positions=POSITIONS[kind],
             vocab_size=whole_number(config, "decoder_vocab_size", source_size),
             source_size=source_size,
-            shared=stated.get("share_encoder_decoder_embeddings", True),
+            shared=stated["share_encoder_decoder_embeddings"],
             d_model=whole_number(config, "d_model"),
             # The entry num_hidden_layers is not read: it repeats the number of encoder layers.
             encoder=_stack(config, "encoder"),
             decoder=_stack(config, "decoder"),
             activation=activation,
             max_length=whole_number(config, "max_position_embeddings", 1024),
-            scales=stated.get("scale_embedding", switches.scales),
-            pad=stated.get("pad_token_id", switches.pad),
+            scales=stated["scale_embedding"],
+            pad=stated["pad_token_id"],
             end=end,
             start=tuple(id for id in (end if first is None else first, forced) if id is not None),
             needs_language=translates and forced is None and first in (None, end),
             in_place=translates and first != end,
-            banned=tuple(word[0] for word in stated.get("bad_words_ids", ()) if len(word) == 1),
+            banned=tuple(word[0] for word in stated["bad_words_ids"] if len(word) == 1),
         )
 
     @property
     def rows(self) -> int:
         """The number of rows of the table of positions."""
         before = {"learned": OFFSET, "marian": 0, "m2m": self.pad + 1}
-        return self.max_length + before[self.switches.positions]
+        return self.max_length + before[self.positions]
 
 
 def _stack(config: Mapping[str, Any], stack: str) -> StackShape:
@@ -156,7 +157,7 @@ class BartLayer(nn.Module):
         width, (_, heads, inner) = config.d_model, shape
         head_dim = width // heads
         how: dict[str, Any] = {"scale": head_dim**-0.5, "bias": True, "names": PROJECTIONS}
-        self._norm_first = config.switches.norm_first
+        self._norm_first = config.norm_first
         self._act = layers.ACTIVATIONS[config.activation]
         for name in ("self_attn", "encoder_attn") if is_decoder else ("self_attn",):
             self[name] = layers.Attention(width, heads, heads, head_dim, **how)
@@ -194,7 +195,7 @@ def sinusoids(config: BartConfig) -> mx.array:
     before the first position; the row of padding is zero."""
     width, half = config.d_model, config.d_model // 2
     rows = np.arange(config.rows, dtype=np.float32)[:, None]
-    if config.switches.positions == "m2m":
+    if config.positions == "m2m":
         step = np.float32(math.log(10000) / (half - 1))
         angles = rows * np.exp(-step * np.arange(half, dtype=np.float32))
         table = np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
@@ -212,18 +213,18 @@ class BartStack(nn.Module):
 
     def __init__(self, config: BartConfig, *, is_decoder: bool) -> None:
         super().__init__()
-        switches, width = config.switches, config.d_model
+        width = config.d_model
         if not config.shared:
             self.embed_tokens = nn.Embedding(
                 config.vocab_size if is_decoder else config.source_size, width
             )
-        if switches.positions == "learned":
+        if config.positions == "learned":
             self.embed_positions = nn.Embedding(config.rows, width)
-        if switches.embedding_norm:
+        if config.embedding_norm:
             self.layernorm_embedding = nn.LayerNorm(width)
         shape = config.decoder if is_decoder else config.encoder
         self.layers = [BartLayer(config, shape, is_decoder=is_decoder) for _ in range(shape[0])]
-        if switches.norm_first:
+        if config.norm_first:
             self.layer_norm = nn.LayerNorm(width)
 
     def normed(self, name: str, states: mx.array) -> mx.array:
@@ -252,7 +253,7 @@ class Bart(Network):
             self.model.shared = nn.Embedding(config.vocab_size, config.d_model)
         if has_bias:
             self.final_logits_bias = mx.zeros((1, config.vocab_size))
-        if config.switches.positions != "learned":
+        if config.positions != "learned":
             self._sinusoids = sinusoids(config)
         self._banned = mx.array(config.banned, dtype=mx.int32)
 
@@ -271,7 +272,7 @@ class Bart(Network):
         encoder, config = self.model.encoder, self.config
         table = self.table if config.shared else encoder.embed_tokens
         positions = mx.arange(tokens.shape[1])
-        if config.switches.positions == "m2m":
+        if config.positions == "m2m":
             # Positions count only tokens that are not padding, even if padding comes first.
             counted = tokens != config.pad
             positions = mx.where(counted, mx.cumsum(counted.astype(mx.int32), axis=1) - 1, -1)
@@ -296,7 +297,7 @@ class Bart(Network):
         decoder, config = self.model.decoder, self.config
         # Padding after a sequence of a batch may exceed the table.
         positions = mx.minimum(positions, config.max_length - 1)
-        if config.switches.positions == "m2m":
+        if config.positions == "m2m":
             positions = mx.where(tokens == config.pad, -1, positions)
         states = self.embed(tokens) + self._rows(decoder, positions)
         states = decoder.normed("layernorm_embedding", states)
@@ -320,9 +321,9 @@ class Bart(Network):
     def _rows(self, stack: BartStack, positions: mx.array) -> mx.array:
         """Return the rows of the table of positions. In M2M100, position -1 stands for padding."""
         config = self.config
-        if config.switches.positions == "learned":
+        if config.positions == "learned":
             return stack.embed_positions(positions + OFFSET)
-        if config.switches.positions == "m2m":
+        if config.positions == "m2m":
             positions = mx.where(positions < 0, config.pad, positions + config.pad + 1)
         return self._sinusoids[positions].astype(self.dtype)
 
@@ -399,7 +400,7 @@ class BartFamily(EncoderDecoderFamily):
             first = next((place for place in found if place is not None), None)
             if first is not None:
                 places.setdefault(f"{wanted}.{part}", first)
-        learned = shape.switches.positions == "learned"
+        learned = shape.positions == "learned"
         return {n: place for n, place in places.items() if learned or "embed_positions." not in n}
 
     def places(self, directory: Path, config: Config, weights: files.Weights) -> dict[str, str]:
@@ -417,7 +418,7 @@ class BartFamily(EncoderDecoderFamily):
         return "no copy, but one table embeds the words of both halves"
 
     def languages(self, network: Bart, tokenizer: Tokenizer) -> Languages | None:
-        kind = network.config.switches.positions
+        kind = network.config.positions
         if kind == "marian":
             return LanguageTags.of(tokenizer, ">>{}<<")
         pieces = tokenizer.pieces()

@@ -23,7 +23,7 @@ from ..number_format import NumberFormat, evaluate
 from ..rows import Place, Rows
 from .files import IN_16_BITS, DrafterFiles
 from .layers import Source
-from .mtp_files import MtpFiles, read, recognizes
+from .mtp_files import HIDDEN_FIRST, RAW, MtpFiles, read, recognizes
 from .network import Chain, ChainContext, DrafterContext, DrafterKind
 
 
@@ -44,7 +44,8 @@ class Mtp(Chain):
 
         self.normed = "norm.weight" in files.tensors
         super().__init__(files)
-        self._form = files.form
+        self._reads_raw = files.family in RAW
+        self._hidden_first = files.family in HIDDEN_FIRST
         self.pre_fc_norm_embedding = nn.RMSNorm(files.sizes.width, files.sizes.eps)
         self.pre_fc_norm_hidden = nn.RMSNorm(files.sizes.width, files.sizes.eps)
         model: Any = network_of(files.block, str(files.directory))
@@ -67,7 +68,7 @@ class Mtp(Chain):
 
         assert isinstance(files, MtpFiles)
         super().bind(files, target)
-        if self._form.raw:
+        if self._reads_raw:
             self.hidden = (after(target.layers - 1),)
         # A function, because a module would count as a part of the drafter.
         norm = None if self.normed else inner_of(target.network).norm
@@ -94,12 +95,12 @@ class Mtp(Chain):
     ) -> tuple[mx.array, mx.array]:
         """See `Chain.step`. The layer ignores `sources`, and finds `place` in its caches."""
         both = [self.pre_fc_norm_embedding(self.embed(tokens)), self.pre_fc_norm_hidden(states)]
-        if self._form.hidden_first:
+        if self._hidden_first:
             both.reverse()
         # mlx-lm's Nemotron-H also reads the cache of a Mamba layer, which does not exist here.
         raw = self.block(self.fc(mx.concatenate(both, axis=-1)), cache=[*caches, None])
         normed = self._last(raw)
-        return normed, raw if self._form.raw else normed
+        return normed, raw if self._reads_raw else normed
 
     def load(self, files: DrafterFiles, numbers: NumberFormat) -> None:
         from ..mlx_lm.attention import expanding, intercept, replace_in

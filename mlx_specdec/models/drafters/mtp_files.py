@@ -3,7 +3,7 @@ mlx-lm builds each layer as a model of one layer, which needs other names and a 
 
 import re
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,21 +53,11 @@ _PER_LAYER = (
 """Entries with a value for each layer, the additional layers included."""
 
 
-@dataclass(frozen=True)
-class Form:
-    """The way in which a family's layers differ from DeepSeek's.
-
-    Attributes:
-        hidden_first: Whether the hidden state comes before the embedding in the inputs of `fc`.
-        raw: Whether the layer reads the output of the target's last layer, or of the layer before
-            it, without the norm that follows that output.
-        settings: Returns additional entries for the configuration of mlx-lm's model. Its arguments
-            are the target's configuration and whether the layer has experts.
-    """
-
-    hidden_first: bool = False
-    raw: bool = False
-    settings: Callable[[Mapping[str, Any], bool], Mapping[str, Any]] = lambda text, experts: {}
+HIDDEN_FIRST = ("mimo",)
+"""Families whose layers read the hidden state before the embedding in the inputs of `fc`."""
+RAW = ("step3p5", "ernie4_5", "ernie4_5_moe")
+"""Families whose layers read the output of the target's last layer, or of the layer before them,
+without the norm that follows that output."""
 
 
 def _ernie(text: Mapping[str, Any], experts: bool) -> Mapping[str, Any]:
@@ -85,12 +75,13 @@ def _nemotron(text: Mapping[str, Any], experts: bool) -> Mapping[str, Any]:
     }
 
 
-FORMS: Mapping[str, Form] = {
-    "mimo": Form(hidden_first=True),
-    "nemotron_h": Form(settings=_nemotron),
-    "step3p5": Form(raw=True, settings=lambda text, experts: {"moe_layers_enum": None}),
-    **dict.fromkeys(("ernie4_5", "ernie4_5_moe"), Form(raw=True, settings=_ernie)),
+SETTINGS: Mapping[str, Callable[[Mapping[str, Any], bool], Mapping[str, Any]]] = {
+    "nemotron_h": _nemotron,
+    "step3p5": lambda text, experts: {"moe_layers_enum": None},
+    **dict.fromkeys(("ernie4_5", "ernie4_5_moe"), _ernie),
 }
+"""Family -> a function that returns additional entries for the configuration of mlx-lm's model. Its
+arguments are the target's configuration and whether the layer has experts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,12 +91,13 @@ class MtpFiles(DrafterFiles):
     Attributes:
         block: The configuration of mlx-lm's model that has only this layer.
         renamed: Whether the layer's tensors already have mlx-lm's names.
+        family: The family of the target.
         later: The layers that draft the tokens after this layer's, in their order.
     """
 
     block: Mapping[str, Any]
     renamed: bool
-    form: Form = field(default_factory=Form)
+    family: str
     later: tuple["MtpFiles", ...] = ()
 
 
@@ -190,7 +182,7 @@ def _files(
             tensors=StoredTensors.made(directory, tensors),
             block=block,
             renamed=renamed,
-            form=FORMS.get(family, Form()),
+            family=family,
         )
         made.append(files)
     return replace(made[0], later=tuple(made[1:]))
@@ -256,4 +248,4 @@ def _block(text: Mapping[str, Any], family: str, depth: int, *, experts: bool) -
             block[key] = [values[number]]
     if not experts:
         block |= {"num_experts": 0, "n_routed_experts": None}
-    return {**block, **FORMS.get(family, Form()).settings(text, experts)}
+    return {**block, **(SETTINGS[family](text, experts) if family in SETTINGS else {})}

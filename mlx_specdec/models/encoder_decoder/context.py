@@ -6,7 +6,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, reduce
+from functools import cached_property, partial, reduce
 from types import SimpleNamespace
 from typing import Any
 from weakref import WeakValueDictionary
@@ -25,7 +25,7 @@ from ..cpu_layers import begin, lighten
 from ..exact import ExactPasses, rows_stand_alone, try_exact
 from ..number_format import nbytes
 from ..rows import STEP, KVCache, Place, Rows, RowsContext, padded
-from .layers import SOURCE_ROWS, Attention, KeysValues, TrainingCache
+from .layers import SOURCE_ROWS, Attention, KeysValues, append_in_training
 
 ENCODER = re.compile(r"(model\.)?(encoder|shared)\.")
 """Beginning of the names of an encoder's tensors."""
@@ -120,7 +120,8 @@ class Network(nn.Module, ABC):
         encoded, starts = self.encode(sources, mask), (0,) * batch
         by_layer = EncodedSources((encoded,), self.project_encoded(encoded)).by_layer
         source: Any = SimpleNamespace(by_layer=by_layer, mask=mask, lengths=starts)
-        caches: Any = [TrainingCache(pair if self.merged else ()) for pair in by_layer]
+        before = [pair if self.merged else () for pair in by_layer]
+        caches: Any = [SimpleNamespace(append=partial(append_in_training, b)) for b in before]
         *_, states = self.decode(tokens, caches, source, Place(starts, rows), self.tables(rows))
         return states
 

@@ -151,13 +151,8 @@ def attend_in_parts(
     return mx.concatenate(mixed, axis=1)
 
 
-class TrainingCache:
-    """A layer's cache in training, when a pass runs over complete sequences. `before` holds the
-    keys and values of the sources if one softmax covers a source and its sequence."""
-
-    def __init__(self, before: KeysValues = ()) -> None:
-        self._before = before
-
-    def append(self, *new: mx.array) -> KeysValues:
-        pairs = zip(self._before, new, strict=True)
-        return [mx.concatenate([*pair], axis=2) for pair in pairs] if self._before else new
+def append_in_training(before: KeysValues, *new: mx.array) -> KeysValues:
+    """Return the keys and values to which a pass over complete sequences attends: those of the
+    sources, `before`, if one softmax covers a source and its sequence, and then the new ones."""
+    pairs = zip(before, new, strict=True)
+    return [mx.concatenate([*pair], axis=2) for pair in pairs] if before else new

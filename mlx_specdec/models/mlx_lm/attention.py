@@ -15,7 +15,7 @@ import threading
 from collections.abc import Sequence
 from functools import partial
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -123,13 +123,9 @@ def attend_in_parts(
     return mx.concatenate(done, axis=2)
 
 
-class _Expanded(NamedTuple):
-    """The keys or values of every head that a module expanded from a latent, (batch, 1, keys,
-    rank)."""
-
-    module: nn.Module
-    latent: mx.array
-    heads: mx.array
+_Expanded = tuple[nn.Module, mx.array, mx.array]
+"""A module, the latent that it expanded, (batch, 1, keys, rank), and the keys or values of every
+head."""
 
 
 class _Recent(threading.local):
@@ -154,9 +150,9 @@ def _recorded(plain: Any, module: nn.Module, latent: mx.array, transpose: bool =
     values from the same latent."""
     result: mx.array = plain(module, latent, transpose)
     if not transpose:
-        _recent.keys, _recent.values = _Expanded(module, latent, result), None
-    elif _recent.keys is not None and latent is _recent.keys.latent:
-        _recent.values = _Expanded(module, latent, result)
+        _recent.keys, _recent.values = (module, latent, result), None
+    elif _recent.keys is not None and latent is _recent.keys[1]:
+        _recent.values = module, latent, result
     return result
 
 
@@ -176,14 +172,15 @@ def absorbed(
 ) -> mx.array | None:
     """Return the attention to the newest latent, or None if the rows are many, or the keys and
     values were not expanded from this latent. The arguments are those of mlx-lm's attention."""
-    expanded_keys, expanded_values = _recent.keys, _recent.values
+    made_keys, made_values = _recent.keys, _recent.values
     _recent.keys = _recent.values = None
-    if expanded_keys is None or expanded_values is None or values is not expanded_values.heads:
+    if made_keys is None or made_values is None or values is not made_values[2]:
         return None
-    width = expanded_keys.heads.shape[-1]
-    if queries.shape[2] > most_rows(expanded_keys.latent.shape[-1], width + values.shape[-1]):
+    embed, latent, expanded = made_keys
+    width = expanded.shape[-1]
+    if queries.shape[2] > most_rows(latent.shape[-1], width + values.shape[-1]):
         return None
-    if keys is not expanded_keys.heads:
+    if keys is not expanded:
         # Mistral 4 appends the rotated parts to queries and keys. Other models pass the scores of
         # the rotated parts as the mask, so make such a mask here.
         rotated = getattr(cache, "values", None)
@@ -193,13 +190,12 @@ def absorbed(
         mask = _scores(queries[..., width:] * scale, rotated, mask)
         queries = queries[..., :width]
     _recent.absorbed += 1
-    rows, latent = expanded_keys.module(queries), expanded_keys.latent
 
     def mixed(rows: mx.array, keys: Any, values: Any, mask: Any) -> mx.array:
         return base.scaled_dot_product_attention(rows, keys, values, cache, scale, mask)
 
-    attended = attend_by_kernel(mixed, rows, latent, latent, mask)
-    return expanded_values.module(attended)
+    attended = attend_by_kernel(mixed, embed(queries), latent, latent, mask)
+    return made_values[0](attended)
 
 
 def _scores(queries: mx.array, keys: mx.array, mask: mx.array | str | None) -> mx.array:

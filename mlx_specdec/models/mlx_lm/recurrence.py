@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
@@ -97,7 +98,7 @@ class Recurrences:
 
         def part(value: Any) -> Any:
             if isinstance(value, CacheList):
-                return CacheList(*[caches.get(id(c)) or _Unwritten() for c in value.caches])
+                return CacheList(*[caches.get(id(c), _UNWRITTEN) for c in value.caches])
             if not isinstance(value, mx.array):
                 return caches.get(id(value), value)
             if value.dtype == mx.bool_:
@@ -138,14 +139,9 @@ class Recurrences:
         return result
 
 
-class _Unwritten:
-    """A KV cache that writes nothing, for a repeated call that also gets a recurrent cache.
-    The KV cache is rewound on its own, and no position is part of a recurrent state."""
-
-    offset = 0
-
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        return keys, values
+_UNWRITTEN = SimpleNamespace(offset=0, update_and_fetch=lambda keys, values: (keys, values))
+"""A KV cache that writes nothing, for a repeated call that also gets a recurrent cache. The KV
+cache is rewound on its own, and no position is part of a recurrent state."""
 
 
 def _projects(module: nn.Module) -> bool:
