@@ -6,6 +6,7 @@ matrix product of one sequence needs neither a transposed weight nor a flattened
 
 import os
 import threading
+from contextvars import ContextVar
 from functools import cache
 from typing import Any
 
@@ -24,21 +25,16 @@ SUBMIT = "MLX_SPECDEC_SUBMIT_EVERY"
 measured on Metal."""
 
 
-class _PassState(threading.local):
-    """What a thread knows of its passes. offsets: The positions that `shared` marked last. layers:
-    The number of layers that `begin` has counted, on a GPU."""
-
-    offsets: mx.array | None = None
-    layers = 0
-
-
-_newest = _PassState()
+_offsets: ContextVar[mx.array | None] = ContextVar("offsets", default=None)
+"""The positions that `shared` marked last in a thread."""
+_layers: ContextVar[int] = ContextVar("layers", default=0)
+"""The number of layers that `begin` has counted in a thread, on a GPU."""
 
 
 def shared(offsets: mx.array) -> mx.array:
     """Mark the positions of a pass, (batch,) int32, as constant, and return them. Their cosines and
     sines may then be reused."""
-    _newest.offsets = offsets
+    _offsets.set(offsets)
     return offsets
 
 
@@ -77,7 +73,7 @@ class RoPE(nn.RoPE):
     def __call__(self, x: mx.array, offset: int | mx.array = 0) -> mx.array:
         fits = x.ndim == 4 and x.shape[-1] == self.dims and x.shape[-2] <= FEW_ROWS
         # Other arrays of offsets may change between two calls, as in mlx-lm's batches.
-        if not fits or not (type(offset) is int or offset is _newest.offsets):
+        if not fits or not (type(offset) is int or offset is _offsets.get()):
             return super().__call__(x, offset)
         straight, crossed = self.__dict__["_turns"].of(self, x, offset)
         first, second = mx.split(x, 2, axis=-1)
@@ -137,7 +133,7 @@ def begin(states: mx.array) -> mx.array:
     if on_cpu():
         mx.async_eval(states)
     elif every := submit_every():
-        _newest.layers += 1
-        if _newest.layers % every == 0:
+        _layers.set(_layers.get() + 1)
+        if _layers.get() % every == 0:
             mx.async_eval(states)
     return states

@@ -50,7 +50,7 @@ def submitted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[mx.array]]:
     states: list[mx.array] = []
     monkeypatch.setattr(cpu_layers, "on_cpu", lambda: False)
     monkeypatch.setattr(cpu_layers.mx, "async_eval", states.append)
-    monkeypatch.setattr(cpu_layers._newest, "layers", 0)
+    cpu_layers._layers.set(0)
     submit_every.cache_clear()
     yield states
     submit_every.cache_clear()

@@ -7,8 +7,9 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.cache import KVCache, make_prompt_cache
 
+from ...checkpoints.mtp_layers import text_config
 from ...errors import OptionError, first_line
-from ..mlx_lm.loader import classes, text_config
+from ..mlx_lm.loader import classes
 from ..mlx_lm.network import type_name
 from .sharding import check_even, refine
 
@@ -29,7 +30,7 @@ def check_shares(config: Mapping[str, Any], ranks: int) -> None:
             f"mlx-lm cannot divide the layers of a model of type {kind}: try distributed pipeline, "
             "or one machine"
         )
-    text = text_config(config) or config
+    text = text_config(config)
     heads = text.get("num_attention_heads")
     keys = text.get("num_key_value_heads") or heads
     shared = kind in SHARES_KEYS and isinstance(keys, int) and ranks % keys == 0

@@ -17,6 +17,7 @@ from ...checkpoints import files
 from ...checkpoints.disk import read_json
 from ...checkpoints.files import LAYER_COUNT_KEYS
 from ...checkpoints.formats import safetensors
+from ...checkpoints.mtp_layers import text_config
 from ...checkpoints.tensors import dtype_name
 from ...errors import CheckpointError, OptionError, SpecdecError, device_problem, first_line
 from ...text.tokenizer import Kind, Tokenizer
@@ -26,7 +27,7 @@ from ..cache_settings import CacheSettings
 from ..distributed.decoders import check_shares, divide
 from ..number_format import NumberFormat, count, evaluate, is_quantized, on_cpu, quantize
 from . import rotary, spellings
-from .loader import arguments_of, cannot_build, classes, open_model, text_config
+from .loader import arguments_of, cannot_build, classes, open_model
 from .mends import mend
 from .model import DecoderOnlyModel
 

@@ -19,6 +19,7 @@ from mlx_lm.utils import _get_classes, load_model
 
 from ...checkpoints.files import LM_HEAD, TEXT_CONFIG, Weights, check_numbers, check_runs_no_code
 from ...checkpoints.formats import safetensors as safetensors_file
+from ...checkpoints.mtp_layers import text_config
 from ...checkpoints.quantization import Quantization
 from ...checkpoints.tensors import UNFIT, check_weights, same
 from ...errors import CheckpointError, first_line
@@ -128,7 +129,7 @@ def _with_own_head(config: Mapping[str, Any], source: Weights) -> dict[str, Any]
     if (table := embedding_of(head, source)) is None or _same(head, table, source):
         return dict(config)
     untied = {**config, TIES: False}
-    return {**untied, TEXT_CONFIG: {**text, TIES: False}} if text else untied
+    return untied if text is config else {**untied, TEXT_CONFIG: {**text, TIES: False}}
 
 
 def embedding_of(head: str, source: Weights) -> str | None:
@@ -147,12 +148,6 @@ def _same(head: str, table: str, source: Weights) -> bool:
         if len(found) == 1 or (found and not same(*found)):
             return False
     return True
-
-
-def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the part of config.json about text in a model that has other parts, or {}."""
-    inner = config.get(TEXT_CONFIG)
-    return inner if isinstance(inner, Mapping) else {}
 
 
 def cannot_build(problem: Exception) -> str:
@@ -204,7 +199,7 @@ def _catching(
     def sanitize(plain: Any, model: nn.Module, weights: dict[str, mx.array]) -> Any:
         try:
             kind = config.get("model_type")
-            part = text_config(config) or config
+            part = text_config(config)
             given = spellings.renamed(kind, tensors)
             if kind in mends.TENSOR_MENDS:
                 given = mends.TENSOR_MENDS[kind](part, given)

@@ -17,6 +17,7 @@ from mlx_lm.models.cache import KVCache, RotatingKVCache
 from mlx_lm.models.rope_utils import initialize_rope
 
 from ...checkpoints.files import FULL_ATTENTION, SLIDING_ATTENTION
+from ...checkpoints.mtp_layers import text_config
 from .. import patches
 from . import rotary
 
@@ -36,10 +37,8 @@ SLIDE_IN_PART = ("gemma2", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe")
 def mend(network: nn.Module, config: Part) -> None:
     """Apply the mends of the network's type."""
     kind = str(config.get("model_type"))
-    inner = config.get("text_config")
-    part = inner if isinstance(inner, Mapping) else config
     for apply in (*OF_ALL_TYPES, *MENDS.get(kind, ())):
-        apply(network, part)
+        apply(network, text_config(config))
 
 
 def reads(part: Part) -> tuple[str, ...]:

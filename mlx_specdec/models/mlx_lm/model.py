@@ -6,7 +6,7 @@ rows."""
 
 import copy
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -23,6 +23,7 @@ from mlx_lm.models.cache import (
     make_prompt_cache,
 )
 
+from ...checkpoints.mtp_layers import text_config
 from ...errors import OptionError, first_line
 from ...text.tokenizer import Kind
 from ...types import Cached, Context, Scores
@@ -206,8 +207,7 @@ class DecoderOnlyModel(CapturingNetwork):
     def prefill_nbytes(self, prompt: int, step: int) -> int:
         """Return the bytes of one layer's attention scores, or 0 if they are not held in memory."""
         args: Any = vars(getattr(self.network, "args", self))
-        inner = args.get("text_config")
-        heads = (inner if isinstance(inner, Mapping) else args).get("num_attention_heads")
+        heads = text_config(args).get("num_attention_heads")
         if not isinstance(heads, int):
             return 0
         row_nbytes = heads * prompt * self._number

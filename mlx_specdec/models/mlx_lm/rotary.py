@@ -12,6 +12,7 @@ from typing import Any
 
 import mlx.nn as nn
 
+from ...checkpoints.mtp_layers import text_config
 from ...errors import CheckpointError
 
 NEW = "rope_parameters"
@@ -76,8 +77,7 @@ def spelled_both(config: Mapping[str, Any], arguments: type) -> dict[str, Any]:
 def check(network: nn.Module, config: Mapping[str, Any]) -> None:
     """Raise CheckpointError if a network does not scale positions as config.json says. Many
     families ignore types that they do not implement."""
-    inner = config.get("text_config")
-    settings = scaling(inner if isinstance(inner, Mapping) else config)
+    settings = scaling(text_config(config))
     if settings is None or settings.get("factor") == 1:
         return
     kind = kind_of(settings)

@@ -17,6 +17,7 @@ from typing import Any
 import mlx.core as mx
 
 from ...checkpoints.files import SLIDING_ATTENTION
+from ...checkpoints.mtp_layers import text_config
 from ...errors import CheckpointError
 from . import mends
 from .rotary import names_of
@@ -272,21 +273,16 @@ def window(config: Part, arguments: type) -> int | None:
     """Return the window of a model whose network attends to all tokens although config.json wants
     a window, or None. Sequences up to this length are computed right."""
     unread = dict(_unread(config, arguments))
-    part = _part(config)
+    part = text_config(config)
     size, kinds = unread.get(SLIDING_WINDOW), part.get("layer_types")
     slides = part.get("use_sliding_window", True) and (not kinds or SLIDING_ATTENTION in kinds)
     reached = isinstance(size, int) and 0 < size < part.get("max_position_embeddings", sys.maxsize)
     return size if slides and reached else None
 
 
-def _part(config: Part) -> Part:
-    inner = config.get("text_config")
-    return inner if isinstance(inner, Mapping) else config
-
-
 def _unread(config: Part, arguments: type) -> Iterator[tuple[str, Any]]:
     """Yield each key that is set to a value that is not neutral and that nobody reads."""
-    part, table = _part(config), _table()
+    part, table = text_config(config), _table()
     kind = str(config.get("model_type"))
     neutral = table.get(str(part.get("model_type", kind)), table.get(kind, {}))
     read = {*names_of(arguments), *mends.reads(part)}
