@@ -112,6 +112,12 @@ class Weights(TensorReader):
         return _multiplied(array, blocks, begin % _BLOCK)
 
 
+def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the part of a configuration that describes the language model."""
+    inner = config.get(TEXT_CONFIG)
+    return inner if isinstance(inner, Mapping) else config
+
+
 def _factors_of(infos: Mapping[str, TensorInfo]) -> dict[str, str]:
     """Return the name of every matrix of 8-bit floats that has factors -> the factors' name."""
     found = {}

@@ -7,7 +7,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.cache import KVCache, make_prompt_cache
 
-from ...checkpoints.mtp_layers import text_config
+from ...checkpoints.files import text_config
 from ...errors import OptionError, first_line
 from ..mlx_lm.loader import classes
 from ..mlx_lm.network import type_name

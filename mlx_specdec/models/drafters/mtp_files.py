@@ -9,7 +9,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ...checkpoints.files import Weights, check_numbers
+from ...checkpoints.files import Weights, check_numbers, text_config
 from ...errors import CheckpointError, first_line
 from . import mtp_layers
 from .files import UNUSED, ConfigEntries, DrafterFiles, LayerSizes, StoredTensors
@@ -153,7 +153,7 @@ def _files(
     directory: Path, config: Config, arrays: Mapping[str, mx.array], original: bool
 ) -> MtpFiles:
     """Open layers. original: Whether they have the layout of the model's authors."""
-    text, family = mtp_layers.text_config(config), mtp_layers.family(config)
+    text, family = text_config(config), mtp_layers.family(config)
     if text.get("mtp_use_dedicated_embeddings"):
         raise CheckpointError(
             f"{directory} has an embedding of its own for multi-token prediction, which is not "

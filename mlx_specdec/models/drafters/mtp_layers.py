@@ -10,7 +10,7 @@ from typing import Any
 import mlx.core as mx
 
 from ...checkpoints import shards
-from ...checkpoints.files import Weights
+from ...checkpoints.files import Weights, text_config
 from ...checkpoints.formats import safetensors
 from ...checkpoints.formats.safetensors import SafetensorsFile
 from ...checkpoints.shards import MTP_LAYERS
@@ -46,12 +46,6 @@ _ENCODING, _DELTA = "mtplx_mtp_norm_encoding", ("delta", "delta_plus_one", "mlx_
 """Entry with which a pack of MTPLX says how norms are stored, and its values for the difference
 from 1."""
 _MENTIONS = re.compile(r".*(?:mtp|nextn).*")
-
-
-def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the part of a configuration that describes the language model."""
-    inner = config.get("text_config")
-    return inner if isinstance(inner, Mapping) else config
 
 
 def is_split(config: Mapping[str, Any]) -> bool:

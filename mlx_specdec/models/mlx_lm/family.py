@@ -15,9 +15,8 @@ from mlx_lm.utils import dequantize_model, load_adapters
 
 from ...checkpoints import files
 from ...checkpoints.disk import read_json
-from ...checkpoints.files import LAYER_COUNT_KEYS
+from ...checkpoints.files import LAYER_COUNT_KEYS, text_config
 from ...checkpoints.formats import safetensors
-from ...checkpoints.mtp_layers import text_config
 from ...checkpoints.tensors import dtype_name
 from ...errors import CheckpointError, OptionError, SpecdecError, device_problem, first_line
 from ...text.tokenizer import Kind, Tokenizer

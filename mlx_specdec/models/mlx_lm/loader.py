@@ -17,9 +17,15 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 from mlx_lm.utils import _get_classes, load_model
 
-from ...checkpoints.files import LM_HEAD, TEXT_CONFIG, Weights, check_numbers, check_runs_no_code
+from ...checkpoints.files import (
+    LM_HEAD,
+    TEXT_CONFIG,
+    Weights,
+    check_numbers,
+    check_runs_no_code,
+    text_config,
+)
 from ...checkpoints.formats import safetensors as safetensors_file
-from ...checkpoints.mtp_layers import text_config
 from ...checkpoints.quantization import Quantization
 from ...checkpoints.tensors import UNFIT, check_weights, same
 from ...errors import CheckpointError, first_line

@@ -16,8 +16,7 @@ from mlx_lm.models.base import create_attention_mask
 from mlx_lm.models.cache import KVCache, RotatingKVCache
 from mlx_lm.models.rope_utils import initialize_rope
 
-from ...checkpoints.files import FULL_ATTENTION, SLIDING_ATTENTION
-from ...checkpoints.mtp_layers import text_config
+from ...checkpoints.files import FULL_ATTENTION, SLIDING_ATTENTION, text_config
 from .. import patches
 from . import rotary
 

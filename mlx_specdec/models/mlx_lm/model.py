@@ -23,7 +23,7 @@ from mlx_lm.models.cache import (
     make_prompt_cache,
 )
 
-from ...checkpoints.mtp_layers import text_config
+from ...checkpoints.files import text_config
 from ...errors import OptionError, first_line
 from ...text.tokenizer import Kind
 from ...types import Cached, Context, Scores

@@ -12,7 +12,7 @@ from typing import Any
 
 import mlx.nn as nn
 
-from ...checkpoints.mtp_layers import text_config
+from ...checkpoints.files import text_config
 from ...errors import CheckpointError
 
 NEW = "rope_parameters"

@@ -16,8 +16,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ...checkpoints.files import SLIDING_ATTENTION
-from ...checkpoints.mtp_layers import text_config
+from ...checkpoints.files import SLIDING_ATTENTION, text_config
 from ...errors import CheckpointError
 from . import mends
 from .rotary import names_of
