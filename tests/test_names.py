@@ -29,6 +29,7 @@ ELSEWHERE = {
     "tensors of checkpoints": {"weight_scale_inv"},
     "JSON of the server": {"metrics.speculative_decoding"},
     "Claude Code": {"cc_entrypoint"},
+    "a language of NLLB-200": {"fra_Latn"},
     "macOS": {"ibv_devices", "ipc", "kern", "rdma_ctl", "rdma_en", "somaxconn"},
     "MLX and mlx-vlm": {
         "MLX_METAL_FAST_SYNCH",
