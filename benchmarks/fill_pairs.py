@@ -2,8 +2,8 @@
 
     python benchmarks/fill_pairs.py
 
-`speeds` of a pair has tokens per second by bits: of plain decoding (`plain`), and with drafts for
-chat and for code, for an M4 Pro, on which most of the table was measured. A machine multiplies
+`speeds` of a pair has tokens per second by bits, without drafts (`plain`), and with drafts for chat
+and for code. They are for an M4 Pro, on which most of the table was measured. A machine multiplies
 them by the ratio of memory bandwidths. Run this after a change of `plain`, `gains` or `tokens`,
 which are what others published."""
 

@@ -3,8 +3,8 @@
     python benchmarks/measure_front.py [--repeats 5] [--file benchmarks/results/2026-11-29.json]
 
 Run it on a quiet machine; it takes about ten minutes on two cores. It measures all draft lengths
-from 0 to 8 and `auto` with both shipped pairs, on prompts that they were not trained on, and runs
-the examples of docs/ whose output has a speed. The tables and these outputs in README.md and docs/
+from 0 to 8 and `auto` with both shipped pairs, on prompts that they were not trained on. It also
+runs the examples of docs/ whose output has a speed. The tables and these outputs in README.md and docs/
 are replaced. `tests/test_figures.py` compares pages and file."""
 
 import argparse

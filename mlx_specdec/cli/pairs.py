@@ -55,8 +55,9 @@ class Which(Flags, panel="Pairs"):
 def pairs(which: Which, output: Json) -> None:
     """Show targets and drafts that fit a machine.
 
-    Nothing is downloaded. --draft-model auto takes the draft from this table. --model auto takes
-    the best pair for chat, auto:code the one for code, and auto:fast the fastest one."""
+    Nothing is downloaded. With --draft-model auto, commands take the draft from this table. With
+    --model auto, they take the best pair for chat. With auto:code, it is the best pair for code,
+    and with auto:fast the fastest one."""
     wanted = (which.name or "").lower()
     machine = this_machine() if which.memory is None else mac(which.memory)
     limit = machine.room

@@ -117,9 +117,10 @@ class KnownModel:
         active: Billions of weights that a token uses, if it is a mixture of experts.
         conversions: Repositories of conversions to MLX's format, by bits as a string.
         bits: The numbers of bits at which it is available. BITS stands for any number.
-        quality: The quality class of a target, "A" to "E": the size of a dense model, or the
-            geometric mean of all and active weights, from 20, 8, 3 and 2 billion on. Models before
-            2026 are one class lower."""
+        quality: The quality class of a target, "A" to "E". Dense models are in class A from 20
+            billion weights on, in B from 8, in C from 3 and in D from 2. A mixture of experts
+            counts as the geometric mean of all and active weights. Models before 2026 are one
+            class lower."""
 
     name: str
     billions: float
@@ -171,7 +172,7 @@ class KnownPair:
             from their weights, and for other drafters.
         speeds: Tokens per second on TYPICAL_CHIP, by bits and use, and of plain decoding (`plain`).
             benchmarks/fill_pairs.py computes them from the figures above.
-        contrary: What others found instead, or ""."""
+        contrary: Published results that contradict the gains, or ""."""
 
     target: KnownModel
     draft: KnownModel
