@@ -4,8 +4,8 @@
 
 Run it on a quiet machine; it takes about ten minutes on two cores. It measures all draft lengths
 from 0 to 8 and `auto` with both shipped pairs, on prompts that they were not trained on. It also
-runs the examples of docs/ whose output has a speed. The tables and these outputs in README.md and docs/
-are replaced. `tests/test_figures.py` compares pages and file."""
+runs the examples of docs/ whose output has a speed. It replaces the tables and these outputs in
+README.md and docs/. `tests/test_figures.py` compares pages and file."""
 
 import argparse
 import json
