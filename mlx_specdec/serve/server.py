@@ -66,7 +66,7 @@ def serve(
     reached = "127.0.0.1" if address in ("0.0.0.0", "::") else where
     # The rest is for weights, caches, and connections that were accepted and are closed at once.
     limits, files = registry.first.settings.limits, system.allow_files(OPEN_FILES)
-    most, seconds = min(limits.connections, files // 3), max(limits.seconds, KEEP_ALIVE)
+    most, seconds = min(limits.connections, files // 3), limits.seconds + CUT_SECONDS + KEEP_ALIVE
     service = Service(registry)
     config = uvicorn.Config(
         make_app(service, replace(access, loopback_name=host if loopback else None)),
@@ -75,7 +75,7 @@ def serve(
         lifespan="off",
         ws="none",
         loop="asyncio",
-        http=partial(Connection, most, seconds + CUT_SECONDS),  # type: ignore[arg-type]
+        http=partial(Connection, most, seconds),  # type: ignore[arg-type]
         server_header=False,
         proxy_headers=False,
         headers=[("Keep-Alive", f"timeout={KEEP_ALIVE - 5}")],
@@ -135,13 +135,13 @@ def _word(key: str) -> str:
 
 
 class Connection(H11Protocol):
-    """A connection to a client. It is closed at once if there are too many, and some time after its
-    beginning or its newest request, because uvicorn waits for ever for a client that is silent or
-    reads nothing.
+    """A connection to a client. If there are too many connections, it is closed at once. It is also
+    closed some time after its newest request, or after its beginning if there is none, because
+    uvicorn waits for ever for a client that is silent or reads nothing.
 
     Args:
         most: Largest number of connections.
-        seconds: Time for a request and its answer.
+        seconds: Time for a request, its answer, and the idle time after it.
         settings: Of uvicorn's protocol.
     """
 
