@@ -60,6 +60,11 @@ class Choice:
     prompt_logprobs: Sequence[TokenLogprob] = ()
 
     @property
+    def complete(self) -> bool:
+        """Whether the model or a stop string ended the completion, and not a limit."""
+        return self.finish_reason in ("eos", "stop")
+
+    @property
     def reasoning_tokens(self) -> int:
         """The number of tokens of thoughts, without the marks around them."""
         return 0 if self.thoughts is None else self.thoughts.tokens

@@ -25,14 +25,9 @@ from .fields import Body, Boolean, Object, Refused, Several, worded
 from .internal import Chat, Count, MaxTokens, Sampled, ToolChoice, Tools, Wanted
 from .problems import Problem, invalid
 from .registry import ServedModel
-from .requests import LoadedModel, Prepared
+from .requests import Facts, LoadedModel, Prepared
 from .service import Service, complete, compute, run, service_of
-from .shared_bodies import (
-    SWITCHES,
-    ChatMessage,
-    ToolList,
-    schema_constraint,
-)
+from .shared_bodies import SWITCHES, ChatMessage, ToolList, schema_constraint
 
 NDJSON = "application/x-ndjson"
 VERSION = "0.12.6"
@@ -41,6 +36,8 @@ FOREVER = datetime.max.replace(tzinfo=UTC, microsecond=0)
 """The time of expiry that is reported for a model that stays until another needs its memory."""
 LONGEST_KEPT = 1e9
 """If a model is kept for more seconds than these, FOREVER is reported."""
+UNKNOWN = Facts(0, ("completion",), False, "", "")
+"""The facts of a model that was not loaded yet."""
 UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 PART = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h)")
 DURATION = re.compile(rf"[+-]?(?:{PART.pattern})+")
@@ -258,7 +255,7 @@ class OllamaWriter(Writer):
         return {
             **self._written(events),
             "done": True,
-            "done_reason": "stop" if choice.finish_reason in ("eos", "stop") else "length",
+            "done_reason": "stop" if choice.complete else "length",
             "prompt_eval_count": self.prepared.prompt_tokens,
             "eval_count": choice.tokens,
             **_durations(self._loaded, self._began, **seconds),
@@ -349,7 +346,7 @@ def _embedded(model: LoadedModel, body: EmbedRequest) -> EngineTask:
 
 
 def _described(service: Service, model: ServedModel) -> Payload:
-    family = "" if model.facts is None else model.facts.family
+    facts = model.facts or UNKNOWN
     return {
         "name": model.name,
         "model": model.name,
@@ -359,10 +356,10 @@ def _described(service: Service, model: ServedModel) -> Payload:
         "details": {
             "parent_model": "",
             "format": "mlx",
-            "family": family,
-            "families": [family] if family else [],
+            "family": facts.family,
+            "families": [facts.family] if facts.family else [],
             "parameter_size": "",
-            "quantization_level": "" if model.facts is None else model.facts.dtype,
+            "quantization_level": facts.dtype,
         },
     }
 
@@ -398,9 +395,9 @@ async def show(body: ShowRequest, http: Request) -> Payload:
     service = service_of(http)
     model = service.registry.find(body.model)
     service.registry.refresh()
-    described, facts = _described(service, model), model.facts
+    described, facts = _described(service, model), model.facts or UNKNOWN
     about: Payload = {"general.basename": model.name}
-    if facts is not None:
+    if facts.family:
         about |= {"general.architecture": facts.family}
         about[f"{facts.family}.context_length"] = facts.longest
     return {
@@ -408,7 +405,7 @@ async def show(body: ShowRequest, http: Request) -> Payload:
         "modified_at": described["modified_at"],
         "details": described["details"],
         "model_info": about,
-        "capabilities": ["completion"] if facts is None else facts.capabilities,
+        "capabilities": facts.capabilities,
     }
 
 

@@ -427,7 +427,7 @@ def _message(choice: Choice) -> Payload:
 
 def _reason(choice: Choice) -> str:
     ended = "tool_calls" if choice.reader.count else "stop"
-    return ended if choice.finish_reason in ("eos", "stop") else "length"
+    return ended if choice.complete else "length"
 
 
 def error(problem: Problem) -> tuple[int, Payload]:

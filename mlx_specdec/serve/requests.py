@@ -251,11 +251,10 @@ class LoadedModel:
 
     def text_ids(self, text: str) -> list[int]:
         """Return the token ids of a text without a chat template. Raises Problem."""
-        options = replace(self.options, system_prompt=None, chat_template_config={})
-        single = chat_format(self.pair, options).way == "single user message"
         self.check_characters(text, "prompt")
-        plain = replace(options, chat_template=options.chat_template and single)
-        return encode(self.pair, text, plain)
+        templated = self.options.chat_template and self.way == "single user message"
+        plain = replace(self.options, system_prompt=None, chat_template_config={})
+        return encode(self.pair, text, replace(plain, chat_template=templated))
 
     def _prepared(
         self,

@@ -327,8 +327,7 @@ class ResponsesWriter(Writer):
             yield self._of_item(f"response.{ITEM_FORMS[self._kind][1]}.delta", delta=text, **more)
 
     def end(self, choice: Choice) -> Iterator[Payload]:
-        cut = choice.finish_reason not in ("eos", "stop")
-        status = "incomplete" if cut else "completed"
+        status = "completed" if choice.complete else "incomplete"
         if not self._output:
             yield from self._begin("message")
         yield from self._close(status)
@@ -340,8 +339,8 @@ class ResponsesWriter(Writer):
             "output_tokens_details": {"reasoning_tokens": choice.reasoning_tokens},
             "total_tokens": tokens + choice.tokens,
         }
-        why = {"incomplete_details": {"reason": "max_output_tokens"}}
-        more: Payload = why if cut else {"completed_at": int(time.time())}
+        more: Payload = {"incomplete_details": {"reason": "max_output_tokens"}}
+        more = {"completed_at": int(time.time())} if choice.complete else more
         last = self._state(status, usage=usage, **more)
         if self._body.store:
             response = last["response"]

@@ -213,9 +213,7 @@ unset = BeforeValidator(lambda value: None if value == "" else value)
 """An annotation for optional fields. Some clients send "" for a field that they do not set."""
 Unset = Annotated[Written | None, unset]
 Choices = Annotated[
-    Several[str],
-    Field(min_length=1),
-    worded("a non-empty list, each entry of which is a string"),
+    Several[str], Field(min_length=1), worded("a non-empty list, each entry of which is a string")
 ]
 
 
@@ -229,11 +227,7 @@ class Format(Typed):
     """The format of an answer. value: TGI's name for the schema."""
 
     model_config = ConfigDict(extra="allow")
-    kinds: ClassVar[Kinds] = {
-        "text": (),
-        "json_object": (),
-        "json_schema": ("schema",),
-    }
+    kinds: ClassVar[Kinds] = {"text": (), "json_object": (), "json_schema": ("schema",)}
     type: Literal["text", "json_object", "json_schema"]
     schema_: Annotated[JsonSchema | None, Field(alias="schema")] = None
     value: JsonSchema | None = None
