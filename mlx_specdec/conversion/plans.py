@@ -16,7 +16,7 @@ from ..checkpoints.tensors import DTYPES, Tensor, same, summary_of
 from ..errors import CheckpointError, OptionError
 from ..models import families
 from ..models.drafters import kinds
-from ..models.drafters.files import IN_16_BITS, DrafterFiles
+from ..models.drafters.files import IN_16_BITS
 from ..models.encoder_decoder.family import EncoderDecoderFamily
 from .plan import Plan, gguf_notes
 from .report import TensorReport, report_tensors
@@ -111,7 +111,17 @@ def _drafter(
         raise OptionError(f"{directory} is a part of its target: convert that")
     weights = Weights(directory)
     unread = sorted(weights.infos.keys() - stored.names.values())
-    quantized = _quantized(drafter, weight_format.quantization)
+    how = weight_format.quantization
+    # All matrices whose rows divide into groups, except those that stay in 16 bits.
+    quantized = {
+        name: how
+        for name, shape in stored.shapes.items()
+        if how is not None
+        and len(shape) == 2
+        and name.endswith(".weight")
+        and name.removesuffix(".weight") not in IN_16_BITS
+        and shape[-1] % how.group_size == 0
+    }
     return Plan(
         weights,
         config,
@@ -127,20 +137,6 @@ def _drafter(
         notes=("not quantized: norms and fc",) if quantized else (),
         not_run="a drafter computes nothing without its target; bench measures what it brings",
     )
-
-
-def _quantized(drafter: DrafterFiles, default: Quantization | None) -> dict[str, Quantization]:
-    """Return all matrices whose rows divide into groups, except those that stay in 16 bits."""
-    if default is None:
-        return {}
-    return {
-        name: default
-        for name, shape in drafter.tensors.shapes.items()
-        if len(shape) == 2
-        and name.endswith(".weight")
-        and name.removesuffix(".weight") not in IN_16_BITS
-        and shape[-1] % default.group_size == 0
-    }
 
 
 def _encoder_decoder(

@@ -77,11 +77,6 @@ def metadata(file: Path) -> dict[str, str]:
         return dict(opened.metadata() or {})
 
 
-def of_mlx(file: Path) -> bool:
-    """Return whether the metadata name MLX as the file's writer. Raises CheckpointError."""
-    return metadata(file).get("format") == "mlx"
-
-
 def load(file: Path) -> dict[str, mx.array]:
     """Return a file's tensors as lazy arrays. Raises CheckpointError."""
     try:

@@ -1,8 +1,7 @@
 """Conversion of a GGUF file's vocabulary to tokenizer.json and tokenizer_config.json."""
 
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -74,10 +73,15 @@ def tokenizer_files(metadata: Metadata) -> dict[str, str]:
         unknown = f"has a vocabulary of the kind {kind!r:.40}, which is not read here"
         raise Malformed(f"{unknown}: {_PUT_BESIDE}")
     vocabulary = _Vocabulary(metadata)
-    with _library_errors():
+    try:
         tokenizer = builders[kind](vocabulary)
         tokenizer.encode("a b")
         made = str(tokenizer.to_str(pretty=False))
+    except (Malformed, KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except BaseException as problem:  # PanicException is not a subclass of Exception
+        reason = first_line(problem)
+        raise Malformed(f"has a damaged vocabulary ({reason:.100}): download it again") from None
     settings: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
@@ -96,18 +100,6 @@ def ends_by_name(metadata: Metadata) -> list[int]:
     controls = {tokens[id]: int(id) for id in np.flatnonzero(types == _CONTROL)}
     names = (name for name in END_TOKENS if name != _END or _RETURN not in controls)
     return [controls[name] for name in names if name in controls]
-
-
-@contextmanager
-def _library_errors() -> Iterator[None]:
-    """Turn errors of `tokenizers` into Malformed. PanicException is not a subclass of Exception."""
-    try:
-        yield
-    except (Malformed, KeyboardInterrupt, SystemExit, MemoryError):
-        raise
-    except BaseException as problem:
-        reason = first_line(problem)
-        raise Malformed(f"has a damaged vocabulary ({reason:.100}): download it again") from None
 
 
 def _sentencepiece_bpe(vocabulary: _Vocabulary) -> Any:

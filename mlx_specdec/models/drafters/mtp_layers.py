@@ -112,7 +112,7 @@ def is_original(weights: Weights) -> bool:
     shapes = [info.shape for name, info in weights.infos.items() if name.endswith(CONVOLUTION)]
     if shapes:
         return any(shape[-1:] != (1,) for shape in shapes)
-    return not any(safetensors.of_mlx(path) for path in weights.paths if weights.lazy)
+    return not any(_of_mlx(path) for path in weights.paths if weights.lazy)
 
 
 def _is_original(file: Path, names: Iterable[str], config: Mapping[str, Any]) -> bool:
@@ -122,7 +122,12 @@ def _is_original(file: Path, names: Iterable[str], config: Mapping[str, Any]) ->
     if any(encoding in _DELTA for encoding in encodings):
         return True
     quantized = any(name.endswith(".scales") for name in names)
-    return not quantized and not safetensors.of_mlx(file)
+    return not quantized and not _of_mlx(file)
+
+
+def _of_mlx(file: Path) -> bool:
+    """Return whether the metadata name MLX as the file's writer. Raises CheckpointError."""
+    return safetensors.metadata(file).get("format") == "mlx"
 
 
 def foreign(directory: Path, config: Mapping[str, Any]) -> bool:
