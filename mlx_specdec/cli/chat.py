@@ -81,8 +81,8 @@ class ChatSession:
     """A chat: the messages so far, and the settings of the next answer."""
 
     def __init__(self, pair: Pair, options: Options, *, show_drafts: bool) -> None:
-        from ..engine.chat import chat_format
-        from ..engine.prompt_cache_files import Store
+        from ..engine.prompt_cache import Store
+        from ..engine.request import chat_format
 
         self._pair = pair
         self._cache = Store().open(pair)
@@ -102,7 +102,7 @@ class ChatSession:
 
     def answer(self, message: str) -> None:
         """Print the answer to a message. Raises PromptError if the conversation is too long."""
-        from ..engine.chat import chat_format
+        from ..engine.request import chat_format
 
         messages = [*self._messages, {"role": "user", "content": message}]
         read = messages if self._remembers else messages[-1:]

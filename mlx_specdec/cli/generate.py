@@ -80,7 +80,7 @@ def generate(prompt: PromptFlags, flags: GenerateFlags, output: Output) -> None:
         raise PromptError("the prompt is empty: give some text")
     pair, options = load_drafting(flags, options)
     from ..engine.pair import with_history
-    from ..engine.prompt_cache_files import Store
+    from ..engine.prompt_cache import Store
     from ..engine.request import missing_prefix
 
     if demo:
@@ -96,7 +96,7 @@ def generate(prompt: PromptFlags, flags: GenerateFlags, output: Output) -> None:
     directory = prompt.prompt_cache_dir
     cached = None if directory is None else Store(directory=directory).open(pair)
     if cached is not None:
-        pair = with_history(pair, cached.texts)
+        pair = with_history(pair, cached.sequences)
     printer = None if output.json else render.TextPrinter(sys.stdout, output.show_drafts)
     if output.show_drafts and not (output.quiet or output.json):
         print(render.legend(sys.stdout), file=sys.stderr)
@@ -190,7 +190,7 @@ def completed(
         run = stream_generate(pair, prompt, options, progress=report, timed=timed, cache=cache)
         try:
             with render.slowly("prefilling the prompt"):
-                run.read_prompt()
+                run.prefill()
             for step in run:
                 show(step)
         except KeyboardInterrupt:

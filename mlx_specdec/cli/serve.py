@@ -213,7 +213,7 @@ def serve(server: ServerFlags, flags: Requests) -> None:
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
     # Set the level of this package only, not of other libraries.
     logging.getLogger(PROGRAM).setLevel(server.log_level.upper())
-    from ..engine.prompt_cache_files import Store
+    from ..engine.prompt_cache import Store
     from ..serve.app import Access
     from ..serve.registry import Registry
     from ..serve.server import serve as run

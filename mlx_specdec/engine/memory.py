@@ -139,9 +139,7 @@ class MemoryBudget:
     def room(self, prompt: int, most: int) -> int:
         """Return how many tokens, at most `most`, fit after a prompt of `prompt` tokens if it is
         the only sequence. Raises PromptError if not even one token fits."""
-        if self.alone(prompt, most) <= self.nbytes:
-            return most
-        fits = bisect_right(range(most), self.nbytes, key=partial(self.alone, prompt)) - 1
+        fits = bisect_right(range(most + 1), self.nbytes, key=partial(self.alone, prompt)) - 1
         if fits < 1:
             nbytes = self.alone(prompt, 1)
             raise PromptError(
@@ -154,9 +152,7 @@ class MemoryBudget:
     def longest_prompt(self, most: int) -> int:
         """Return the length, at most `most`, of the longest prompt that fits with one more token
         if it is the only sequence."""
-        if self.alone(most, 1) <= self.nbytes:
-            return most
-        lengths = range(1, most)
+        lengths = range(1, most + 1)
         return bisect_right(lengths, self.nbytes, key=lambda prompt: self.alone(prompt, 1))
 
     def alone(self, prompt: int, generated: int) -> int:

@@ -12,10 +12,10 @@ from typing import Literal, TypeVar
 import mlx.core as mx
 
 from ..core.options import Options
-from ..engine.drafters import FREE, drafters
+from ..engine.drafters import FREE, drafters, proposer_kind
 from ..engine.generate import stream_generate, stream_many
 from ..engine.pair import Pair
-from ..engine.request import encode, proposer_kind
+from ..engine.request import encode
 from ..errors import DecodingError, OptionError, PromptError
 from ..models.base import check_prompt
 from ..results import Statistics

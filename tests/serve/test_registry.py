@@ -9,7 +9,7 @@ import mlx.core as mx
 import pytest
 
 from mlx_specdec.engine.loading import load
-from mlx_specdec.engine.prompt_cache_files import Store
+from mlx_specdec.engine.prompt_cache import Store
 from mlx_specdec.errors import OptionError
 from mlx_specdec.serve import registry as registry_module
 from mlx_specdec.serve.problems import Problem
