@@ -16,7 +16,7 @@ from ..core.worth import Memory
 from ..errors import OptionError
 from ..models.exact import ExactContext
 from ..proposers.adapters import Checked
-from ..proposers.lookup import forcing, predicting
+from ..proposers.lookup import PREDICTION, PredictedText, forcing
 from ..results import Labels
 from ..text.prompts import is_chat
 from ..text.stream import StopStrings, TextStream
@@ -89,7 +89,8 @@ class Opener:
             pair, options = replace(pair, learned=Memory()), replace(options, cost_cache=False)
         self.drafters: Sequence[Drafter] = self.named
         if self.one_by_one and self.named:
-            self.drafters = (forcing(bound.constraint), predicting(), *self.named)
+            predicting = Drafter(PREDICTION, lambda setup: PredictedText())
+            self.drafters = (forcing(bound.constraint), predicting, *self.named)
         self.why_not = self._reason_against_batches()
         self.batched = self.why_not is None
         self.worth = worth_of(pair, self.drafters, options)

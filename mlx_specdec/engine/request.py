@@ -26,15 +26,19 @@ from .pair import Pair
 
 def extent(row: Row) -> Extent:
     """Return the numbers of tokens of a row."""
-    now = len(row.committed)
-    return Extent(len(row.prompt), now, now + row.remaining)
+    return Extent(len(row.prompt), len(row.committed), len(row.committed) + row.remaining)
 
 
 def reported(pair: Pair, row: Row, step: Step, now: float) -> Step:
     """Return a step of a row as the caller sees it, with the result if it is the last one.
     now: The time on the clock, in seconds."""
     row.tokens += step.tokens
-    step = _with_sentinels(pair, row, step)
+    if row.ended and not row.options.stop and not (row.text + step.text).strip():
+        # Sentinel tokens are added to a completion that would be blank without them. Completions
+        # with stop strings stay as they are, since those have been searched already.
+        texts = sentinels(pair, row.tokens)
+        rest = "".join(texts[token] for token in row.tokens if token in texts)
+        step = replace(step, text=step.text + rest)
     row.text += step.text
     scored, row.prompt_logprobs = tuple(row.prompt_logprobs), []
     proposer = step.proposer or row.labels.proposer if step.drafted else ""
@@ -48,16 +52,6 @@ def reported(pair: Pair, row: Row, step: Step, now: float) -> Step:
     stats = summary(row.rounds, load=pair.load_seconds, **times, prompt_draft=row.drafting)
     result = Result(row.text, tuple(row.tokens), step.finish_reason, row.labels, stats)
     return replace(step, result=result)
-
-
-def _with_sentinels(pair: Pair, row: Row, step: Step) -> Step:
-    """Add sentinel tokens to the last step if the completion would be blank without them.
-    Completions with stop strings stay as they are, since those have been searched already."""
-    if not row.ended or row.options.stop or (row.text + step.text).strip():
-        return step
-    texts = sentinels(pair, row.tokens)
-    rest = "".join(texts[token] for token in row.tokens if token in texts)
-    return replace(step, text=step.text + rest)
 
 
 def special_texts(pair: Pair) -> dict[int, str]:

@@ -172,9 +172,7 @@ class Scheduler:
 
     def decode(self) -> list[Step]:
         """Take a round of every prefilled group."""
-        steps: list[Step] = []
-        for group in list(self._running):
-            steps += self._round(group)
+        steps = [step for group in list(self._running) for step in self._round(group)]
         failed, self._failed = self._failed, []
         return steps + failed
 

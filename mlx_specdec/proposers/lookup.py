@@ -182,12 +182,6 @@ def forcing(make: Callable[[Options], Constraint | None]) -> Drafter:
     return Drafter(FORCED, lambda setup: Forced(make))
 
 
-def predicting() -> Drafter:
-    """Return the drafter of texts that clients predict. It abstains if no token ids are
-    predicted."""
-    return Drafter(PREDICTION, lambda setup: PredictedText())
-
-
 @dataclass(eq=False)
 class Forced(Continuation):
     """A proposer of tokens for which a grammar leaves no choice, such as keys, brackets and quotes.
