@@ -61,6 +61,8 @@ class SilentNoise(Noise):
 
 
 class _SeededNoise(SilentNoise):
+    """Noise from keys that the seed and the prompt determine."""
+
     def __init__(self, seed: int, vocabulary: int, prompt: Sequence[int] = ()) -> None:
         self._seed, self._vocabulary = seed, vocabulary
         self._digest = digest_of(prompt)
