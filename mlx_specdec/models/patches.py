@@ -24,7 +24,7 @@ _TOKENIZERS = "mlx_lm.tokenizer_utils"
 @dataclass(frozen=True)
 class Patch:
     """A replacement of attributes of owners, which can be undone. An owner is a Python module or an
-    MLX module. The explanation of each patch below says what it replaces, and why."""
+    MLX module. Each patch below is explained by what the patch replaces, and why."""
 
     name: str
 
@@ -144,7 +144,7 @@ HIDDEN_STATES = Patch("hidden_states")
 do not return their hidden states, which drafters read."""
 WATCHED = Patch("watched")
 """Replaces __call__ of layers, or of all modules, for one pass. Only a call of the model shows
-which cache a module gets, and what it does with it."""
+which cache a module gets, and whether the module writes to the cache."""
 RECORDED = Patch("recorded")
 """Replaces __call__ of the modules that write recurrent state, and of the projections inside of
 them. After a rejection only the recurrence runs again, over rows that the pass has projected."""
@@ -169,12 +169,12 @@ short_factor of LongRoPE, rope_scaling of Qwen3-MoE, partial_rotary_factor of GL
 rope_interleave. Upstream: mlx-lm#660 for LongRoPE; vllm#27722 describes YaRN's truncate."""
 ACTIVATION = Patch("activation")
 """Replaces __call__ of the feed-forward layers of Gemma 1, StarCoder2, GPTBigCode and GPT-NeoX.
-mlx-lm computes the exact GELU where config.json names the approximation by tanh, or the other way
-round."""
+There mlx-lm computes the exact GELU if config.json names the approximation by tanh, or the other
+way round."""
 SCALES = Patch("scales")
 """Replaces __call__ of embeddings of Gemma 3 and RecurrentGemma, and of the last norm of MiniCPM3.
-mlx-lm rounds the scale of embeddings to bfloat16 where transformers does not, and the other way
-round. It does not scale the states before a tied head of MiniCPM3."""
+Only one of mlx-lm and transformers rounds the scale of embeddings to bfloat16. For MiniCPM3, mlx-lm
+does not scale the states before a tied head."""
 CAPS = Patch("caps")
 """Replaces __call__ of models with final_logit_softcapping. mlx-lm's Gemma 3 ignores this key."""
 TIME_STEPS = Patch("time_steps")
@@ -182,8 +182,8 @@ TIME_STEPS = Patch("time_steps")
 time_step_limit, and transformers by time_step_min. Both readings can be defended; transformers' is
 the reference here."""
 NORMS = Patch("norms")
-"""Replaces __call__ of the gated norms of Falcon-H1 and Granite 4.0. mlx-lm normalizes over all
-channels, where transformers does so in each of several groups."""
+"""Replaces __call__ of the gated norms of Falcon-H1 and Granite 4.0. There mlx-lm normalizes over
+all channels, and transformers over each of several groups."""
 ROUTING = Patch("routing")
 """Replaces __call__ of the blocks of experts of ERNIE 4.5 and Jamba. mlx-lm drops ERNIE's routing
 bias, and normalizes the weights of Jamba's chosen experts."""
