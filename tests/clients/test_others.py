@@ -1,11 +1,6 @@
-"""Clients on top of OpenAI's: llm on the command line, instructor."""
+"""Clients on top of OpenAI's: instructor."""
 
-import json
-import os
-import subprocess
-import sys
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 
@@ -40,30 +35,3 @@ def test_instructor_reads_what_it_asks_for(base_url: str, ending: dict[str, int]
             logit_bias=ending,
         )
         assert isinstance(answer, Person)
-
-
-@needs("llm")
-def test_llm_asks_on_the_command_line(shipped: str, tmp_path: Path) -> None:
-    models = f"- model_id: {MODEL}\n  model_name: {MODEL}\n  api_base: {shipped}/v1\n"
-    (tmp_path / "extra-openai-models.yaml").write_text(models)
-    environment = {**os.environ, "LLM_USER_PATH": str(tmp_path), "OPENAI_API_KEY": KEY}
-
-    def ask(*flags: str) -> str:
-        command = [sys.executable, "-m", "llm", "-m", MODEL, "Who?", "-o", "max_tokens", "20"]
-        settings = ["-o", "temperature", "0", *flags]
-        ended = subprocess.run(
-            [*command, *settings], env=environment, capture_output=True, text=True, timeout=120
-        )
-        assert ended.returncode == 0, ended.stderr
-        return ended.stdout
-
-    text = ask()
-    assert text.strip() and ask("--no-stream") == text
-    logged = subprocess.run(
-        [sys.executable, "-m", "llm", "logs", "--json"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert json.loads(logged.stdout)[0]["response"].strip() == text.strip()

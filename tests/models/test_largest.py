@@ -1,21 +1,10 @@
-"""The largest entries of a wide row are the ones that MLX's own top-k finds, and nobody sorts the
-row for them."""
-
-from collections.abc import Callable
+"""The largest entries of a wide row are the ones that MLX's own top-k finds."""
 
 import mlx.core as mx
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.margins import cut_distance, lead
-from mlx_specdec.core.distribution import (
-    keep_top_k,
-    keep_top_k_and_p,
-)
-from mlx_specdec.core.options import Options
-from mlx_specdec.core.row import token_logprobs
 from mlx_specdec.largest import LEAST_ENTRIES, indices_of_largest, largest
 
 WIDE = 20_011
@@ -58,35 +47,3 @@ def test_the_largest_are_those_of_mlxs_top_k(logits: mx.array, k: int) -> None:
     assert same(mx.sort(mx.take_along_axis(logits, indices, axis=-1), axis=-1), expected)
     ordered = mx.sort(indices, axis=-1)
     assert mx.all(ordered[..., 1:] > ordered[..., :-1]).item(), "no entry comes twice"
-
-
-@pytest.fixture
-def sorted_sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The number of entries of every row that MLX is to sort. On a GPU all of these sort."""
-    sizes: list[int] = []
-
-    def spied(function: Callable[..., mx.array]) -> Callable[..., mx.array]:
-        def spy(array: mx.array, *args: object, **options: object) -> mx.array:
-            sizes.append(array.shape[-1])
-            return function(array, *args, **options)
-
-        return spy
-
-    for name in ("sort", "argsort", "topk", "partition", "argpartition"):
-        monkeypatch.setattr(mx, name, spied(getattr(mx, name)))
-    return sizes
-
-
-def test_nothing_that_needs_few_tokens_sorts_the_vocabulary(sorted_sizes: list[int]) -> None:
-    logits = mx.random.normal((1, 2, WIDE), key=mx.random.key(0))
-    noise, filters = mx.zeros(logits.shape), Options(temperature=1.0, top_k=40, top_p=0.9)
-    uses: list[Callable[[], object]] = [
-        lambda: keep_top_k(logits, 40),
-        lambda: keep_top_k_and_p(logits, 40, 0.9),
-        lambda: lead(logits),
-        lambda: cut_distance(keep_top_k(logits, 40), logits, noise, filters),
-        lambda: token_logprobs(logits[0], [1, 2], 20, WIDE),
-    ]
-    for use in uses:
-        use()
-    assert sorted_sizes and max(sorted_sizes) < WIDE / 10

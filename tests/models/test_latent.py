@@ -1,7 +1,6 @@
 """Passes of a few rows through latent attention: single rows' arithmetic, and the same texts."""
 
 import warnings
-from dataclasses import replace
 from typing import Any
 
 import mlx.nn as nn
@@ -10,7 +9,6 @@ import pytest
 from mlx_specdec import system
 from mlx_specdec.core.options import Options
 from mlx_specdec.core.row import Request
-from mlx_specdec.engine.generate import generate, generate_many
 from mlx_specdec.models.cache_settings import CacheSettings
 from mlx_specdec.models.mlx_lm import attention, trials
 from mlx_specdec.models.mlx_lm.attention import absorbed_calls, expanding
@@ -18,7 +16,7 @@ from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 
 from ..support import tiny
 from ..support.families import config_of
-from ..support.pairs import PROMPT, model_of, pair_of, perturbed
+from ..support.pairs import PROMPT, drafts_change_no_text, model_of, pair_of, perturbed
 
 EXACT = (
     *("deepseek_v3", "kimi_vl", "kimi_k25", "glm4_moe_lite", "longcat_flash", "kimi_linear"),
@@ -88,15 +86,7 @@ def test_texts_with_drafts_are_those_without(name: str, made: Any) -> None:
         Request(prompt, Options(max_tokens=24, num_draft=3, temperature=heat, seed=3))
         for prompt, heat in ((PROMPT, 0.0), (PROMPT[:1], 1.0), ([*PROMPT, *PROMPT[2:]], 0.7))
     ]
-    plain = [
-        generate(pair, each.prompt, replace(each.options, regular=True)).tokens for each in requests
-    ]
     assert target._absorbs and draft._absorbs
     before = absorbed_calls()
-    alone = [generate(pair, each.prompt, each.options) for each in requests]
-    assert [each.tokens for each in alone] == plain
-    together = list(generate_many(pair, requests, requests[0].options, batch_size=3))
-    assert all(each.stats.drafted for each in together)
-    assert [each.tokens for each in together] == plain
-    assert any(each.stats.drafted > each.stats.accepted > 0 for each in alone)
+    drafts_change_no_text(pair, requests)
     assert absorbed_calls() > before

@@ -1,20 +1,17 @@
 """Attention over quantized caches, a few query rows at a time: the same texts, less memory."""
 
-from dataclasses import replace
-
 import mlx.core as mx
 import pytest
 
 from mlx_specdec.core.options import Options
 from mlx_specdec.core.row import Request
-from mlx_specdec.engine.generate import generate, generate_many
 from mlx_specdec.models.cache_settings import CacheSettings
 from mlx_specdec.models.mlx_lm import attention
 from mlx_specdec.models.mlx_lm.attention import attend_in_parts
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 
 from ..support import tiny
-from ..support.pairs import PROMPT, pair_of, perturbed
+from ..support.pairs import PROMPT, drafts_change_no_text, pair_of, perturbed
 
 
 def quantized(family: str, bits: int) -> DecoderOnlyModel:
@@ -68,13 +65,4 @@ def test_texts_with_drafts_are_those_without(
         Request(prompt, Options(max_tokens=14, num_draft=3, temperature=heat, seed=3))
         for prompt, heat in ((PROMPT * 3, 0.0), (PROMPT[:1], 1.0), (PROMPT, 0.7))
     ]
-    plain = [
-        generate(pair, request.prompt, replace(request.options, regular=True)).tokens
-        for request in requests
-    ]
-    alone = [generate(pair, request.prompt, request.options) for request in requests]
-    assert [result.tokens for result in alone] == plain
-    together = list(generate_many(pair, requests, requests[0].options, batch_size=3))
-    assert all(result.stats.drafted for result in together)
-    assert [result.tokens for result in together] == plain
-    assert any(result.stats.drafted > result.stats.accepted > 0 for result in alone)
+    drafts_change_no_text(pair, requests)

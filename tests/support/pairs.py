@@ -2,13 +2,15 @@
 
 import functools
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import mlx.core as mx
 from mlx.utils import tree_map
 
 from mlx_specdec.core.options import Options
-from mlx_specdec.engine.generate import stream_generate
+from mlx_specdec.core.row import Request
+from mlx_specdec.engine.generate import generate, generate_many, stream_generate
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.engine.prompt_cache import PromptCache
 from mlx_specdec.models.base import Base
@@ -117,3 +119,18 @@ def read(model: Model, prompt: Sequence[int]) -> Context:
         feed(context, [left])
     context.evaluate()
     return context
+
+
+def drafts_change_no_text(pair: Pair, requests: Sequence[Request]) -> None:
+    """Check the texts of requests with drafts, alone and in one batch, against plain decoding. Some
+    of the drafts must be refused."""
+    plain = [
+        generate(pair, request.prompt, replace(request.options, regular=True)).tokens
+        for request in requests
+    ]
+    alone = [generate(pair, request.prompt, request.options) for request in requests]
+    assert [result.tokens for result in alone] == plain
+    together = list(generate_many(pair, requests, requests[0].options, batch_size=3))
+    assert [result.tokens for result in together] == plain
+    assert all(result.stats.drafted for result in together)
+    assert any(result.stats.drafted > result.stats.accepted > 0 for result in alone)
