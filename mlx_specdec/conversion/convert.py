@@ -167,14 +167,13 @@ def _destination(model: str, local: Path, mlx_path: Path | None) -> Path:
 
 
 def _notes(plan: Plan, weight_format: WeightFormat, directory: Path) -> Iterator[str]:
-    if weight_format.quantization is not None:
+    if (how := weight_format.quantization) is not None:
         share = sum(map(plan.parameters, plan.quantized)) / max(1, plan.total_parameters)
         if share < SHARE_TO_QUANTIZE:
-            groups = (
-                f"groups of {weight_format.quantization.group_size}, try a smaller --q-group-size"
+            yield (
+                f"quantized only {share:.0%} of the weights: the rows of the others do not divide "
+                f"into groups of {how.group_size}, try a smaller --q-group-size"
             )
-            remaining = f"the rows of the others do not divide into {groups}"
-            yield f"quantized only {share:.0%} of the weights: {remaining}"
     # ByT5's tokenizer needs no files.
     alone = plan.config.get("tokenizer_class") == "ByT5Tokenizer"
     if not plan.not_run and not alone and not files.has_vocabulary(directory):

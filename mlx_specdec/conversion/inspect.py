@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections import Counter
+from collections import ChainMap, Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -54,9 +54,8 @@ def _facts(
     listed = report or reader
     left = {*reader.shared, *listed.tied, *listed.dropped}
     remaining = [row for row in rows if row["name"] not in left]
-    merged = dict(config)
-    for name in ("text_config", "transformer_layer_config"):
-        merged.update(config[name] if isinstance(config.get(name), Mapping) else {})
+    parts = (config.get("transformer_layer_config"), config.get("text_config"), config)
+    merged = ChainMap(*(dict(part) for part in parts if isinstance(part, Mapping)))
     sizes = {name: merged[name] for name in _SIZES if type(merged.get(name)) is int}
     counted = (math.prod(row["shape"]) for row in remaining)
     parameters = plan.total_parameters if plan else sum(counted)
