@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from mlx_specdec.core.statistics import Recorder, Timed
+from mlx_specdec.core.statistics import Timed, summary
 from mlx_specdec.measure.methods import Case, Length, Measurements, Method, Prompts, Sample, Texts
 from mlx_specdec.results import Step
 
@@ -14,11 +14,11 @@ def sample(
     tokens: tuple[int, ...] | None = None,
 ) -> Sample:
     """Return a completion whose rounds drafted and accepted these numbers of tokens."""
-    recorder = Recorder()
+    taken = []
     for drafted, accepted in rounds:
         step = Step(tokens=(1,) * (accepted + 1), drafted=drafted, accepted=accepted)
-        recorder.add(step, Timed(seconds / len(rounds)), drafts=drafted > 0)
-    stats = recorder.summary(load=0, prompt=0, decoding=seconds)
+        taken.append((step, Timed(seconds / len(rounds), drafts=drafted > 0)))
+    stats = summary(taken, load=0, prompt=0, decoding=seconds)
     made = sum(accepted + 1 for _, accepted in rounds)
     tokens = tuple(range(made)) if tokens is None else tokens
     return Sample(tokens, len(tokens), seconds, len(rounds), "text", stats)
