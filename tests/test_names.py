@@ -38,7 +38,7 @@ ELSEWHERE = {
         "split_mtp",
     },
     "an earlier release": {
-        *("estimated_gains", "working"),
+        *("estimated_gains", "working", "PromptCache.texts", "Run.read_prompt"),
         *("taps", "compare_logits", "compare_text", "download_progress", "upload_repo"),
     },
     "flags of mlx.distributed_config": {"--auto-setup", "--output-hostfile", "--over"},
