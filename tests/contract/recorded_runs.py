@@ -176,7 +176,11 @@ def shipped_drafters(_: Path) -> Records:
     return records
 
 
-FAMILIES = ("deepseek_v3", "falcon_h1", "gemma3_text", "gpt_oss", "llama", "mamba2", "qwen3_next")
+FAMILIES = (
+    *("afmoe", "cohere2", "deepseek_v3", "exaone4", "falcon_h1", "gemma3_text", "gpt_oss"),
+    *("jamba", "kimi_linear", "lfm2", "llama", "longcat_flash", "mamba2", "mixtral"),
+    *("nemotron_h", "qwen3_next", "recurrent_gemma", "rwkv7"),
+)
 """Families with caches and layers of all kinds; test_families.py has the others."""
 IDS = [5, 9, 12, 7, 33, 21, 8]
 
