@@ -22,7 +22,6 @@ from .bench import bench
 from .chat import chat
 from .convert import convert
 from .doctor import doctor
-from .estimate import estimate
 from .flags import Command, Version
 from .generate import generate
 from .hints import foreign_command, removed_flag
@@ -48,7 +47,6 @@ COMMANDS = (
     convert,
     inspect,
     bench,
-    estimate,
     train_medusa,
     train_draft,
 )
