@@ -26,7 +26,7 @@ ELSEWHERE = {
     "provenance.json",  # in the program's output
 }
 """Names in blocks of commands that are no files of a clone."""
-LONG = {"serve", "chat", "launch", "bench", "pairs", "train-draft", "train-medusa"}
+LONG = {"serve", "chat", "launch", "bench", "pairs", "estimate", "train-draft", "train-medusa"}
 """Commands that do not end by themselves, or take long; tests of their own run them."""
 
 

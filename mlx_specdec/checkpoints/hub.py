@@ -76,6 +76,7 @@ class Repository:
         self,
         progress: Callable[[int, int], None] | None = None,
         headers_in: Path | None = None,
+        whole: bool = True,
     ) -> Path:
         """Download the model's files and return their directory. Raises SpecdecError.
 
@@ -84,12 +85,18 @@ class Repository:
             headers_in: If set, an empty directory for the small files and the headers of
                 safetensors files. It is not used if the cache has the weights, or if they have
                 another format.
+            whole: Whether weights may be downloaded whole.
         """
         if (problem := self._list()) is not None:
             return self._cached(problem)
         small, weights = self._chosen(self._listed, self._file)
         cached = all(self._in_cache(file, self._commit) for file in weights)
         if headers_in is None or cached or not all(f.endswith(".safetensors") for f in weights):
+            if not (whole or cached):
+                raise SourceError(
+                    f"{self._name} has no safetensors files, whose headers alone could be read: "
+                    f"run `hf download {self._name}` first"
+                )
             return self._download([*small, *weights], progress)  # with weights, all files are there
         for file in small:
             shutil.copyfile(self._file(file), headers_in / file)

@@ -38,6 +38,7 @@ def resolve(
     revision: str | None = None,
     progress: Callable[[int, int], None] | None = None,
     headers_in: Path | None = None,
+    whole: bool = True,
 ) -> Path:
     """Return the local path of a model. A repository of the Hub is downloaded unless it is in the
     cache. An interrupted download is resumed. Raises SourceError.
@@ -46,14 +47,14 @@ def resolve(
         name: A directory, a .gguf file, the name of a repository on the Hub, its page's address, or
             a name of LM Studio or ollama; see `other_programs`.
         revision: A branch, tag or commit of the Hub; None means the address's revision, or main.
-        progress, headers_in: See `hub.Repository.fetch`.
+        progress, headers_in, whole: See `hub.Repository.fetch`.
     """
     name, revision = _of_page(name, revision)
     if (local := _local(name)) is not None:
         return local
     from .hub import Repository
 
-    return Repository(name, revision).fetch(progress, headers_in)
+    return Repository(name, revision).fetch(progress, headers_in, whole)
 
 
 def check(name: str, revision: str | None = None) -> None:

@@ -57,6 +57,13 @@ def names() -> list[str]:
     return found + [SHIPPED + directory.name for directory in _local()]
 
 
+def typed_names() -> list[str]:
+    """Return the names of the models on the disk whose config.json has a model_type. This leaves
+    out data, heads and most drafters."""
+    found = [name for name, place in _places() if any(map(_type, place.glob("snapshots/*")))]
+    return found + [SHIPPED + directory.name for directory in _local() if _type(directory)]
+
+
 def _places() -> Iterator[tuple[str, Path]]:
     """Yield the name and the directory of each model in the Hub's cache."""
     for place in sorted(hub_cache().glob(f"{_PREFIX}*")):

@@ -22,6 +22,7 @@ from .bench import bench
 from .chat import chat
 from .convert import convert
 from .doctor import doctor
+from .estimate import estimate
 from .flags import Command, Version
 from .generate import generate
 from .hints import foreign_command, removed_flag
@@ -47,6 +48,7 @@ COMMANDS = (
     convert,
     inspect,
     bench,
+    estimate,
     train_medusa,
     train_draft,
 )

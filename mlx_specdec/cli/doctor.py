@@ -20,7 +20,7 @@ from .flags import command
 from .pairs import SLOW_ROWS
 
 PACKAGES = ("mlx", "mlx-lm", "transformers", "tokenizers", "huggingface-hub")
-EXTRAS = {"server": ("fastapi", "uvicorn"), "grammar": ("llguidance",)}
+EXTRAS = {"server": ("fastapi", "uvicorn"), "grammar": ("llguidance",), "llm": ("llm",)}
 """The packages of each extra, by the names under which pip installs them."""
 ENOUGH_DISK = 20 * 10**9
 """Bytes of free disk below which a warning is due: the size of a model with 27 billion weights at 4

@@ -132,9 +132,9 @@ def _by(one: KnownPair) -> str:
     return " on ".join(filter(None, map((one.source or {}).get, ("by", "machine"))))
 
 
-def command_line(one: KnownPair, bits: int) -> str:
+def command_line(one: KnownPair, bits: int, command: str = "chat") -> str:
     """Return the command line that names a pair."""
-    words = ["mlx-specdec", "chat"]
+    words = ["mlx-specdec", command]
     sources = {"": one.target.source(bits), "draft-": one.draft_source(bits)}
     for which, (name, q_bits) in sources.items():
         words += [f"--{which}model", name, *([f"--{which}q-bits", str(q_bits)] if q_bits else [])]
@@ -173,6 +173,8 @@ def _advice(heading: str, use: str, one: KnownPair, bits: int, machine: Machine)
     yield f"For {heading}: {one.target.name} at {bits} bits, class {one.target.quality}, {size}."
     yield f"  {command_line(one, bits)}"
     yield f"  Speed: {told_speed(one, bits, use, machine)}."
+    if one.kind != "mtp":
+        yield f"  What it gains here: {command_line(one, bits, 'estimate')}"
 
 
 def _payload(one: KnownPair, machine: Machine) -> dict[str, Any]:

@@ -288,6 +288,13 @@ def draft_for(target: str) -> str:
     return pair.draft_name(target)
 
 
+def known_pair(target: str, draft: str) -> KnownPair | None:
+    """Return the pair of the table with this target and draft, or conversions of them, or None."""
+    names = [_base(target)[0], _base(draft)[0]]
+    same = (p for p in known_pairs() if names == [_base(m.name)[0] for m in (p.target, p.draft)])
+    return next(same, None)
+
+
 def _base(name: str) -> tuple[str, int]:
     """Return the name of a model without its owner and the endings of conversions, and the number
     of bits that the endings state, as one of BITS."""

@@ -16,7 +16,7 @@ from mlx_specdec import Options
 from .support import command
 
 COMMANDS = (
-    *("batch", "bench", "chat", "convert", "doctor", "generate"),
+    *("batch", "bench", "chat", "convert", "doctor", "estimate", "generate"),
     *("inspect", "models", "pairs", "serve", "train-draft", "train-medusa"),
 )
 OTHER_FLAGS = {"regular": "--regular-decode", "chat_template": "--no-chat-template"}

@@ -16,7 +16,7 @@ from ..support.checkpoints import T5, save, t5_weights, write_index, write_t5
 from ..support.hub_server import NAME, Hub, asked
 from .converted import provenance
 from .scores import letters
-from .support import command
+from .support import ROOT, command
 
 LIST = f"/api/models/{NAME}"
 INDEX = "model.safetensors.index.json"
@@ -268,5 +268,11 @@ def test_of_a_model_to_look_at_headers_alone_are_fetched(
     found, expected = shown("inspect", NAME), shown("inspect", local)
     assert {**found, "path": expected["path"]} == expected and found["path"] == NAME
     assert ("lm_head.weight" in found["tied"]) is not own_head
+    arguments = ("--draft-model", ROOT / "weights" / "t5-enfr-draft", "--model")
+    found, expected = (
+        json.dumps(shown("estimate", *arguments, name)).replace(str(name), "")
+        for name in (NAME, local)
+    )
+    assert found == expected
     assert hub.sent < sum(len(data) for data in hub.files.values()) / 10
     assert not any(name.endswith(".safetensors") for name in arrived(tmp_path))

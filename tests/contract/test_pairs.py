@@ -183,6 +183,8 @@ def test_the_command_shows_what_fits_and_what_to_run(machine: Pretend) -> None:
     assert re.search(rf" C +{sizes} +{drafter} +draft, eagle3, dflash", row)
     contrary = "1.05 on an M3 Ultra (Rapid-MLX#2175); slower on an M2 Pro (Rapid-MLX#2199)"
     assert re.search(rf"Qwen/Qwen3\.5-9B .* 24 to 36 .* {re.escape(contrary)}", table)
+    flags = "--model mlx-community/Ornith-1.0-9B-8bit --draft-model stanleyphoong/Ornith-1.0-9B-"
+    assert f"  What it gains here: mlx-specdec estimate {flags}DSpark\n" in table
     named = command("pairs", "QWEN3-8b").out
     assert "t5" not in named
     assert "--model mlx-community/Qwen3-8B-4bit --draft-model deepseek-ai/" in named

@@ -64,7 +64,7 @@ def test_ctrl_c_during_the_first_imports_is_quiet(tmp_path: Path) -> None:
     assert shell("$P main.py x", PYTHONPATH=str(tmp_path)) == Outcome(130, "", "")
 
 
-@pytest.mark.parametrize("command_name", ["generate", "bench", "serve", "chat"])
+@pytest.mark.parametrize("command_name", ["generate", "bench", "estimate", "serve", "chat"])
 def test_without_the_sample_models_a_pair_has_to_be_named(
     clone: Path, command_name: str, run_in_clone: dict[str, Outcome]
 ) -> None:
@@ -78,7 +78,7 @@ def run_in_clone(clone: Path) -> dict[str, Outcome]:
         "import json, sys; from dataclasses import astuple; from tests.contract.support import "
         "command; print(json.dumps({name: astuple(command(name)) for name in sys.argv[1:]}))"
     )
-    names = ("generate", "bench", "serve", "chat")
+    names = ("generate", "bench", "estimate", "serve", "chat")
     path = os.pathsep.join([str(clone), str(ROOT)])
     done = subprocess.run(
         [sys.executable, "-c", script, *names],
