@@ -13,7 +13,7 @@ from ..results import Step
 from ..text.messages import Message, text_of
 from .answers import Choice, Payload, Writer
 from .events import Event, joined
-from .fields import Body, Boolean, Fields, Kinds, Object, Refused, Several, worded
+from .fields import Body, Boolean, Fields, Kinds, Object, Refused, Several
 from .internal import Chat, MaxTokens, Sampled, Stops, ToolChoice, Tools, Wanted
 from .problems import Problem
 from .requests import LoadedModel
@@ -139,9 +139,7 @@ class CountRequest(Body, Thoughtful):
     system: Content | None = None
     messages: Annotated[Several[BlocksMessage], Field(min_length=1)]
     tools: Several[MessagesTool] = []  # noqa: RUF012
-    tool_choice: Annotated[
-        MessagesChoice, worded('of the type "auto", "any", "none", or "tool" with a name')
-    ] = MessagesChoice()
+    tool_choice: MessagesChoice = MessagesChoice()
 
     def chat(self) -> Chat:
         """Return the conversation. A last message of the assistant is the beginning of the answer.

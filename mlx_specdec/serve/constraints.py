@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import Any, Literal
 
-from ..core.grammar import JSON_STYLE, compiled, enforceable, rule_of
+from ..core.grammar import JSON_STYLE, enforceable, rule_of
 from ..core.options import Options
 from ..engine.pair import Pair
 from ..engine.request import for_model
@@ -15,7 +15,7 @@ from ..errors import OptionError
 from ..text.markers import Markers
 from ..text.tool_formats import BEGIN, CHANNEL, END, Parts
 from .internal import TextConstraint, Tools
-from .problems import Problem, invalid
+from .problems import invalid
 
 SCHEMA_BYTES, SCHEMA_DEPTH = 64 << 10, 64
 """Largest size of a schema or a grammar, and largest number of nested brackets of a schema."""
@@ -56,18 +56,7 @@ def calls_constraint(
         _check_size(TextConstraint("json_schema", json.dumps(tools.listed), "tools"))
     field = "tools" if tools.must else "response_format"
     grammar = TextConstraint("grammar", grammar_of(tools, markers, thought=thought), field)
-    try:
-        return checked(pair, options, grammar)
-    except Problem:
-        # Name the tool whose schema alone cannot be enforced.
-        for tool in tools.listed if tools.must else ():
-            function = tool["function"]
-            try:
-                compiled(json.dumps(function.get("parameters") or NO_PARAMETERS), None, None)
-            except OptionError as error:
-                message = f"the parameters of {function['name']}: {error}"
-                raise invalid(message, "tools") from None
-        raise
+    return checked(pair, options, grammar)
 
 
 def checked(pair: Pair, options: Options, constraint: TextConstraint) -> Changes:

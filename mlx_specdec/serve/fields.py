@@ -1,8 +1,7 @@
 """The base class and the types of the models of bodies, and the sentence that says what is wrong
 with a body. Unknown fields are ignored, and so are fields that are null."""
 
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import (
@@ -12,8 +11,6 @@ from pydantic import (
     Field,
     StrictBool,
     StrictInt,
-    ValidationError,
-    WrapValidator,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
@@ -22,29 +19,13 @@ from ..text.prompts import parse_json
 from .problems import Problem, invalid, unsupported
 
 MOST_SHOWN = 60
-"""Largest number of characters that an error message repeats of a wrong value, and of a name."""
-ERROR_WORDS = {
-    "bool": "true or false",
-    "dict": "an object",
-    "float": "a number",
-    "greater_than_equal": "at least {ge}",
-    "int": "a whole number",
-    "less_than_equal": "at most {le}",
-    "list": "a list",
-    "literal_error": "{expected}",
-    "model": "an object",
-    "string": "a string",
-    "string_too_long": "a string of at most {max_length} characters",
-    "too_long": "a list of at most {max_length} entries",
-    "too_short": "a list of at least {min_length} entries",
-}
-"""The words after "must be" in an error message, by pydantic's type of error or its first word."""
+"""Largest number of characters that an error message repeats of a name."""
 Entry = TypeVar("Entry")
 
 
 def _no_switch(value: Any) -> Any:
     if isinstance(value, bool):
-        raise PydanticCustomError("float", "not a number")
+        raise PydanticCustomError("float", "Input should be a number")
     return value
 
 
@@ -67,21 +48,6 @@ Ids = Annotated[list[StrictInt], Field(fail_fast=True)]
 """Token ids."""
 
 
-def worded(words: str) -> WrapValidator:
-    """Return an annotation that sets the words of errors, also of errors within the value. words:
-    The words after "must be"."""
-
-    def check(value: Any, validate: Callable[[Any], Any]) -> Any:
-        try:
-            return validate(value)
-        except ValidationError as error:
-            if any(inner["type"] == "extra_forbidden" for inner in error.errors()):
-                raise
-            raise PydanticCustomError("words", "{words}", {"words": words}) from None
-
-    return WrapValidator(check)
-
-
 def _describe(schema: Object, model: Any) -> None:
     """Add the unsupported fields to the JSON schema of a model, by their harmless values."""
     harmless = {name: {"enum": [*values, None]} for name, values in model.refused.items()}
@@ -97,12 +63,12 @@ class Fields(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _prepare(cls, data: Any) -> Any:
-        """Leave out what is null, and refuse unsupported fields."""
+        """Leave out what is null, and refuse unsupported fields. Raises Problem."""
         if not isinstance(data, dict):
             return data
         for name in sorted(cls.refused.keys() & data.keys()):
             if data[name] is not None and data[name] not in cls.refused[name]:
-                raise PydanticCustomError("unsupported", "{field}", {"field": name})
+                raise unsupported(name)
         if None in data.values():
             return {name: value for name, value in data.items() if value is not None}
         return data
@@ -131,7 +97,7 @@ class Typed(Fields):
         data = {**_lifted(data, kind), "type": kind}
         for name in cls.kinds[kind]:
             if data.get(name) is None:
-                raise PydanticCustomError("absent", "{field}", {"field": name})
+                raise PydanticCustomError("absent", "{name} is missing", {"name": name})
         return data
 
 
@@ -170,50 +136,21 @@ def problem_of(errors: Sequence[Any], body: Object) -> Problem:
     """Return one problem for all errors of a body: the deepest one that is furthest in a list,
     since the client most likely meant this branch of a union. Errors of several branches at one
     place are joined by "or"."""
-    paths = [_error_path(error, body) for error in errors]
+    paths = [_path(error, body) for error in errors]
     path = max(
         paths, key=lambda path: (len(path), [step for step in path if isinstance(step, int)])
     )
-    found = [error for error, place in zip(errors, paths, strict=True) if place == path]
-    first, where = found[0], _shown_path(path)
-    if first["type"] in ("unsupported", "extra_forbidden"):
-        return unsupported(where)
-    if first["type"] in ("missing", "absent"):
-        return invalid(f"{where} is missing: give it", str(path[0]))
-    words = " or ".join(dict.fromkeys(map(_words, found)))
-    value: Any = body
-    for step in path:
-        value = value[step]
-    message = f"{where or 'the body'} must be {words}, not {_shown(value)}"
+    found = [error["msg"] for error, place in zip(errors, paths, strict=True) if place == path]
+    steps = (f"[{step}]" if isinstance(step, int) else f".{step[:MOST_SHOWN]}" for step in path)
+    where = "".join(steps).lstrip(".") or "the body"
+    message = f"{where}: {' or '.join(dict.fromkeys(found))}"
     return invalid(message, str(path[0]) if path else None)
 
 
-def _error_path(error: Any, body: Object) -> tuple[int | str, ...]:
-    """Return the place of an error, with the name of the field that is missing or unsupported."""
-    path = _path(error["loc"], body)
-    if error["type"] == "missing":
-        return (*path, error["loc"][-1])
-    named = error["type"] in ("absent", "unsupported")
-    return (*path, error["ctx"]["field"]) if named else path
-
-
-def _words(error: Any) -> str:
-    context = {
-        name: f"{value:g}" if isinstance(value, float) else value
-        for name, value in error.get("ctx", {}).items()
-    }
-    if error["type"] == "words":
-        return str(context["words"])
-    kind = error["type"]
-    words = ERROR_WORDS.get(kind, ERROR_WORDS.get(kind.partition("_")[0], "{msg}"))
-    # pydantic's own messages may contain braces.
-    return words.format(msg=error["msg"], **context).replace("'", '"')
-
-
-def _path(place: Sequence[int | str], body: Any) -> tuple[int | str, ...]:
-    """Return a place in a body without pydantic's names for the branches of unions."""
+def _path(error: Any, body: Any) -> tuple[int | str, ...]:
+    """Return the place of an error in a body, without pydantic's names for branches of unions."""
     path: list[int | str] = []
-    for step in place:
+    for step in error["loc"]:
         if isinstance(body, dict) and step not in body:
             kind = str(body.get("type"))
             inner = _lifted(body, kind)
@@ -223,15 +160,6 @@ def _path(place: Sequence[int | str], body: Any) -> tuple[int | str, ...]:
         if inside or (isinstance(body, list) and isinstance(step, int)):
             body = body[step]
             path.append(step)
+    if error["type"] == "missing":
+        path.append(error["loc"][-1])
     return tuple(path)
-
-
-def _shown_path(path: Sequence[int | str]) -> str:
-    steps = (f"[{step}]" if isinstance(step, int) else f".{step[:MOST_SHOWN]}" for step in path)
-    return "".join(steps).lstrip(".")
-
-
-def _shown(value: Any) -> str:
-    """Return a wrong value, or its beginning, as JSON for an error message."""
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 2 * MOST_SHOWN else f"{text[:MOST_SHOWN]}..."

@@ -16,12 +16,11 @@ from ..core.options import (
 )
 from ..text.chat import Ending
 from ..text.messages import Message, Tool
-from .fields import ENTRIES, Boolean, Fields, Several, number, worded
+from .fields import ENTRIES, Boolean, Fields, Several, number
 from .problems import invalid
 
-MaxTokens = Annotated[
-    int, Field(ge=-1), number, worded("a whole number from 0 on, or -1 for no limit")
-]
+MaxTokens = Annotated[int, Field(ge=-1), number]
+"""A number of tokens, or -1 for no limit."""
 Count = Annotated[int, Field(ge=1), number]
 Penalty = Annotated[float, Field(ge=-LARGEST_BIAS, le=LARGEST_BIAS), number]
 Share = Annotated[float, Field(ge=0, le=1), number]
@@ -29,7 +28,9 @@ Stops = Several[str]
 
 
 def _few(biases: Any) -> Any:
-    return None if isinstance(biases, dict) and len(biases) > ENTRIES else biases
+    if isinstance(biases, dict) and len(biases) > ENTRIES:
+        raise ValueError(f"there may be at most {ENTRIES} biases")
+    return biases
 
 
 # There is no lower limit: a very low bias excludes a token.
@@ -44,7 +45,6 @@ Biases = Annotated[
         ],
     ],
     BeforeValidator(_few),
-    worded(f'at most {ENTRIES} token ids with numbers, as in {{"42": -5}}'),
 ]
 
 
@@ -85,9 +85,7 @@ class Sampled(Fields):
     source_lang: str | None = None
     truncate_prompt_tokens: Count | None = None
     # `false` means no drafts.
-    speculative: Annotated[
-        Boolean | Speculative, worded(f'true, false, or {{"max": 4}} with at most {MOST_DRAFTED}')
-    ] = True
+    speculative: Boolean | Speculative = True
 
 
 @dataclass(frozen=True)
@@ -107,13 +105,11 @@ class ToolChoice:
     Attributes:
         name: The only tool that may be called, which must be called, or "".
         allowed: The names of the tools that it sees, or None for all.
-        field: The field with the choice.
     """
 
     mode: Literal["none", "auto", "required"] = "auto"
     name: str = ""
     allowed: frozenset[str] | None = None
-    field: Literal["tool_choice", "function_call"] = "tool_choice"
 
 
 @dataclass(frozen=True)
@@ -137,17 +133,16 @@ class Tools:
         """Return the tools of a chat. A later tool replaces a tool of the same name. parallel:
         Whether an answer may have several calls, which is the default. Raises Problem."""
         named = {tool["function"]["name"]: tool for tool in tools}
-        field, demanded = choice.field, choice.mode == "required"
+        demanded = choice.mode == "required"
         if choice.allowed is not None:
             named = {name: tool for name, tool in named.items() if name in choice.allowed}
             if not named:
-                raise invalid(f"{field} allows none of the functions in tools", field)
+                raise invalid("tool_choice allows none of the functions in tools", "tool_choice")
         if demanded and not named:
-            given = "tools" if field == "tool_choice" else "functions"
-            raise invalid(f"{field} asks for a call: give {given}", field)
+            raise invalid("tool_choice asks for a call: give tools", "tool_choice")
         if choice.name and choice.name not in named:
-            message = f"{field} names {choice.name:.80}, which is none of the functions"
-            raise invalid(message, field)
+            message = f"tool_choice names {choice.name:.80}, which is none of the functions"
+            raise invalid(message, "tool_choice")
         if choice.mode == "none":
             return cls()  # the model does not call a tool that is not in its prompt
         listed, most = tuple(named.values()), 1 if parallel is False else None

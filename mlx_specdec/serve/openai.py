@@ -5,7 +5,6 @@ import uuid
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
 from fastapi import APIRouter, Request, Response
@@ -56,8 +55,6 @@ class Conversation(Body, Thoughtful):
     tools: ToolList = []  # noqa: RUF012
     tool_choice: ChatChoosing | OneOf | None = None
     parallel_tool_calls: Boolean | None = None
-    functions: ToolList = []  # noqa: RUF012
-    function_call: ChatChoosing | OneOf | None = None
     add_generation_prompt: Boolean | None = None
     continue_final_message: Boolean | None = None
 
@@ -73,13 +70,10 @@ class Conversation(Body, Thoughtful):
             if self.add_generation_prompt:
                 rule = "continue_final_message and add_generation_prompt cannot both be true"
                 raise invalid(f"{rule}: set one of them to false", "continue_final_message")
-        choice = choice_of(self.tool_choice)
-        if self.tool_choice is None:
-            choice = replace(choice_of(self.function_call), field="function_call")
-        tools = [function.tool for function in self.tools or self.functions]
+        tools = [function.tool for function in self.tools]
         return Chat(
             [message.message() for message in self.messages],
-            Tools.of(tools, choice, self.parallel_tool_calls),
+            Tools.of(tools, choice_of(self.tool_choice), self.parallel_tool_calls),
             self.variables(),
             self.thinking_budget(),
             ending,
@@ -166,8 +160,8 @@ class TextRequest(Completion):
     refused: ClassVar[Refused] = {
         **Completion.refused,
         **dict.fromkeys(("add_special_tokens", "add_generation_prompt"), (True,)),
-        **dict.fromkeys(("tools", "functions"), ([],)),
-        **dict.fromkeys(("tool_choice", "function_call"), ("none", "auto")),
+        "tools": ([],),
+        "tool_choice": ("none", "auto"),
         "continue_final_message": (False,),
     }
     prompt: Prompt

@@ -9,13 +9,13 @@ from pydantic import AliasChoices, BeforeValidator, ConfigDict, Field
 
 from ..text.chat import RESERVED
 from ..text.messages import TEXT_PART_FIELDS, Message, Tool
-from .fields import Boolean, Fields, Kinds, Object, Refused, Several, Typed, number, worded
+from .fields import Boolean, Fields, Kinds, Object, Refused, Several, Typed, number
 from .internal import TextConstraint, ToolChoice
 from .problems import invalid
 
-Written = Annotated[str, Field(pattern=r"\S"), worded("a non-blank string")]
-JsonSchema = Annotated[Object, worded("a JSON schema, an object")]
-Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
+Written = Annotated[str, Field(pattern=r"\S")]
+JsonSchema = Object
+Role = Literal["system", "developer", "user", "assistant", "tool"]
 OneOf = Literal["none", "auto", "required"]
 Budget = Annotated[int, Field(ge=0), number]
 THINKING_STATES = {"enabled": True, "disabled": False}
@@ -81,7 +81,6 @@ class ChatMessage(Fields):
     tool_call_id: str | None = None
     refusal: str | None = None
     tool_calls: Several[EarlierCall] | None = None
-    function_call: CalledFunction | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
     thinking: str | None = None
@@ -101,11 +100,7 @@ class Parameters(Fields):
     required: Several[str] | None = None
 
 
-Name = Annotated[
-    str,
-    Field(pattern=f"^[A-Za-z0-9_.-]{{1,{LONGEST_TOOL_NAME}}}$"),
-    worded(f"a name of at most {LONGEST_TOOL_NAME} letters, digits, underscores, dots and dashes"),
-]
+Name = Annotated[str, Field(pattern=f"^[A-Za-z0-9_.-]{{1,{LONGEST_TOOL_NAME}}}$")]
 
 
 class Function(Typed):
@@ -212,9 +207,7 @@ class Thoughtful(Fields):
 unset = BeforeValidator(lambda value: None if value == "" else value)
 """An annotation for optional fields. Some clients send "" for a field that they do not set."""
 Unset = Annotated[Written | None, unset]
-Choices = Annotated[
-    Several[str], Field(min_length=1), worded("a non-empty list, each entry of which is a string")
-]
+Choices = Annotated[Several[str], Field(min_length=1)]
 
 
 def schema_constraint(schema: str | Object, field: str) -> TextConstraint:

@@ -59,7 +59,7 @@ def messages_of(sent: Sequence[Message]) -> list[Message]:
     user has such a part."""
     messages = []
     newest = max((at for at, message in enumerate(sent) if message["role"] == "user"), default=None)
-    for at, source in enumerate(with_tool_calls(sent)):
+    for at, source in enumerate(sent):
         role = "system" if source["role"] in SYSTEM else source["role"]
         content: Any = source.get("content", source.get("refusal", ""))
         if at == newest:
@@ -70,22 +70,6 @@ def messages_of(sent: Sequence[Message]) -> list[Message]:
             message["reasoning_content"] = reasoning
         if role == "assistant" and source.get("tool_calls"):
             message["tool_calls"] = [tool_call(call) for call in source["tool_calls"]]
-        messages.append(message)
-    return messages
-
-
-def with_tool_calls(sent: Sequence[Message]) -> list[Message]:
-    """Turn the calls and results of OpenAI's older `functions` into calls and results of tools,
-    which are what chat templates know. A result belongs to the last call before it."""
-    messages: list[Message] = []
-    # Mistral's templates want ids of nine characters.
-    id = "call_0000"
-    for place, message in enumerate(sent):
-        if message["role"] == "function":
-            message = {**message, "role": "tool", "tool_call_id": id}
-        elif message.get("function_call"):
-            id = f"call_{place:04d}"
-            message = {**message, "tool_calls": [{"id": id, "function": message["function_call"]}]}
         messages.append(message)
     return messages
 

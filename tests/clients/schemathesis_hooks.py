@@ -52,13 +52,11 @@ def _sensible(name: str, body: dict[str, Any]) -> dict[str, Any]:
         made.pop("ignore_eos", None)
         made[bound[0]] = GOOD[bound[0]]
     made.pop("best_of", None)
-    for each in ("tools", "functions"):
-        if made.get(each):
-            # Arguments may be bound to their schemas.
-            made[each] = [_plain(tool) for tool in made[each]]
-    for each in ("tool_choice", "function_call"):
-        if (made.get(each) or {}) not in ("none", "auto", "required") or bound:
-            made.pop(each, None)
+    if made.get("tools"):
+        # Arguments may be bound to their schemas.
+        made["tools"] = [_plain(tool) for tool in made["tools"]]
+    if (made.get("tool_choice") or {}) not in ("none", "auto", "required") or bound:
+        made.pop("tool_choice", None)
     if made.get("output_format"):
         made["output_format"] = FORMAT
     if isinstance(made.get("output_config"), dict) and made["output_config"].get("format"):

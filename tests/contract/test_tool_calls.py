@@ -242,27 +242,3 @@ def test_a_demanded_call_begins_with_the_marker_and_goes_on_freely(
     body |= {"tools": tools, "tool_choice": choice, "max_tokens": len(marker)}
     [cut] = server.ok("/v1/chat/completions", **body)["choices"]
     assert cut["finish_reason"] == "length" and cut["message"]["content"].startswith(marker)
-
-
-def test_a_conversation_with_older_functions_goes_on(server: Server) -> None:
-    call = {"name": "edit", "arguments": '{"path": "a"}'}
-    history = [
-        {"role": "user", "content": "Edit."},
-        {"role": "assistant", "content": None, "function_call": call},
-        {"role": "function", "name": "edit", "content": "<<tags>>"},
-    ]
-    body = {"model": "qwen3_coder", "functions": [{"name": "edit", "parameters": PARAMETERS}]}
-    said = chat(server, {**body, "messages": history, "tools": None}, stream=False)
-    assert said == ("", [("edit", TAGS)])
-    tools = [{"type": "function", "function": body.pop("functions")[0]}]
-    calls = [{"id": "call_0001", "type": "function", "function": call}]
-    newer = [
-        history[0],
-        {"role": "assistant", "content": None, "tool_calls": calls},
-        {"role": "tool", "tool_call_id": "call_0001", "content": "<<tags>>"},
-    ]
-    prompts = [
-        server.ok("/apply-template", **body, tools=tools, messages=each)["prompt"]
-        for each in (history, newer)
-    ]
-    assert prompts[0] == prompts[1] and "<parameter=path>\na\n" in prompts[0]

@@ -28,12 +28,12 @@ BOUND: list[list[Any]] = [
 ]
 TABLES[f"tiny {COMPLETIONS}"] += [
     *BOUND,
-    [{"stop": ["a"] * 16_385}, "stop", "at most 16384 entries"],
+    [{"stop": ["a"] * 16_385}, "stop", "at most 16384 items"],
     [{"prompt": [7] * 4096}, "prompt", "", TOO_LONG],
 ]
 TABLES[f"talks {CHAT}"] += [
     *BOUND,
-    [{"messages": [USER] * 16_385}, "messages", "at most 16384 entries"],
+    [{"messages": [USER] * 16_385}, "messages", "at most 16384 items"],
     [{"tools": [function(f"f{at}") for at in range(16_385)]}, "tools", "at most 16384"],
 ]
 TABLES[f"talks {RESPONSES}"].append([{"input": "word " * 2000}, "input", "", TOO_LONG])
