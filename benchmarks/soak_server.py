@@ -132,7 +132,9 @@ class Clients:
 def look(served: Served, began: float, clients: Clients) -> dict[str, Any]:
     """Return the memory of the server, and its counts of requests."""
     metrics = served.ask("GET", "/metrics")[1].decode()
-    values = dict(line.rsplit(" ", 1) for line in metrics.splitlines() if line[:1] != "#")
+    lines = (line for line in metrics.splitlines() if line[:1] != "#")
+    # The server has one model.
+    values = {line.partition("{")[0]: line.rsplit(" ", 1)[1] for line in lines}
     queries, hits = (
         next(float(values[name]) for name in values if name.startswith(f"vllm:prefix_cache_{each}"))
         for each in ("queries", "hits")

@@ -22,7 +22,7 @@ from ..engine.scheduler import Failures, Scheduler
 from ..engine.turns import Turns
 from ..models.wired_memory import release
 from ..results import Step
-from .metrics import CANCELLED, FAILED, REJECTED, Metrics
+from .metrics import CANCELLED, FAILED, GENERATED, REJECTED, Metrics
 from .problems import busy
 from .settings import CONNECTIONS
 
@@ -67,12 +67,10 @@ class EngineTask:
 
 @dataclass
 class _Pending:
-    """A request that has not ended. came: Time of arrival. newest: Time of the last tokens, or of
-    arrival."""
+    """A request that has not ended. came: Time of arrival."""
 
     listener: Listener
     came: float
-    newest: float
 
 
 @dataclass(eq=False)
@@ -165,7 +163,7 @@ class Engine:
             arrived = [(next(self._numbers), request) for request in requests]
             now = time.perf_counter()
             self._arrived += arrived
-            self._pending.update({number: _Pending(listener, now, now) for number, _ in arrived})
+            self._pending.update({number: _Pending(listener, now) for number, _ in arrived})
             self._changed.notify()
         return [number for number, _ in arrived]
 
@@ -316,14 +314,11 @@ class Engine:
                     self._pending.pop(step.number, None)
             if pending is None:
                 continue
-            now = time.perf_counter()
             if step.tokens:
                 self.failures.passes = 0
-                first = pending.newest == pending.came
-                self.metrics.tokens(len(step.tokens), now - pending.newest, first=first)
-                pending.newest = now
+                self.metrics.count(GENERATED, len(step.tokens))
             if step.result is not None:
-                self.metrics.finished(step.result, now - pending.came)
+                self.metrics.finished(step.result)
             elif step.error is not None:
                 self.metrics.count(FAILED)
             pending.listener(step)

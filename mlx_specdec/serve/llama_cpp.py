@@ -1,6 +1,6 @@
 """Endpoints of llama.cpp's server: infill, tokenization, properties, health and metrics."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import PlainTextResponse
@@ -17,7 +17,6 @@ from .internal import MaxTokens, Sampled, Wanted
 from .metrics import CONTENT_TYPE, as_text
 from .openai import Conversation, Messages
 from .problems import busy, invalid
-from .registry import ServedModel
 from .requests import LoadedModel
 from .service import complete, compute, loaded_of, service_of
 from .shared_bodies import Written
@@ -213,31 +212,5 @@ async def metrics(http: Request) -> Response:
     """Return all metrics for Prometheus."""
     registry = service_of(http).registry
     registry.refresh()
-    engines = registry.engines
-    sizes = [engine.nbytes for engine in engines] or [(0, 0, 0)]
-    cached, history, budget = map(sum, zip(*sizes, strict=True))
-    reserved = sum(engine.reserved_bytes for engine in engines)
-
-    def by_model(number_of: Callable[[ServedModel], float]) -> dict[str, float]:
-        return {model.name: float(number_of(model)) for model in registry.models}
-
-    loaded = by_model(lambda model: model.state == "loaded")
-    sizes_loaded = by_model(lambda model: model.loaded_bytes)
-    running = by_model(lambda model: model.requests[0]), "Requests decoded now."
-    waiting = by_model(lambda model: model.requests[1]), "Requests waiting now."
-    gauges: dict[str, tuple[float | dict[str, float], str]] = {
-        "mlx_specdec:prompt_cache_bytes": (cached, "Bytes of the prompt cache."),
-        "mlx_specdec:history_bytes": (history, "Bytes of texts that are looked up."),
-        "mlx_specdec:memory_reserved_bytes": (reserved, "Bytes that requests may take."),
-        "mlx_specdec:memory_budget_bytes": (budget, "Bytes that all requests may take together."),
-        "mlx_specdec:model_loaded": (loaded, "Whether the model is in memory."),
-        "mlx_specdec:model_bytes": (sizes_loaded, "Bytes of its weights in memory."),
-        **dict.fromkeys(
-            ("mlx_specdec:model_requests_running", "vllm:num_requests_running"), running
-        ),
-        **dict.fromkeys(
-            ("mlx_specdec:model_requests_waiting", "vllm:num_requests_waiting"), waiting
-        ),
-    }
-    counters = {model.name: model.metrics for model in registry.models}
-    return Response(as_text(counters, gauges), media_type=CONTENT_TYPE)
+    numbers = {model.name: model.numbers for model in registry.models}
+    return Response(as_text(numbers), media_type=CONTENT_TYPE)

@@ -92,9 +92,23 @@ class ServedModel:
         return running, waiting + self.waiting
 
     @property
-    def loaded_bytes(self) -> int:
-        """Size of the weights in memory."""
-        return self.nbytes if self.state == "loaded" else 0
+    def numbers(self) -> dict[str, float]:
+        """The numbers of the metrics of the model, by name."""
+        loaded, engine = self.state == "loaded", self.engine
+        sizes = (0, 0, 0, 0) if engine is None else (*engine.nbytes, engine.reserved_bytes)
+        cached, history, budget, reserved = sizes
+        running, waiting = self.requests
+        return {
+            **self.metrics.numbers,
+            "mlx_specdec:prompt_cache_bytes": cached,
+            "mlx_specdec:history_bytes": history,
+            "mlx_specdec:memory_reserved_bytes": reserved,
+            "mlx_specdec:memory_budget_bytes": budget,
+            "mlx_specdec:model_loaded": int(loaded),
+            "mlx_specdec:model_bytes": self.nbytes if loaded else 0,
+            "mlx_specdec:model_requests_running": running,
+            "mlx_specdec:model_requests_waiting": waiting,
+        }
 
     @property
     def busy(self) -> bool:

@@ -102,5 +102,10 @@ def test_max_tokens_without_room_in_memory_names_the_tokens_that_have(small: Ser
     body = {"prompt": [5] * 5, "max_tokens": int(found[3])}
     assert small.ask("/v1/completions", {**body, "max_tokens": int(found[3]) + 1}).status == 400
     assert len(small.ok("/v1/completions", **body, ignore_eos=True, n=2)["choices"]) == 2
-    wait_until(lambda: small.metrics()["mlx_specdec:memory_reserved_bytes"] == 0)
-    assert small.metrics()["mlx_specdec:memory_budget_bytes"] == 256_000
+    model = small.get("/props").json["model_alias"]
+    reserved, budget = (
+        f'mlx_specdec:memory_{name}_bytes{{model_name="{model}"}}'
+        for name in ("reserved", "budget")
+    )
+    wait_until(lambda: small.metrics()[reserved] == 0)
+    assert small.metrics()[budget] == 256_000

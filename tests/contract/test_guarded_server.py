@@ -128,8 +128,8 @@ def test_a_full_queue_asks_to_come_again(server: Server) -> None:
     wait_until(lambda: server.requests("model", **key(ONE)) == (0, 0))
     assert server.ask(COMPLETIONS, body, **key(ONE)).status == 200
     metrics = server.metrics(**key(ONE))
-    assert metrics["mlx_specdec:requests_rejected_total"] == 2
-    assert metrics["mlx_specdec:requests_cancelled_total"] == most
+    assert metrics['mlx_specdec:requests_rejected_total{model_name="model"}'] == 2
+    assert metrics['mlx_specdec:requests_cancelled_total{model_name="model"}'] == most
 
 
 def test_nobody_hits_what_another_key_has_sent(server: Server) -> None:
@@ -153,4 +153,4 @@ def test_nobody_drafts_from_what_another_key_has_written(server: Server) -> None
     assert {text for text, _ in answers} == {answers[0][0]}
     first, again, other, others = (accepted for _, accepted in answers)
     assert other == first < again == others
-    assert server.metrics(**key(ONE))["mlx_specdec:history_bytes"] > 0
+    assert server.metrics(**key(ONE))['mlx_specdec:history_bytes{model_name="model"}'] > 0
