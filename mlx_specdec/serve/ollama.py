@@ -6,9 +6,8 @@ import math
 import re
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
@@ -21,9 +20,9 @@ from .answers import Choice, Payload, Writer
 from .embeddings import task_of
 from .engine import EngineTask
 from .events import Event
-from .fields import Body, Boolean, Object, Refused, Several, worded
+from .fields import Body, Boolean, Object, Refused, Several
 from .internal import Chat, Count, MaxTokens, Sampled, ToolChoice, Tools, Wanted
-from .problems import Problem, invalid
+from .problems import Problem
 from .registry import ServedModel
 from .requests import Facts, LoadedModel, Prepared
 from .service import Service, complete, compute, run, service_of
@@ -38,9 +37,8 @@ LONGEST_KEPT = 1e9
 """If a model is kept for more seconds than these, FOREVER is reported."""
 UNKNOWN = Facts(0, ("completion",), False, "", "")
 """The facts of a model that was not loaded yet."""
-UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
-PART = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h)")
-DURATION = re.compile(rf"[+-]?(?:{PART.pattern})+")
+UNITS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+DURATION = re.compile(r"(-?[\d.]+)(ms|s|m|h)?")
 router = APIRouter(prefix="/api")
 
 
@@ -49,16 +47,12 @@ def _seconds(keep_alive: object) -> float:
     """Return a duration in seconds, infinite if it is negative. Raises ValueError.
 
     Args:
-        keep_alive: Seconds, also as a text, or a text such as "1h30m".
+        keep_alive: Seconds, also as a text, or a text such as "5m".
     """
-    text = str(keep_alive).strip()
-    if DURATION.fullmatch(text):
-        seconds = sum(float(number) * UNITS[unit] for number, unit in PART.findall(text))
-        seconds = -seconds if text.startswith("-") else seconds
-    else:
-        seconds = float(text)
-    if math.isnan(seconds):
-        raise ValueError
+    found = DURATION.fullmatch(str(keep_alive))
+    if found is None:
+        raise ValueError('keep_alive must be seconds, or a text such as "5m"')
+    seconds = float(found[1]) * UNITS[found[2] or "s"]
     return math.inf if seconds < 0 else seconds
 
 
@@ -69,7 +63,6 @@ class GenerationOptions(Sampled):
     max_tokens: Annotated[
         MaxTokens,
         BeforeValidator(lambda most: -1 if most == -2 else most),
-        worded("a whole number from 0 on, or -1 or -2 for no limit"),
     ] = Field(-1, validation_alias="num_predict")
     num_ctx: Count | None = None
 
@@ -79,9 +72,7 @@ class LoadingRequest(Body):
     or None to leave them unchanged."""
 
     options: GenerationOptions = Field(default_factory=GenerationOptions.model_construct)
-    keep_alive: Annotated[
-        float | None, BeforeValidator(_seconds), worded('seconds, or a text such as "5m"')
-    ] = None
+    keep_alive: Annotated[float | None, BeforeValidator(_seconds)] = None
 
     def keep(self, model: LoadedModel) -> None:
         """Set the seconds for which the model is kept."""
@@ -94,13 +85,8 @@ class WritingRequest(LoadingRequest):
 
     refused: ClassVar[Refused] = {"logprobs": (False,), "top_logprobs": (0,), "images": ([],)}
     stream: Boolean = True
-    format: Annotated[
-        Literal["", "json"] | Object, worded('"json" or a JSON schema, an object')
-    ] = ""
-    think: Annotated[
-        Boolean | Literal["low", "medium", "high", None],
-        worded('true, false, "low", "medium" or "high"'),
-    ] = None
+    format: Literal["", "json"] | Object = ""
+    think: Boolean | Literal["low", "medium", "high", None] = None
 
     def variables(self) -> Object:
         """Return the variables of the chat template."""
@@ -173,12 +159,6 @@ class EmbedRequest(LoadingRequest):
     input: str | Several[str] = []  # noqa: RUF012
     truncate: Boolean = True
     dimensions: Count | None = None
-
-
-class OlderEmbedRequest(EmbedRequest):
-    """The body of /api/embeddings."""
-
-    input: str = Field("", validation_alias="prompt")
 
 
 class ShowRequest(Body):
@@ -304,21 +284,6 @@ async def embed(body: EmbedRequest, http: Request) -> Response:
     return await run(http, body, _embedded)
 
 
-@router.post("/embeddings", summary="Embeds a text, for older clients")
-async def older_embed(body: OlderEmbedRequest, http: Request) -> Response:
-    """Embed a text."""
-
-    def make(model: LoadedModel, body: EmbedRequest) -> EngineTask:
-        task = _embedded(model, body)
-
-        def answer(result: Any) -> Payload:
-            return {"embedding": next(iter(task.answer(result)["embeddings"]), [])}
-
-        return replace(task, answer=answer)
-
-    return await run(http, body, make)
-
-
 def _embedded(model: LoadedModel, body: EmbedRequest) -> EngineTask:
     """Return the task of a body. A blank text is not embedded. Its embedding is 0, so that it does
     not refuse the others. Raises Problem and PromptError."""
@@ -413,19 +378,3 @@ async def show(body: ShowRequest, http: Request) -> Payload:
 async def version() -> Payload:
     """Return the version of the API."""
     return {"version": VERSION}
-
-
-@router.post("/pull", summary="Not supported")
-@router.post("/push", summary="Not supported")
-@router.post("/create", summary="Not supported")
-@router.post("/copy", summary="Not supported")
-@router.post("/blobs/{digest}", summary="Not supported")
-@router.delete("/delete", summary="Not supported")
-async def refuse(http: Request) -> Payload:
-    """Refuse to change the models of this server. Raises Problem."""
-    names = service_of(http).registry.names
-    raise invalid(
-        f"{http.url.path} is not supported, because this server does not change its models: ask "
-        f"for {names:.1000}, or start it with another --model NAME, which is downloaded if "
-        "necessary"
-    )

@@ -123,10 +123,8 @@ def test_texts_are_embedded_as_by_openais_api(several: Several, ok: Ask) -> None
     assert answer["prompt_eval_count"] == expected["usage"]["prompt_tokens"]
     assert answer["total_duration"] > answer["load_duration"] >= 0
     assert ok("/api/embed", model="tiny", input=PROMPT)["embeddings"] == vectors[:1]
-    assert ok("/api/embeddings", model="tiny", prompt=PROMPT) == {"embedding": vectors[0]}
     # Without a text, the model is only loaded.
     assert ok("/api/embed", model="tiny", input="")["embeddings"] == []
-    assert ok("/api/embeddings", model="tiny") == {"embedding": []}
 
 
 @pytest.mark.parametrize("kind", ["json", SCHEMA], ids=["json", "schema"])
@@ -147,16 +145,15 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("generate", {"images": ["aGk="]}, "images is not supported"),
     ("generate", {"template": "{{ .Prompt }}"}, "template is not supported"),
     ("generate", {"context": [1]}, "context is not supported"),
-    ("generate", {"options": {"mirostat": 1}}, "options.mirostat is not"),
-    ("generate", {"options": {"top_p": 7}}, "options.top_p must be"),
-    ("generate", {"options": {"num_predict": -3}}, "or -1 or -2 for no limit"),
-    ("generate", {"format": "xml"}, 'format must be "json" or a JSON schema'),
-    ("generate", {"think": "much"}, "think must be true, false"),
+    ("generate", {"options": {"mirostat": 1}}, "mirostat is not"),
+    ("generate", {"options": {"top_p": 7}}, "options.top_p: "),
+    ("generate", {"options": {"num_predict": -3}}, "options.num_predict: "),
+    ("generate", {"format": "xml"}, "format: "),
+    ("generate", {"think": "much"}, "think: "),
     *(("generate", {"keep_alive": text}, KEEPS) for text in ("soon", "", "m", "5 minutes", "nan")),
     *(("embed", {"input": "x", "keep_alive": text}, KEEPS) for text in ("1d", "soon")),
-    ("embed", {"input": [5]}, "input[0] must be a string"),
+    ("embed", {"input": [5]}, "input[0]: "),
     ("embed", {"input": "x", "dimensions": 3}, "dimensions must be"),
-    ("embeddings", {"prompt": ["x"]}, "prompt must be a string"),
 ]
 
 
@@ -171,7 +168,6 @@ SECONDS: dict[float | str, float] = {
     "300": 300,
     300: 300,
     "5m": 300,
-    "1h30m": 5400,
     "1.5h": 5400,
     "90000ms": 90,
     "-1m": math.inf,
