@@ -56,12 +56,6 @@ class ServerFlags(Flags, panel="Server"):
     )
     batch_size: int = flag(16, "The number of requests that are decoded at once.", min=1)
     timeout: float = flag(600.0, "The seconds after which an answer is cut.")
-    drain_seconds: float = flag(
-        0.0,
-        "The seconds after SIGTERM in which /health says 503 but requests are still taken, so that "
-        "proxies notice.",
-        min=0,
-    )
     idle_unload: float | None = flag(
         None,
         "The minutes without a request after which a model is unloaded, until the next request.",
@@ -232,8 +226,7 @@ def serve(server: ServerFlags, flags: Requests) -> None:
         strict=server.strict_model,
     )
     access = Access(tuple(server.api_key or ()), tuple(server.cors_origin or ()))
-    drain_seconds = server.drain_seconds
-    run(registry, server.host, server.port, access=access, drain_seconds=drain_seconds)
+    run(registry, server.host, server.port, access=access)
 
 
 def _model(

@@ -1,6 +1,5 @@
 """The server's process. After a signal, the server accepts no connections, gives pending requests
-some seconds to finish, ends the other ones with an error, and exits with 0. With a drain time,
-SIGTERM first lets /health report the end, so that proxies send requests elsewhere."""
+some seconds to finish, ends the other ones with an error, and exits with 0."""
 
 import asyncio
 import contextlib
@@ -10,7 +9,6 @@ import os
 import signal
 import socket
 import sys
-import time
 import tomllib
 from collections.abc import Sequence
 from dataclasses import replace
@@ -48,14 +46,11 @@ CLIENTS = Path(__file__).with_name("clients.toml")
 log = logging.getLogger(__name__)
 
 
-def serve(
-    registry: Registry, host: str, port: int, *, access: Access, drain_seconds: float = 0.0
-) -> None:
+def serve(registry: Registry, host: str, port: int, *, access: Access) -> None:
     """Serve until a signal comes.
 
     Args:
         registry: The models. A single one is loaded at once.
-        drain_seconds: Seconds after SIGTERM in which connections are accepted.
     Raises:
         OptionError: If the port cannot be used. Errors of loading a single model are raised, too.
     """
@@ -84,7 +79,7 @@ def serve(
         timeout_graceful_shutdown=FINISH_SECONDS + CUT_SECONDS,
     )
     key = KEY if access.keys else ""
-    server = _Server(config, service, f"http://{reached}:{port}", key, drain_seconds)
+    server = _Server(config, service, f"http://{reached}:{port}", key)
     log.info("listening on http://%s:%d", where, port)
     if not access.keys and not loopback:
         log.warning("anybody who reaches %s may ask: set an --api-key", where)
@@ -168,36 +163,25 @@ class Connection(H11Protocol):
 
 
 class _Server(uvicorn.Server):
-    def __init__(
-        self, config: uvicorn.Config, service: Service, url: str, key: str, drain_seconds: float
-    ) -> None:
+    def __init__(self, config: uvicorn.Config, service: Service, url: str, key: str) -> None:
         super().__init__(config)
         self._service, self._registry = service, service.registry
         self._url, self._key = url, key
         self._ready = False
         # The models whose clients have no printed configuration yet.
         self._unshown = list(service.registry.models)
-        self._drain_seconds = drain_seconds
-        self._accepts_until = 0.0
         self._interrupted = False
         self.ended = False
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Stop at a signal. The second signal ends the drain time, the next one pending answers,
-        and the one after that the process. Blocks of a prompt cache are complete files at any
-        time."""
-        if self.should_exit and not self._draining:
+        """Stop at a signal. The second signal ends pending answers, and the third one the process.
+        Blocks of a prompt cache are complete files at any time."""
+        if self.should_exit:
             if self._registry.closed:
                 os._exit(0)
             asyncio.get_running_loop().call_soon_threadsafe(self._registry.close)
         self.should_exit = self._service.stopping = True
         self._interrupted = sig == signal.SIGINT
-        drains = sig == signal.SIGTERM and not self._accepts_until
-        self._accepts_until = time.monotonic() + self._drain_seconds * drains
-
-    @property
-    def _draining(self) -> bool:
-        return time.monotonic() < self._accepts_until
 
     async def on_tick(self, counter: int) -> bool:
         """Return whether to accept no more connections. Called by uvicorn ten times a second."""
@@ -216,7 +200,7 @@ class _Server(uvicorn.Server):
                     print(line, flush=True)
         if self._ready:
             self._unshown = [model for model in self._unshown if model.facts is None]
-        return await super().on_tick(counter) and not self._draining
+        return await super().on_tick(counter)
 
     async def shutdown(self, sockets: Sequence[socket.socket] | None = None) -> None:
         """Finish requests and write the prompt caches. Called by uvicorn at the end."""

@@ -52,9 +52,9 @@ def stream(server: Server, **body: object) -> Iterator[http.client.HTTPResponse]
         yield answer
 
 
-def test_a_server_with_a_key_drains_lets_answers_end_and_says_so(model: Path) -> None:
+def test_a_server_with_a_key_lets_answers_end_and_says_so(model: Path) -> None:
     key = {"Authorization": "Bearer hush"}
-    flags = ("--model", model, "--no-cost-cache", "--drain-seconds", 60)
+    flags = ("--model", model, "--no-cost-cache")
     with served(*flags, MLX_SPECDEC_API_KEY="hush") as server:
         assert server.ask("/v1/models").status == 401
         answer = server.ask("/v1/models", **key)
@@ -62,12 +62,6 @@ def test_a_server_with_a_key_drains_lets_answers_end_and_says_so(model: Path) ->
         assert answer.headers["keep-alive"] == "timeout=70"
         assert server.ask("/v1/models", Host="evil.example", **key).status == 403
         with stream(server, max_tokens=400) as answering:
-            server.process.send_signal(signal.SIGTERM)
-            while (health := server.get("/health")).status == 200:
-                time.sleep(0.01)
-            assert health.status == 503 and b"shutting down" in health.body
-            body = {"prompt": "def", "max_tokens": 2}
-            assert server.ask("/v1/completions", body, **key).status == 200
             server.process.send_signal(signal.SIGTERM)
             text = answering.read().decode()
         assert text.endswith("data: [DONE]\n\n") and '"finish_reason": "length"' in text
@@ -89,11 +83,11 @@ def test_the_translator_names_its_page_and_ctrl_c_says_what_it_waits_for() -> No
         clients = [threading.Thread(target=ask, args=[streams]) for streams in (True, False)]
         for client in clients:
             client.start()
-        running = re.compile(rb"vllm:num_requests_running\{.*\} 2\.0")
+        running = re.compile(rb"mlx_specdec:model_requests_running\{.*\} 2$", re.M)
         while not running.search(server.get("/metrics").body):
             time.sleep(0.01)
         server.process.send_signal(signal.SIGINT)
-        server.waits_for("finishing 2 requests (2 of t5-enfr); press Ctrl-C again to stop")
+        server.waits_for("finishing 2 requests; press Ctrl-C again to stop")
         assert server.close() == 0
         for client in clients:
             client.join()
