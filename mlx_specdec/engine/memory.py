@@ -140,7 +140,7 @@ class MemoryBudget:
         """Return how many tokens, at most `most`, fit after a prompt of `prompt` tokens if it is
         the only sequence. Raises PromptError if not even one token fits."""
         fits = bisect_right(range(most + 1), self.nbytes, key=partial(self.alone, prompt)) - 1
-        if fits < 1:
+        if fits < min(1, most):
             nbytes = self.alone(prompt, 1)
             raise PromptError(
                 f"the prompt has {prompt:,} tokens, which take {show_size(nbytes)} of memory, "

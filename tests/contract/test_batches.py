@@ -236,7 +236,7 @@ def test_models_that_cannot_share_passes_say_why(
     run = stream_many(PAIRS[name](tmp_path), requests_of(2), FREE, batch_size=4)
     found = sorted(step.number for step in run if step.result is not None)
     message = f"/target cannot take several sequences in one pass: {reason}"
-    assert (found, run.batch_size) == ([0, 1], 1 if reason else 4)
+    assert (found, run.size.size) == ([0, 1], 1 if reason else 4)
     assert reason is None or str(run.why_not).endswith(message)
 
 

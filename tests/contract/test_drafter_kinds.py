@@ -72,7 +72,7 @@ def test_a_drafter_reads_a_completion_as_it_reads_a_prompt(
 def test_a_batch_drafts_what_each_row_drafts_alone(names: tuple[str, str], tmp_path: Path) -> None:
     """Prompts have different lengths, and rows join while others are decoded."""
     kind, pair = names[0], made(*names, tmp_path)
-    prompts = [PROMPT * count + PROMPT[:more] for count, more in ((0, 1), (3, 0), (1, 2), (0, 2))]
+    prompts = [PROMPT * count + PROMPT[:more] for count, more in ((0, 3), (3, 0), (1, 2), (0, 2))]
     requests = [
         Request(prompt, options(proposer=kind, delta=1.0, max_tokens=14 + 5 * number))
         for number, prompt in enumerate(prompts)
