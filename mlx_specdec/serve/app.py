@@ -26,7 +26,7 @@ from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..version import __version__
-from . import anthropic, embeddings, llama_cpp, models, ollama, openai, responses, tgi
+from . import anthropic, embeddings, llama_cpp, ollama, openai, responses, tgi
 from .fields import parse, problem_of
 from .problems import Problem, busy, failed
 from .service import Service, service_of
@@ -88,7 +88,7 @@ def make_app(service: Service, access: Access) -> FastAPI:
     )
     app.state.service = service
     # Some clients omit "/v1" from paths.
-    modules = anthropic, embeddings, models, openai, responses
+    modules = anthropic, embeddings, openai, responses
     for router in (*(module.router for module in modules), llama_cpp.v1):
         app.include_router(router, prefix="/v1")
         app.include_router(router, include_in_schema=False)

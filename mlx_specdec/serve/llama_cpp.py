@@ -1,4 +1,5 @@
-"""Endpoints of llama.cpp's server: infill, tokenization, properties, health and metrics."""
+"""Endpoints of llama.cpp's server: infill, tokenization, properties, health and metrics. The list
+of models is also for clients of OpenAI and Anthropic, and for Codex."""
 
 from collections.abc import Iterable, Sequence
 
@@ -17,8 +18,9 @@ from .internal import MaxTokens, Sampled, Wanted
 from .metrics import CONTENT_TYPE, as_text
 from .openai import Conversation, Messages
 from .problems import busy, invalid
+from .registry import ServedModel
 from .requests import LoadedModel
-from .service import complete, compute, loaded_of, service_of
+from .service import Service, complete, compute, loaded_of, service_of
 from .shared_bodies import Written
 
 STOPPED = {"eos": "eos", "stop": "word"}
@@ -214,3 +216,55 @@ async def metrics(http: Request) -> Response:
     registry.refresh()
     numbers = {model.name: model.numbers for model in registry.models}
     return Response(as_text(numbers), media_type=CONTENT_TYPE)
+
+
+@v1.get("/models", summary="The models and their states")
+async def models(http: Request) -> Payload:
+    """List all models: in `data` for OpenAI's and Anthropic's clients, in `models` for Codex."""
+    service = service_of(http)
+    service.registry.refresh()
+    listed = [_described(service, model) for model in service.registry.models]
+    first, last = listed[0]["id"], listed[-1]["id"]
+    answer = {"object": "list", "data": listed, "models": [_for_codex(model) for model in listed]}
+    return {**answer, "first_id": first, "last_id": last, "has_more": False}
+
+
+@v1.get("/models/{id:path}", summary="One model")
+async def model(id: str, http: Request) -> Payload:
+    """Describe a model by one of its names."""
+    service = service_of(http)
+    service.registry.refresh()
+    return _described(service, service.registry.named(id))
+
+
+def _for_codex(model: Payload) -> Payload:
+    """Return the fields of a model for Codex, which drops a model that lacks one of them. Source:
+    ollama/ollama, cmd/launch/codex.go."""
+    return {
+        **dict.fromkeys(("slug", "display_name", "description"), model["id"]),
+        **dict.fromkeys(("supported_reasoning_levels", "experimental_supported_tools"), ()),
+        **dict.fromkeys(("support_verbosity", "supports_reasoning_summaries"), False),
+        "context_window": model.get("context_length"),
+        "shell_type": "default",
+        "visibility": "list",
+        "supported_in_api": True,
+        "supports_parallel_tool_calls": False,
+        "priority": 0,
+        "truncation_policy": {"mode": "bytes", "limit": 10_000},
+        "input_modalities": ["text"],
+        "base_instructions": "",
+        "default_verbosity": "low",
+    }
+
+
+def _described(service: Service, of: ServedModel) -> Payload:
+    model: Payload = {"id": of.name, "object": "model", "created": service.created}
+    model |= {"owned_by": "mlx-specdec", "type": "model", "display_name": of.name}
+    # llama.cpp's names of the state and the size.
+    model |= {"status": {"value": of.state}, "meta": {"size": of.nbytes or None}}
+    if of.facts is None:
+        return model
+    # vLLM, OpenRouter and llama.cpp have different names for the context length.
+    longest = of.facts.longest
+    model["meta"]["n_ctx_train"] = longest
+    return {**model, **dict.fromkeys(("max_model_len", "context_length"), longest)}

@@ -19,9 +19,8 @@ from ..text.markers import NONE, Markers, markers_of
 from ..text.messages import in_order, messages_of, with_tools_in_message, without_volatile
 from ..text.thoughts import Thoughts
 from . import constraints
-from .channels import ChannelReader
 from .constraints import Thought
-from .events import Reader
+from .events import ChannelReader, Reader
 from .internal import Chat, Sampled, Speculative, Tools, Wanted
 from .problems import invalid, too_long, too_many, unsupported
 from .settings import ServiceSettings
