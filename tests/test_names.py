@@ -39,6 +39,7 @@ ELSEWHERE = {
     },
     "an earlier release": {
         *("estimated_gains", "working", "PromptCache.texts", "Run.read_prompt"),
+        *("--drain-seconds", "num_requests_running", "num_requests_waiting"),
         *("taps", "compare_logits", "compare_text", "download_progress", "upload_repo"),
     },
     "flags of mlx.distributed_config": {"--auto-setup", "--output-hostfile", "--over"},

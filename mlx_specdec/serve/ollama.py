@@ -22,7 +22,7 @@ from .engine import EngineTask
 from .events import Event
 from .fields import Body, Boolean, Object, Refused, Several
 from .internal import Chat, Count, MaxTokens, Sampled, ToolChoice, Tools, Wanted
-from .problems import Problem
+from .problems import Problem, invalid
 from .registry import ServedModel
 from .requests import Facts, LoadedModel, Prepared
 from .service import Service, complete, compute, run, service_of
@@ -378,3 +378,18 @@ async def show(body: ShowRequest, http: Request) -> Payload:
 async def version() -> Payload:
     """Return the version of the API."""
     return {"version": VERSION}
+
+
+@router.post("/pull", summary="Not supported")
+@router.post("/push", summary="Not supported")
+@router.post("/create", summary="Not supported")
+@router.post("/copy", summary="Not supported")
+@router.delete("/delete", summary="Not supported")
+async def refuse(http: Request) -> Payload:
+    """Refuse to change the models of this server. Raises Problem."""
+    names = service_of(http).registry.names
+    raise invalid(
+        f"{http.url.path} is not supported, because this server does not change its models: ask "
+        f"for {names:.1000}, or start it with another --model NAME, which is downloaded if "
+        "necessary"
+    )

@@ -164,6 +164,19 @@ def test_what_is_not_supported_is_named(several: Several) -> None:
         assert said in answer.json["error"], (path, body)
 
 
+CHANGING = ("pull", "push", "create", "copy", "delete")
+
+
+def test_what_changes_models_is_refused_in_a_sentence(several: Several) -> None:
+    for path in CHANGING:
+        method = "DELETE" if path == "delete" else "POST"
+        answer = several.server.ask(f"/api/{path}", {"model": "llama3"}, method=method)
+        assert (answer.status, list(answer.json)) == (400, ["error"])
+        words = "is not supported, because this server does not change its models: ask for "
+        assert answer.json["error"].startswith(f"/api/{path} {words}"), answer
+        assert "start it with another --model NAME" in answer.json["error"]
+
+
 SECONDS: dict[float | str, float] = {
     "300": 300,
     300: 300,
