@@ -65,7 +65,7 @@ def test_a_task_holds_its_memory_while_it_runs(llama: tuple[Path, Path]) -> None
             wait_until(lambda: taken[0] > before + 20)
             assert engine.requests == (1, 1) and not task.future.done()
             gauges = client.get("/metrics").text
-            assert 'model_requests_running{model_name="tiny"} 1.0' in gauges
+            assert 'model_requests_running{model_name="tiny"} 1\n' in gauges
             may_end.set()
             assert task.future.result(60) == 7 and waiting.result(60)["choices"]
 
