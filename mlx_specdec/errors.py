@@ -1,5 +1,5 @@
-"""What can go wrong. Every message is written for the user: it names what is wrong and what to do
-about it, in one line. The command line catches SpecdecError in one place and exits with code 2."""
+"""The errors of this package. Every message is written for the user: one line names what is wrong
+and what to do about it. The command line catches SpecdecError in one place and exits with 2."""
 
 from collections.abc import Collection
 

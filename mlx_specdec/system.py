@@ -1,5 +1,5 @@
-"""The machine and the process: the BLAS that MLX uses, memory and disk, sizes as text, the
-environment of Python, the limit of open files, the cache directory, and cleanup of threads.
+"""The machine and the process. This module finds the BLAS that MLX uses, measures memory and disk,
+writes sizes as text, and keeps Python's environment, limits and cache directory.
 
 MLX's CPU wheel for Linux contains the reference BLAS, whose matrix products read all weights once
 for each row. MKL (from the PyPI package `mkl`, extra `fast-cpu`) or the system's OpenBLAS replaces
@@ -160,8 +160,9 @@ def install(extra: str) -> str:
 
 @contextlib.contextmanager
 def open_files_kept() -> Iterator[None]:
-    """Keep the limits of open files in a block that may import mlx_lm.utils. This module sets them
-    to 2,048 and 4,096, which fails if the hard limit is lower, and lowers those of a server."""
+    """Keep the limits of open files in a block that may import mlx_lm.utils. That
+    module sets them to 2,048 and 4,096, which fails if the hard limit is lower, and takes open
+    files from a server."""
     change = resource.setrlimit
     resource.setrlimit = lambda *_: None
     try:
@@ -385,7 +386,7 @@ def check_not_read(
     of the same file count.
 
     Args:
-        flag: What names the output, for the error.
+        flag: The flag or argument that names the output, for the error.
         outputs: Paths, or numbers of open files.
         inputs: Paths. Names that are no path, and None, are ignored."""
     sources = [source for source in inputs if source is not None]

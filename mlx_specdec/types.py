@@ -66,7 +66,7 @@ class Scores:
 
 
 def joined(parts: Sequence[Scores]) -> Scores:
-    """Return the results of successive passes over the same sequences as those of one pass."""
+    """Join the results of successive passes over the same sequences into one."""
     if len(parts) == 1:
         return parts[0]
     hidden = {

@@ -17,7 +17,7 @@ LMSTUDIO, OLLAMA = "lmstudio:", "ollama:"
 """Prefixes of the names of these models: lmstudio:PUBLISHER/NAME and ollama:NAME:TAG."""
 OTHER_PROGRAMS = (LMSTUDIO, OLLAMA)
 _REGISTRY, _NAMESPACE, _TAG = "registry.ollama.ai", "library", "latest"
-"""What ollama adds to a name that leaves it out."""
+"""The parts that ollama adds to a short name."""
 _MODEL, _ADAPTER = (f"application/vnd.ollama.image.{part}" for part in ("model", "adapter"))
 """Types of layers in a manifest of ollama."""
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")

@@ -21,7 +21,7 @@ SHIPPED = "weights/"
 """Prefix of the names of models that come with the program."""
 SIMILAR = 0.85
 """The least similarity to a shipped model's name at which a name is corrected, as difflib counts.
-For py-lama it is 0.93, and for t5-small, which is another model, 0.4."""
+py-lama has 0.93, and t5-small, which is another model, has 0.4."""
 MODEL_ENDINGS = (".gguf", ".safetensors", ".bin", ".pt", ".pth", ".npz", ".json")
 """Endings of files of models. A name that ends like this is a path, and not a name on the Hub."""
 _PAGE = re.compile(

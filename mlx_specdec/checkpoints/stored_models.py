@@ -1,5 +1,5 @@
-"""The models on this machine's disk: those in the Hub's cache, those of LM Studio and ollama, those
-in weights/, and those that scripts/real_models.sh has downloaded."""
+"""The models on this machine's disk: in the Hub's cache, in the folders of LM Studio and ollama, in
+weights/, and in the folder of scripts/real_models.sh."""
 
 import shutil
 from collections.abc import Iterator

@@ -1,6 +1,6 @@
-"""Writing of safetensors shards, their index and config.json in mlx-lm's layout, and the check of
-what was written. The header of a shard is computed from lazy arrays. Then pieces are read, changed
-and written one by one."""
+"""Writes safetensors shards, their index and config.json in mlx-lm's layout, and checks the files.
+The header of a shard is computed from lazy arrays. Then pieces are read, changed and written one by
+one."""
 
 import hashlib
 import json

@@ -48,17 +48,17 @@ def convert(
 ) -> ConversionReport:
     """Convert a model or a hidden-state drafter to mlx-lm's layout, and verify the result.
 
-    The source is read once. The result appears at `mlx_path` only if every step succeeds. What
-    source and result compute is compared if that is quick. A conversion takes little memory: pieces
-    of tensors, or the largest tensor that mlx-lm joins. Raises SpecdecError.
+    The source is read once. The result appears at `mlx_path` only if every step succeeds. The
+    logits and texts of source and result are compared if that is quick. A conversion takes little
+    memory: pieces of tensors, or the largest tensor that mlx-lm joins. Raises SpecdecError.
 
     Args:
         model: A directory, a file, or a repository of the Hub.
         mlx_path: The directory of the result; None means weights/NAME.
         dtype: The dtype of weights that are not quantized; None keeps the stored one.
-        quantize: The number of bits of quantized matrices (2, 3, 4, 5, 6 or 8), the name of a
-            format of MLX ("mxfp4", "nvfp4" or "mxfp8"), or of a mixture of mlx-lm ("mixed_3_6" and
-            others). "none" dequantizes a quantized source. None changes nothing.
+        quantize: The number of bits of quantized matrices (2, 3, 4, 5, 6 or 8). It may also be the
+            name of a format of MLX ("mxfp4", "nvfp4" or "mxfp8") or of a mixture of mlx-lm
+            ("mixed_3_6" and others). "none" dequantizes a quantized source. None changes nothing.
         q_group_size: The number of weights that share a scale; None means the format's default.
         revision: The branch, tag or commit of the Hub.
         overwrite: Whether a model at `mlx_path` is replaced.
@@ -142,7 +142,7 @@ def convert(
 
 
 def _write_others(work: Path, directory: Path, plan: Plan, weight_format: WeightFormat) -> None:
-    """Write the files beside the weights."""
+    """Write config.json and the tokenizer files of the result."""
     for file in files.tokenizer_files(directory):
         shutil.copyfile(file, work / file.name)
     names = {"dtype", "torch_dtype"} & plan.config.keys() if weight_format.dtype is not None else ()

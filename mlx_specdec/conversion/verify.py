@@ -1,5 +1,5 @@
-"""Comparison of what the source and the result of a conversion compute: both are loaded once, in
-float32, one after the other."""
+"""Compares the logits and texts of the source and of the result of a conversion. Both are loaded
+once, in float32, one after the other."""
 
 import json
 import math

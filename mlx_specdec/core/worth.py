@@ -58,9 +58,9 @@ stalled."""
 TIMING_NOISE = 0.3
 """Standard deviation of the logarithm of a single round's seconds."""
 SMALL_BACKLOG, LONG_PROMPT, PREFILLED = 16, 64, 0.1
-"""Tokens that a proposer can prefill before a draft without a noticeable delay, the longest prompt
-that it prefills before the first output token, and the cost of a token that it prefills, in draft
-tokens."""
+"""SMALL_BACKLOG is the number of tokens that a proposer can prefill before a draft without a
+noticeable delay. LONG_PROMPT is the longest prompt that it prefills before the first output token.
+PREFILLED is the cost of one token of its prefill, in draft tokens."""
 COSTS_FORMAT = 5
 """The layout of the files. It is part of their names, so that other layouts are not read."""
 WRITE_EVERY = 10.0
@@ -147,13 +147,13 @@ class Costs:
     seconds of a round, and the weight of the timed rounds.
 
     Attributes:
-        timed: By `Drafter.costs`, an entry for each draft length; by "", one for plain steps.
+        timed: An entry for each draft length of each `Drafter.costs`. "" is the key of plain steps.
         trials: Rounds until the next trial, and how often a trial was due.
         ratios: Costs of draft lengths 0 .. LONGEST_DRAFT in plain steps; see `fit`."""
 
     def __init__(self, memory: Memory, rows: int, doublings: int, names: Sequence[str]) -> None:
-        """Open the saved costs. If there are none, copy those of the nearest size after contexts
-        that are not longer, with little weight.
+        """Open the saved costs. If there are none, copy the costs of the nearest size, after
+        contexts that are not longer, with little weight.
 
         Args:
             doublings: 0 for contexts of less than 1,024 tokens, 1 from there, and one more whenever

@@ -59,7 +59,7 @@ class Machine:
         room: The bytes that models and caches may take. Passes need the rest.
         auto_room: The bytes that a pair for `--model auto` may take, which are at most `room`.
         on_cpu: Whether it computes on the CPU.
-        speed: The memory bandwidth divided by that of TYPICAL_CHIP.
+        speed: The memory bandwidth divided by the bandwidth of TYPICAL_CHIP.
         slow_rows: Whether its GPU reads quantized weights again for every row of a pass."""
 
     name: str

@@ -36,7 +36,7 @@ class BatchSize:
         self._rates: dict[int, float] = {}
 
     def took(self, tokens: int, seconds: float) -> None:
-        """Record that `size` sequences emitted tokens in so many seconds, and choose the size."""
+        """Record the seconds in which `size` sequences emitted tokens, and choose the next size."""
         if self._most is None:
             return
         self._rates[self.size] = tokens / max(seconds, 1e-9)
@@ -156,8 +156,8 @@ class MemoryBudget:
         return bisect_right(lengths, self.nbytes, key=lambda prompt: self.alone(prompt, 1))
 
     def alone(self, prompt: int, generated: int) -> int:
-        """Return the bytes of a prompt and of generated tokens, of which `prompt` and `generated`
-        are the numbers, if they are the only sequence."""
+        """Return the bytes of the only sequence, with `prompt` tokens of a prompt and `generated`
+        tokens after it."""
         cached = len(self._target.prefix([0] * prompt))
         rows = [Extent(prompt, cached, cached + generated)]
         return self.of_caches(rows) + self.of_prefill(rows)
@@ -167,8 +167,8 @@ class MemoryBudget:
         sequence."""
         if (room := self.room(prompt, most)) < most:
             raise PromptError(
-                f"a prompt of {prompt:,} tokens and {most:,} more take more than the "
-                f"{show_size(self.nbytes)} of memory that are there for all texts: ask for at "
+                f"a prompt of {prompt:,} tokens and {most:,} more take more than the memory "
+                f"budget for all texts, {show_size(self.nbytes)}: ask for at "
                 f"most {room:,} tokens, or raise memory-budget"
             )
 

@@ -51,8 +51,8 @@ class PromptCache:
         self._disk = disk
         # Without a directory, the name of a state is enough to identify a model of the pair.
         self._models = {TARGET: TARGET} if disk is None else dict(disk.models)
-        # All parts, from the least to the most recently used one, and those of a model whose blocks
-        # follow the same tokens.
+        # All parts, from the least to the most recently used one, and the parts of one model whose
+        # blocks follow the same tokens.
         self._parts: OrderedDict[Part, None] = OrderedDict()
         self._following: defaultdict[tuple[str, str], list[Part]] = defaultdict(list)
         for part in () if disk is None else disk.stored():
@@ -178,8 +178,8 @@ class PromptCache:
     def _make_room(
         self, place: PromptCache | Directory, nbytes: int, in_use: Sequence[Part]
     ) -> bool:
-        """Remove the least recently used parts that are not in use from a place, the memory or the
-        directory, until so many bytes fit there. Return False if they cannot fit."""
+        """Make room for `nbytes` in memory or in the directory. Remove the least recently used
+        parts that are not in use. Return False if there cannot be room."""
         if nbytes > place.max_bytes:
             return False
         for part in list(self._parts) if place.nbytes + nbytes > place.max_bytes else ():

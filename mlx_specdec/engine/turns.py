@@ -29,7 +29,7 @@ class Turns:
             self._changed.notify_all()
 
     def prefilled(self, seconds: float) -> None:
-        """Record a chunk that took so many seconds."""
+        """Record the seconds that a chunk took."""
         self._due = self._clock() + seconds * DECODING / (1 - DECODING)
 
     def may_prefill(self, *, wait: bool) -> bool:

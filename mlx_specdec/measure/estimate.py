@@ -1,12 +1,12 @@
-"""Computes what a pair takes and what it gains, from configurations and the headers of weights.
+"""Computes the memory and the speedup of a pair from configurations and the headers of weights.
 
 The time of a pass is the number of bytes that it reads, divided by the bandwidth that a probe
 measures. With n draft tokens in a round, the speedup over plain decoding is
 
     S(n) = (1 + a + .. + a ** n) / (n c + V(n + 1))
 
-where a is the probability that a draft token is accepted. c is the cost of a draft step and V(m)
-the cost of a pass of the target over m tokens, in plain steps."""
+where a is the probability that a draft token is accepted. In plain steps, c is the cost of a draft
+step, and V(m) is the cost of a pass of the target over m tokens."""
 
 import math
 import re
@@ -44,7 +44,7 @@ ONE_PASS = ("dflash", "dflash2", "dspark", "peagle")
 
 @dataclass(frozen=True)
 class Side:
-    """What one of the two models takes.
+    """The memory and the reads of one of the two models.
 
     Attributes:
         kind: "encoder-decoder", "decoder-only", or the kind of a hidden-state drafter.

@@ -67,7 +67,7 @@ class Base(TargetModel, Protocol):
 
     def cache_nbytes(self, source: int, positions: int) -> int:
         """Return the bytes of a sequence's keys, values and recurrent state with `positions` tokens
-        in the cache. In an encoder-decoder model, add those of a source of `source` tokens."""
+        in the cache. In an encoder-decoder model, add the bytes of a source of `source` tokens."""
 
     @property
     def holds_scores(self) -> bool:

@@ -1,5 +1,5 @@
-"""Layers that take fewer operations on MLX's CPU back end, where small models spend most time on
-submitting operations. Results are the same as MLX's, bit for bit.
+"""Layers that take fewer operations on MLX's CPU back end, since the host's time for
+submitting operations decides small models' speed. Results are the same as MLX's, bit for bit.
 
 MLX's rotary positions take 30 operations. Here all layers of a pass share the cosines and sines. A
 matrix product of one sequence needs neither a transposed weight nor a flattened input."""

@@ -134,8 +134,8 @@ class ExactContext:
 
 
 def try_exact(open_: Callable[[], Context], vocabulary: int) -> ExactPasses:
-    """Return the first of WAYS in which passes over several rows give the logits of passes over one
-    row, bit for bit, also after some of the rows were rewound.
+    """Return the first of WAYS in which passes over several rows have the logits of passes over one
+    row. Bits are compared, also after some of the rows were rewound.
 
     Args:
         open_: Opens a context of one sequence.

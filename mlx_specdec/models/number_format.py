@@ -18,7 +18,7 @@ from .wired_memory import wire
 EXPANDED_SHARE = 0.25
 """On the CPU, quantized weights are dequantized on load if they take at most this share of the
 memory in float32. With MLX's quantized CPU kernels a pass over n rows takes nearly n times as long
-as a pass over one row, so that verifying several tokens in one pass gains nothing."""
+as a pass over one row. Drafts would gain nothing."""
 NOTED_ABOVE = 1 << 28
 """If a quantized model takes more than these bytes in float32, a note says whether its weights are
 dequantized: 256 MiB."""
@@ -33,8 +33,8 @@ class NumberFormat:
     """The dtype and the quantization in which a model's weights are computed.
 
     Attributes:
-        dtype: "auto" is float32 on the CPU, where half precision is slower. On other devices it is
-            the stored dtype, or bfloat16 if float16 is too small; see `floating`.
+        dtype: "auto" is float32 on the CPU, because half precision is slower there. Elsewhere it
+            is the stored dtype, or bfloat16 if float16 is too small; see `floating`.
         q_bits: Quantize on load to this number of bits; None does not quantize.
         q_group_size: Number of weights that share a scale.
         expand: Dequantize stored quantized weights on load. None does so if that is faster and the

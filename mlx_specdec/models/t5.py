@@ -36,7 +36,7 @@ from .rows import Place
 
 TRAINED_LENGTH, LONGER = 512, 1024
 """Default number of tokens of a source in pretraining. TRAINED_LENGTH is T5's (Raffel et al., arXiv
-1910.10683, section 3.1.2). LONGER is that of mT5 (2010.11934), UMT5 and ByT5 (2105.13626)."""
+1910.10683, section 3.1.2). LONGER holds for mT5 (2010.11934), UMT5 and ByT5 (2105.13626)."""
 FEED_FORWARDS = ("relu", "gelu", "silu", "gated-relu", "gated-gelu", "gated-silu")
 
 
@@ -228,8 +228,8 @@ class T5Stack(nn.Module):
 
     def bias_tables(self, reach: int) -> list[mx.array]:
         """Return a table (heads, width) for each layer with a bias of its own. Column reach - 1 +
-        (key - query) has the score bias of that relative position. The decoder's tables end with
-        `reach` columns of -inf for keys after the query."""
+        (key - query) has the score bias of the relative position key - query. The decoder's tables
+        end with `reach` columns of -inf for keys after the query."""
         config = self._config
         ahead = 0 if self._is_decoder else reach - 1
         distances, both = np.arange(1 - reach, ahead + 1), not self._is_decoder

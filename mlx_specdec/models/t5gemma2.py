@@ -2,7 +2,7 @@
 
 The layers are Gemma 3's. A decoder layer attends to the decoder's positions and to the encoder's
 output with one set of projections and one softmax. A cache therefore holds both: the positions of
-the source come first, then those of the decoder. Only the latter are rotated, and count from 0."""
+the source, and then the positions of the decoder. Only the latter are rotated, and count from 0."""
 
 import math
 import re

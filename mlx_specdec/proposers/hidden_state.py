@@ -80,8 +80,7 @@ class HiddenStateDrafter(Proposer):
         return {self.kind: place.context.snapshot(place.rows.index(row))}
 
     def propose(self, rows: Sequence[Row], limits: Sequence[int], noise: Noise) -> Proposal:
-        """See Proposer. Abstains while there is a row of which the target has processed no
-        token."""
+        """See Proposer. Abstains until the target has processed a token of every row."""
         count = min(max(limits), self.network.most)
         if not count or not all(row.processed and self.kind in row.state for row in rows):
             return no_proposal(len(rows))

@@ -400,8 +400,8 @@ class SentencePieceTokenizer(DirectoryTokenizer):
 
 
 class NumberedTokenizer(DirectoryTokenizer):
-    """sentencepiece models whose pieces have their own ids: those of M2M100, mBART, NLLB, Pegasus
-    and Marian, which has a model for each language and a common vocabulary. A special token in a
+    """Sentencepiece models whose pieces have their own ids, as M2M100, mBART, NLLB, Pegasus and
+    Marian have. Marian has a model for each language and a common vocabulary. A special token in a
     text is encoded as text, except for the tag at the beginning of a source of Marian."""
 
     def __init__(self, directory: Path, settings: Mapping[str, Any], file: Path) -> None:

@@ -172,7 +172,7 @@ def collect(
     progress(min(done, len(pieces)), len(pieces))
     names = (*hidden, FINAL)
     for number, group in enumerate(groups):
-        # A group that was interrupted is completed anew, since its texts are sampled together.
+        # An interrupted group is completed from its start, since its texts are sampled together.
         first, done = min(done, len(group)), max(0, done - len(group))
         if first == len(group):
             continue

@@ -1,6 +1,6 @@
 """Completions for training, and the hidden states of texts, in batches. The target takes plain
-decoding steps without a request for each text: at hundreds of texts in a pass, requests take the
-host more time than the model takes a GPU."""
+decoding steps without a request for each text. With hundreds of texts in a pass, the host would
+need more time for requests than a GPU needs for the model."""
 
 from collections.abc import Iterator, Sequence
 

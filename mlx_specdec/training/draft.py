@@ -113,9 +113,9 @@ class DraftTask(Task):
 
 @contextmanager
 def initial(pair: Pair, layers: int | None) -> Iterator[tuple[Base, dict[str, Any], Path, str]]:
-    """Yield the pair's draft model, or a new one of some layers if it has none, with its
-    config.json, the directory of its tokenizer files, and a description of the origin of its
-    weights. The files exist until the block ends.
+    """Yield the pair's draft model, or a new one with `layers` layers if the pair has none. With it
+    come its config.json, the directory of its tokenizer files, and the origin of its weights in
+    words. The files exist until the block ends.
 
     Raises:
         OptionError: If the pair has Medusa heads, or a drafter that reads hidden states.
@@ -131,7 +131,7 @@ def initial(pair: Pair, layers: int | None) -> Iterator[tuple[Base, dict[str, An
         )
     if pair.draft is not None and (pair.translation or pair.draft.vocabulary < pair.vocabulary):
         raise VocabularyError(
-            f"{pair.draft_name} knows {pair.draft.vocabulary} of the target's {pair.vocabulary} "
+            f"{pair.draft_name} has {pair.draft.vocabulary} of the target's {pair.vocabulary} "
             "tokens, and a draft learns to predict all of them: take another, or give layers"
         )
     with as_directory(resolve(pair.draft_name or pair.name)) as directory:
@@ -158,8 +158,8 @@ def write(
     config: Mapping[str, Any],
     source: Path,
 ) -> None:
-    """Write all files of the model, with `facts` in provenance.json. The tokenizer files are those
-    of the directory `source`. Raises OSError."""
+    """Write all files of the model, with `facts` in provenance.json. The tokenizer files come
+    from the directory `source`. Raises OSError."""
     tensors = {
         name: array.astype(stored_type(network, name, array))
         for name, array in tree_flatten(network.parameters())

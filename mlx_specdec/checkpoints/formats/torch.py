@@ -21,7 +21,7 @@ from ..tensors import Malformed, TensorInfo, TensorReader
 ZIP_MAGIC, OLD_MAGIC = b"PK\x03\x04", 0x1950A86A20F9469CFC6C
 _LOCAL_BYTES = 30
 _MOST_ITEMS = 1 << 16
-"""Limit of the items of a tuple, with those of the tuples in it. A shape has a few."""
+"""Limit of the items of a tuple and of all tuples in it. A shape has a few."""
 _BROKEN = "is truncated or damaged: download it again"
 
 
@@ -99,8 +99,8 @@ _TUPLES = pickle.EMPTY_TUPLE + pickle.TUPLE + pickle.TUPLE1 + pickle.TUPLE2 + pi
 
 def _counting(load: Any) -> Any:
     """Return an operation that makes a tuple, with a check of its items. A few bytes can make a
-    tuple that has another one twice, which has a third one twice, and so on. To hash it as a key
-    would take for ever."""
+    tuple that has another one twice, which has a third one twice, and so on. The
+    hash of such a tuple would take years."""
 
     def make(self: "Unpickler") -> None:
         load(self)

@@ -14,4 +14,4 @@ DRAFTER_KINDS: Mapping[str, str] = {
     "gemma4_assistant": "gemma4_assistant:ASSISTANT",
 }
 """The module and the name of each kind's `network.DrafterKind`. Directories are recognized in this
-order: the files of a DSpark also look like a DFlash, and those of a P-EAGLE like an EAGLE-3."""
+order: the files of a DSpark also look like a DFlash, and the files of a P-EAGLE like an EAGLE-3."""

@@ -232,8 +232,8 @@ class DFlash(DrafterNetwork):
         self, logits: mx.array, token: mx.array, state: mx.array, carried: mx.array | None
     ) -> tuple[mx.array, mx.array | None]:
         """Return the final logits of a slot over the target's vocabulary, and `carried` for the
-        next slot. `logits` are the head's, (batch, 1, the drafter's vocabulary). For the other
-        arguments, see `MarkovHead.latent`."""
+        next slot. `logits` are the head's, (batch, 1, the drafter's vocabulary).
+        `MarkovHead.latent` describes the other arguments."""
         if "markov_head" in self:
             latent, carried = self.markov_head.latent(token, state, carried)
             logits = logits + self.markov_head.markov_w2(latent)
@@ -379,7 +379,7 @@ class Selector(nn.Module):
 
     def step(self, logits: mx.array, token: mx.array, state: mx.array) -> mx.array:
         """Return new logits, (batch, 1, vocabulary), which are -inf except for the likeliest
-        tokens. The arguments are those of `DFlash.slot_logits`."""
+        tokens. `DFlash.slot_logits` has the same arguments."""
         likeliest = indices_of_largest(logits, self._top_k)
         wanted = self.predecessor_codebook(token) * self.hidden_projection(state)
         bonus = (self.successor_codebook(likeliest) @ wanted[..., None])[..., 0]

@@ -115,7 +115,7 @@ class Network(nn.Module, ABC):
 
     def teach(self, sources: mx.array, mask: mx.array, tokens: mx.array) -> mx.array:
         """Return the inputs of the head, (batch, m, width), for complete sequences, (batch, m)
-        int32, without caches. For `sources` and `mask`, see `encode`."""
+        int32, without caches. `encode` describes `sources` and `mask`."""
         batch, rows = tokens.shape
         encoded, starts = self.encode(sources, mask), (0,) * batch
         by_layer = EncodedSources((encoded,), self.project_encoded(encoded)).by_layer
@@ -145,7 +145,7 @@ class EncodedSources:
 
     Attributes:
         encoded: The encoder's output for each source, (1, n, d_model) without padding.
-        projected: The keys and values of that output in each decoder layer, alternately; empty if
+        projected: The keys and values of `encoded` in each decoder layer, alternately; empty if
             they are in the caches.
     """
 
@@ -267,7 +267,7 @@ class EncoderDecoderModel:
         def read() -> EncodedSources:
             parts: dict[int, EncodedSources] = {}
             for row, prompt in enumerate(prompts):
-                # What another request has encoded in a batch may have other bits.
+                # Batches may change the bits of an encoded source.
                 shares = self._shares and not rows_stand_alone()
                 encoded = self._encodings.get(tuple(prompt)) if shares else None
                 if row in snapshots:

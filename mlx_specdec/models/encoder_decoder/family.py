@@ -47,7 +47,7 @@ class EncoderDecoderFamily(ABC):
     Attributes:
         overflows: Whether float16 is too small for the hidden states of some checkpoints.
         copies: Tensors that are not read, because each repeats another tensor. The values are the
-            network's names of those other tensors.
+            network's names of the repeated tensors.
         decoder_depth: The entry of config.json with the number of decoder layers.
     """
 

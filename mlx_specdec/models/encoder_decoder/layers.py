@@ -72,8 +72,8 @@ class Attention(nn.Module):
     def __call__(
         self, states: mx.array, attended: KeysValues, mask: Mask, offset: Offset = None
     ) -> mx.array:
-        """Attend from states, (batch, m, width), the first of which is at position `offset`, to
-        keys and values. The mask is False for keys to hide, or has floats that are added to the
+        """Attend from states, (batch, m, width), to keys and values. The first state is at
+        position `offset`. The mask is False for keys to hide, or has floats that are added to the
         scores."""
         keys, values = attended
         return self.attend(self.queries(states, offset), keys, values, mask)
@@ -152,7 +152,7 @@ def attend_in_parts(
 
 
 def append_in_training(before: KeysValues, *new: mx.array) -> KeysValues:
-    """Return the keys and values to which a pass over complete sequences attends: those of the
-    sources, `before`, if one softmax covers a source and its sequence, and then the new ones."""
+    """Return the keys and values to which a pass over complete sequences attends. If one softmax
+    covers a source and its sequence, the sources' keys and values, `before`, come first."""
     pairs = zip(before, new, strict=True)
     return [mx.concatenate([*pair], axis=2) for pair in pairs] if before else new

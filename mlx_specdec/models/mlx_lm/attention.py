@@ -6,7 +6,7 @@ In a pass of one row over a latent (DeepSeek's MLA) mlx-lm attends to the latent
 called "absorbed". In longer passes mlx-lm first expands the latent of the whole cache to the keys
 and values of every head. That takes 30 times the arithmetic and rounds differently. Here mlx-lm's
 modules run unchanged, and the attention function that they call uses the latent instead of their
-keys and values. Those are lazy, so that they are never computed. They are recognized by identity,
+keys and values. They are lazy, so that they are never computed. They are recognized by identity,
 because other arrays can have the same shape."""
 
 import inspect
@@ -65,7 +65,7 @@ def _scopes(network: nn.Module) -> list[ModuleType]:
 def _row_by_row(
     axis: int, names: Sequence[str], state: str, plain: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Call a recurrence. In an exact pass, call it for each row.
+    """Call a recurrence. An exact pass calls it for each row.
 
     Args:
         axis, names, state: See SINGLE_ROWS.
@@ -171,7 +171,7 @@ def absorbed(
     queries: mx.array, keys: Any, values: Any, cache: Any, scale: float, mask: Any
 ) -> mx.array | None:
     """Return the attention to the newest latent, or None if the rows are many, or the keys and
-    values were not expanded from this latent. The arguments are those of mlx-lm's attention."""
+    values were not expanded from this latent. mlx-lm's attention has the same arguments."""
     made_keys, made_values = _recent.keys, _recent.values
     _recent.keys = _recent.values = None
     if made_keys is None or made_values is None or values is not made_values[2]:
