@@ -33,8 +33,8 @@ from .statistics import Stopwatch
 from .worth import Worth
 
 ALL_CORES_FROM = 128
-"""Tokens of the prompts from which MKL uses all cores in their prefill. Its threads spin for a while
-after that, which makes the rounds after a short prompt 4 % slower."""
+"""Tokens of the prompts from which MKL uses all cores in their prefill. Its threads spin afterwards
+for a while, which makes the rounds after a short prompt 4 % slower."""
 PREFILL_CHUNK = 512
 """Prefill chunk on a CPU, in tokens. Larger chunks are slower there and need more memory."""
 LARGE_CHUNK = 2048
