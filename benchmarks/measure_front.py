@@ -2,7 +2,7 @@
 
     python benchmarks/measure_front.py [--repeats 5] [--file benchmarks/results/2026-11-29.json]
 
-Run it on a quiet machine; it takes about ten minutes on two cores. It measures all draft lengths
+Run it on a quiet machine; it takes about ten minutes on two cores. It measures six draft lengths
 from 0 to 8 and `auto` with both shipped pairs, on prompts that they were not trained on. It also
 runs the examples of docs/ whose output has a speed. It replaces the tables and these outputs in
 README.md and docs/. `tests/test_figures.py` compares pages and file."""
@@ -27,7 +27,7 @@ PAIRS = {
     "--draft-model weights/py-llama-draft",
 }
 """The arguments of `bench` for each pair."""
-LENGTHS = "1,2,3,4,5,6,7,8,auto"
+LENGTHS = "1,2,3,5,8,auto"
 NAMES = {"draft auto": "auto", "auto": "auto, with lookup"}
 """Methods of `bench` with another name in the tables."""
 EXAMPLES = ("platforms", "drafters", "batching", "encoder-decoders")
