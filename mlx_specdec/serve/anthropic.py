@@ -18,7 +18,16 @@ from .internal import Chat, MaxTokens, Sampled, Stops, ToolChoice, Tools, Wanted
 from .problems import Problem
 from .requests import LoadedModel
 from .service import complete, compute
-from .shared_bodies import Content, Format, Function, Parameters, Part, Role, Thoughtful, parts_of
+from .shared_bodies import (
+    Content,
+    ContentPart,
+    Format,
+    Function,
+    Parameters,
+    Role,
+    Thoughtful,
+    parts_of,
+)
 
 MODES: Mapping[str, Literal["none", "auto", "required"]]
 MODES = {"none": "none", "auto": "auto", "any": "required", "tool": "required"}
@@ -55,11 +64,11 @@ class Source(Fields):
         return None if self.content is None else text_of(parts_of(self.content))
 
 
-class Block(Part):
+class ContentBlock(ContentPart):
     """A part of a message, of a system prompt, or of a result of a tool."""
 
     kinds: ClassVar[Kinds] = {
-        **Part.kinds,
+        **ContentPart.kinds,
         "document": ("source",),
         "search_result": ("source", "title", "content"),
         "tool_use": ("name",),
@@ -68,7 +77,7 @@ class Block(Part):
     title: str | None = None
     context: str | None = None
     source: str | Source = ""
-    content: str | Several["Block"] = ""
+    content: str | Several["ContentBlock"] = ""
     id: str | None = None
     name: str = ""
     input: Object | None = None
@@ -89,7 +98,7 @@ class Block(Part):
 
 class BlocksMessage(Fields):
     role: Role
-    content: str | Several[Block]
+    content: str | Several[ContentBlock]
 
     def messages(self) -> list[Message]:
         """Return the message as `text.messages` reads it. Results of tools come first, each as a
@@ -287,7 +296,7 @@ def _end(choice: Choice) -> Payload:
 
 
 def error(problem: Problem) -> tuple[int, Payload]:
-    """Return the status and the payload of an error."""
+    """Return the HTTP status and the body with which Anthropic's API reports an error."""
     kind = ANTHROPIC_ERRORS.get(problem.status, problem.type)
     return problem.status, {"type": "error", "error": {"type": kind, "message": problem.message}}
 

@@ -243,7 +243,7 @@ class OllamaWriter(Writer):
 
 
 def error(problem: Problem) -> tuple[int, Payload]:
-    """Return the status and the payload of an error."""
+    """Return the HTTP status and the body with which ollama's API reports an error."""
     return problem.status, {"error": problem.message}
 
 

@@ -425,7 +425,7 @@ def _reason(choice: Choice) -> str:
 
 
 def error(problem: Problem) -> tuple[int, Payload]:
-    """Return the status and the payload of an error."""
+    """Return the HTTP status and the body with which OpenAI's API reports an error."""
     return problem.status, problem.as_dict()
 
 

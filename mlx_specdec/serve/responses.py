@@ -26,11 +26,11 @@ from .shared_bodies import (
     Choosing,
     Constrained,
     Content,
+    ContentPart,
     Format,
     Function,
     OneOf,
     Parameters,
-    Part,
     Thoughtful,
     choice_of,
     parts_of,
@@ -97,7 +97,7 @@ class Item(Typed):
     type: str = "message"
     role: Literal["user", "assistant", "system", "developer"] = "user"
     content: Content = ""
-    summary: Several[Part] = []  # noqa: RUF012
+    summary: Several[ContentPart] = []  # noqa: RUF012
     encrypted_content: str = ""
     call_id: str = ""
     name: str = ""
@@ -418,7 +418,7 @@ def custom_input(arguments: str) -> str:
 
 
 def error(problem: Problem) -> tuple[int, Payload]:
-    """Return the status and the payload of an error."""
+    """Return the HTTP status and the body with which OpenAI's Responses API reports an error."""
     payload = problem.as_dict()
     payload["error"]["param"] = PARAMS.get(problem.param or "", problem.param)
     # Codex repeats a request after 503, but never after 429.

@@ -29,7 +29,7 @@ LONGEST_TOOL_NAME = 128
 
 
 # Contents.
-class Part(Typed):
+class ContentPart(Typed):
     """A part of a message's content. The model sees a note in place of other types."""
 
     kinds: ClassVar[Kinds] = {
@@ -38,17 +38,17 @@ class Part(Typed):
     }
     text: str | None = None
     refusal: str | None = None
-    thinking: str | Several["Part"] | None = None
+    thinking: str | Several["ContentPart"] | None = None
 
     def part(self) -> Message:
         """Return the part as `text.messages` reads it."""
-        return self.model_dump(include={"type", *Part.model_fields}, exclude_none=True)
+        return self.model_dump(include={"type", *ContentPart.model_fields}, exclude_none=True)
 
 
-Content = str | Several[Part]
+Content = str | Several[ContentPart]
 
 
-def parts_of(content: str | Sequence[Part]) -> str | list[Message]:
+def parts_of(content: str | Sequence[ContentPart]) -> str | list[Message]:
     """Return a content as `text.messages` reads it."""
     return content if isinstance(content, str) else [part.part() for part in content]
 
@@ -234,7 +234,7 @@ class Format(Typed):
         return [schema_constraint({"type": "object"} if wanted is None else wanted, field)]
 
 
-class Constraints(Fields):
+class VllmConstraints(Fields):
     """vLLM's forms of constraints, also with the names of its older versions."""
 
     json_: Annotated[Written | JsonSchema | None, unset] = Field(
@@ -259,11 +259,11 @@ class Constraints(Fields):
         ]
 
 
-class StructuredOutputs(Constraints):
+class StructuredOutputs(VllmConstraints):
     model_config = ConfigDict(extra="forbid")
 
 
-class Constrained(Constraints):
+class Constrained(VllmConstraints):
     """The fields with constraints."""
 
     response_format: Format | None = None

@@ -25,7 +25,7 @@ router = APIRouter()
 
 
 # Bodies.
-class Grammar(Fields):
+class TgiGrammar(Fields):
     type: Literal["regex", "json", "json_schema"]
     value: Written | JsonSchema
 
@@ -54,7 +54,7 @@ class GenerateParameters(Sampled):
     details: Boolean = False
     do_sample: Boolean | None = None
     return_full_text: Boolean = False
-    grammar: Grammar | None = None
+    grammar: TgiGrammar | None = None
 
     def sampled(self) -> Sampled:
         """Return the parameters with the temperature that they mean. Parameters that change the
@@ -151,7 +151,7 @@ class TgiWriter(Writer):
 
 
 def error(problem: Problem) -> tuple[int, Payload]:
-    """Return the status and the payload of an error."""
+    """Return the HTTP status and the body with which TGI's API reports an error."""
     status, kind = TGI_ERRORS.get(problem.status, (problem.status, "incomplete_generation"))
     return status, {"error": problem.message, "error_type": kind}
 
