@@ -5,7 +5,7 @@ import itertools
 import logging
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor, wait
 from contextlib import suppress
@@ -22,7 +22,7 @@ from ..engine.scheduler import Failures, Scheduler
 from ..engine.turns import Turns
 from ..models.wired_memory import release
 from ..results import Step
-from .metrics import CANCELLED, FAILED, GENERATED, REJECTED, Metrics
+from .metrics import CANCELLED, FAILED, GENERATED, REJECTED, counts_of
 from .problems import busy
 from .settings import CONNECTIONS
 
@@ -65,14 +65,6 @@ class EngineTask:
     future: Future[Any] = field(default_factory=Future)
 
 
-@dataclass
-class _Pending:
-    """A request that has not ended. came: Time of arrival."""
-
-    listener: Listener
-    came: float
-
-
 @dataclass(eq=False)
 class Engine:
     """A scheduler that decodes requests in a thread of its own until it is closed.
@@ -82,13 +74,13 @@ class Engine:
         most: Largest number of requests that have not ended.
         store: The files of the prompt cache, or None for no prompt cache.
         memory_budget: Bytes for all sequences, or None for the scheduler's default.
-        metrics: The counters, which outlive the engine.
+        counters: The counters of the metrics, which outlive the engine. The engine's thread and the
+            event loop's thread count under different names.
         turns: Decides when prompts are prefilled; all engines of a server share it.
         ready: Set while `pair`, `options` and `budget` can be read.
         closed: Whether the engine accepts no more requests.
         problem: The exception that ended the engine early, or None.
-        nbytes: Bytes of the prompt cache, of the completions that lookup searches, and of the
-            budget.
+        gauges: The sizes in the metrics, by name.
     """
 
     load: Callable[[], tuple[Pair, Options]]
@@ -96,7 +88,7 @@ class Engine:
     most: int = CONNECTIONS
     store: Store | None = None
     memory_budget: int | None = None
-    metrics: Metrics = field(default_factory=Metrics)
+    counters: Counter[str] = field(default_factory=Counter)
     turns: Turns = field(default_factory=Turns)
 
     def __post_init__(self) -> None:
@@ -107,11 +99,11 @@ class Engine:
         self.ready = threading.Event()
         self.closed = False
         self.problem: BaseException | None = None
-        self.reserved_bytes = 0
-        self.nbytes = (0, 0, 0)
+        self.gauges: dict[str, int] = {}
         self._cache: PromptCache | None = None
         self._changed = threading.Condition()
-        self._pending: dict[int, _Pending] = {}
+        # Number of a request that has not ended -> its listener and its time of arrival.
+        self._pending: dict[int, tuple[Listener, float]] = {}
         self._arrived: list[tuple[int, Request]] = []
         self._cancelled: list[int] = []
         self._tasks: deque[EngineTask] = deque()
@@ -141,7 +133,7 @@ class Engine:
         if self.failures.passes >= FAILED_PASSES:
             return f"{self.failures.passes} passes have failed one after the other"
         with self._changed:
-            came = min((request.came for request in self._pending.values()), default=None)
+            came = min((came for _, came in self._pending.values()), default=None)
         if came is not None and time.perf_counter() - max(came, self._stepped) > STEP_SECONDS:
             return f"a step has not finished in {STEP_SECONDS:.0f} seconds"
         return None
@@ -150,7 +142,6 @@ class Engine:
         """Change the bytes for all sequences. Call this only while there are no requests, since a
         request that was accepted might not fit any more."""
         self.memory_budget = self.budget.nbytes = nbytes
-        self._measure()
 
     def start(self, threads: ThreadPoolExecutor | None = None) -> None:
         """Load the models, then decode, in one of the threads, or in a new one."""
@@ -163,7 +154,7 @@ class Engine:
             arrived = [(next(self._numbers), request) for request in requests]
             now = time.perf_counter()
             self._arrived += arrived
-            self._pending.update({number: _Pending(listener, now) for number, _ in arrived})
+            self._pending.update({number: (listener, now) for number, _ in arrived})
             self._changed.notify()
         return [number for number, _ in arrived]
 
@@ -178,7 +169,7 @@ class Engine:
         if self.closed:
             raise busy(STOPPING)
         if len(self._pending) + len(self._tasks) + more > self.most:
-            self.metrics.count(REJECTED, more)
+            self.counters[REJECTED] += more
             raise busy("too many requests wait already: try again", 429, "queue_full")
 
     def cancel(self, numbers: Sequence[int]) -> None:
@@ -187,7 +178,7 @@ class Engine:
             pending = [number for number in numbers if self._pending.pop(number, None) is not None]
             self._cancelled += pending
             self._changed.notify()
-        self.metrics.count(CANCELLED, len(pending))
+        self.counters[CANCELLED] += len(pending)
 
     def close(self) -> None:
         """Accept no more requests, and end pending requests with an error at once. The memory is
@@ -215,7 +206,7 @@ class Engine:
         self.ready.clear()
         for name in ("pair", "options", "budget"):
             vars(self).pop(name, None)
-        self._cache, self.nbytes = None, (0, 0, 0)
+        self._cache, self.gauges = None, {}
         system.release_memory()
         release()
 
@@ -246,9 +237,7 @@ class Engine:
                 for number in cancelled:
                     scheduler.cancel(number)
                 steps = scheduler.step()
-                self.reserved_bytes = scheduler.reserved_bytes
-                self._waiting = len(scheduler.waiting)
-                self._measure()
+                self._measure(scheduler)
             except Exception as problem:
                 if self.pair.target.lost:
                     raise
@@ -291,14 +280,19 @@ class Engine:
     def _begin(self) -> Scheduler:
         arguments = self.pair, None, self.options, BatchSize(self.batch_size), self._cache
         scheduler = Scheduler(*arguments, self.failures, self.memory_budget, turns=self.turns)
-        self.budget, self.reserved_bytes, self._waiting = scheduler.budget, 0, 0
-        self._measure()
+        self.budget = scheduler.budget
+        self._measure(scheduler)
         return scheduler
 
-    def _measure(self) -> None:
-        held = self._cache, self.pair.history, self.budget
-        cached, history, budget = (0 if holder is None else holder.nbytes for holder in held)
-        self.nbytes = cached, history, budget
+    def _measure(self, scheduler: Scheduler) -> None:
+        cache, history = self._cache, self.pair.history
+        self._waiting = len(scheduler.waiting)
+        self.gauges = {
+            "mlx_specdec:prompt_cache_bytes": 0 if cache is None else cache.nbytes,
+            "mlx_specdec:history_bytes": 0 if history is None else history.nbytes,
+            "mlx_specdec:memory_reserved_bytes": scheduler.reserved_bytes,
+            "mlx_specdec:memory_budget_bytes": self.budget.nbytes,
+        }
 
     def _all_with(self, error: str) -> list[Step]:
         """Return steps that end all pending requests with an error."""
@@ -316,9 +310,10 @@ class Engine:
                 continue
             if step.tokens:
                 self.failures.passes = 0
-                self.metrics.count(GENERATED, len(step.tokens))
+                self.counters[GENERATED] += len(step.tokens)
             if step.result is not None:
-                self.metrics.finished(step.result)
+                self.counters.update(counts_of(step.result))
             elif step.error is not None:
-                self.metrics.count(FAILED)
-            pending.listener(step)
+                self.counters[FAILED] += 1
+            listener, _ = pending
+            listener(step)

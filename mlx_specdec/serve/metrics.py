@@ -1,8 +1,6 @@
 """Counters and gauges of each model in Prometheus' text format. Counters that vLLM also has are
 named as in vLLM, so that tools for vLLM can read them."""
 
-import threading
-from collections import Counter
 from collections.abc import Mapping
 
 from ..results import Result
@@ -39,42 +37,28 @@ GAUGES = {
 """The description of each gauge, by its name."""
 
 
-class Metrics:
-    """The counters of a model, for several threads."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self.numbers = Counter(dict.fromkeys(COUNTERS, 0))
-
-    def count(self, name: str, by: int = 1) -> None:
-        """Count new tokens, or cancelled, rejected or failed requests."""
-        with self._lock:
-            self.numbers[name] += by
-
-    def finished(self, result: Result) -> None:
-        """Count a request that ended."""
-        stats, labels = result.stats, result.labels
-        counts = {
-            "vllm:prompt_tokens_total": labels.prompt_tokens,
-            "vllm:prefix_cache_queries_total": labels.prompt_tokens,
-            "vllm:prefix_cache_hits_total": labels.cached_tokens,
-            "vllm:request_success_total": 1,
-            "vllm:spec_decode_num_drafts_total": next(iter(stats.drafted_by_position), 0),
-            "vllm:spec_decode_num_draft_tokens_total": stats.drafted,
-            "vllm:spec_decode_num_accepted_tokens_total": stats.accepted,
-        }
-        with self._lock:
-            self.numbers.update(counts)
+def counts_of(result: Result) -> dict[str, int]:
+    """Return what a request that has ended adds to the counters, by the counter's name."""
+    stats, labels = result.stats, result.labels
+    return {
+        "vllm:prompt_tokens_total": labels.prompt_tokens,
+        "vllm:prefix_cache_queries_total": labels.prompt_tokens,
+        "vllm:prefix_cache_hits_total": labels.cached_tokens,
+        "vllm:request_success_total": 1,
+        "vllm:spec_decode_num_drafts_total": next(iter(stats.drafted_by_position), 0),
+        "vllm:spec_decode_num_draft_tokens_total": stats.drafted,
+        "vllm:spec_decode_num_accepted_tokens_total": stats.accepted,
+    }
 
 
 def as_text(models: Mapping[str, Mapping[str, float]]) -> str:
     """Return all metrics in Prometheus' text format. models: The numbers of each model by the names
-    of the metrics, by the name of the model."""
+    of the metrics, by the name of the model. A metric without a number is 0."""
     lines = []
     for kind, descriptions in (("gauge", GAUGES), ("counter", COUNTERS)):
         for name, description in descriptions.items():
             lines += [f"# HELP {name} {description}", f"# TYPE {name} {kind}"]
             for model, numbers in models.items():
                 escaped = model.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
-                lines.append(f'{name}{{model_name="{escaped}"}} {numbers[name]}')
+                lines.append(f'{name}{{model_name="{escaped}"}} {numbers.get(name, 0)}')
     return "\n".join([*lines, ""])

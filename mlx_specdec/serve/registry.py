@@ -6,6 +6,7 @@ models with requests are never unloaded. Only the event loop calls the registry.
 import logging
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,7 +24,6 @@ from ..system import show_size
 from ..text.markers import markers_of
 from .answers import token_pieces
 from .engine import STOPPING, Engine, engine_threads
-from .metrics import Metrics
 from .problems import Problem, busy, failed
 from .requests import Facts, LoadedModel
 from .settings import ServiceSettings
@@ -57,7 +57,7 @@ class ServedModel:
         waiting: Requests that wait until the model is loaded.
         problem: The error of the last load, for the requests that waited for it.
         facts: Facts that are known after the first load.
-        metrics: The counters of its requests.
+        counters: The counters of its metrics.
     """
 
     name: str
@@ -74,7 +74,7 @@ class ServedModel:
     waiting: int = 0
     problem: Problem | None = None
     facts: Facts | None = None
-    metrics: Metrics = field(default_factory=Metrics)
+    counters: Counter[str] = field(default_factory=Counter)
 
     @property
     def state(self) -> Literal["unloaded", "loading", "loaded", "unloading"]:
@@ -93,17 +93,11 @@ class ServedModel:
 
     @property
     def numbers(self) -> dict[str, float]:
-        """The numbers of the metrics of the model, by name."""
-        loaded, engine = self.state == "loaded", self.engine
-        sizes = (0, 0, 0, 0) if engine is None else (*engine.nbytes, engine.reserved_bytes)
-        cached, history, budget, reserved = sizes
-        running, waiting = self.requests
+        """The numbers of the metrics of the model, by name, without some that are 0."""
+        loaded, running, waiting = self.state == "loaded", *self.requests
         return {
-            **self.metrics.numbers,
-            "mlx_specdec:prompt_cache_bytes": cached,
-            "mlx_specdec:history_bytes": history,
-            "mlx_specdec:memory_reserved_bytes": reserved,
-            "mlx_specdec:memory_budget_bytes": budget,
+            **self.counters,
+            **({} if self.engine is None else self.engine.gauges),
             "mlx_specdec:model_loaded": int(loaded),
             "mlx_specdec:model_bytes": self.nbytes if loaded else 0,
             "mlx_specdec:model_requests_running": running,
@@ -298,7 +292,7 @@ class Registry:
             return pair, options
 
         most, budget = model.settings.limits.connections, self._least or self.memory_budget
-        of_model = most, model.store, budget, model.metrics
+        of_model = most, model.store, budget, model.counters
         model.engine = Engine(load, self.batch_size, *of_model, self._turns)
         model.keep = self.idle_seconds
         model.engine.start(self._threads)
@@ -331,7 +325,7 @@ class Registry:
         """Return the bytes of models with the least budget for their requests. now: Count the
         present budget of models that have requests."""
         budgets = (
-            max(self._least, model.engine.nbytes[2] if now and model.engine and model.busy else 0)
+            (now and model.engine and model.busy and model.engine.memory_budget) or self._least
             for model in models
         )
         return sum(model.nbytes for model in models) + sum(budgets)
@@ -363,7 +357,7 @@ class Registry:
             return
         held = [(model, engine) for model in self.models if (engine := model.engine) is not None]
         idle = [(model, engine) for model, engine in held if not model.busy]
-        taken = sum(engine.nbytes[2] for model, engine in held if model.busy)
+        taken = sum(engine.memory_budget or 0 for model, engine in held if model.busy)
         rest = int(self._shared) - taken - sum(model.nbytes for model, _ in held)
         for model, engine in idle:
             if model.state == "loaded":

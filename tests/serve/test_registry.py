@@ -38,14 +38,14 @@ class PretendedEngine:
     def __init__(self, load: object, size: int, most: int, store: object, *more: Any) -> None:
         self.ready, self.ended, self.problem = threading.Event(), False, None
         self.closed, self.requests = False, (0, 0)
-        self.nbytes = (0, 0, more[0] or 0)
+        self.memory_budget = more[0] or 0
         self.pair = self.options = self.budget = None
 
     def start(self, threads: object) -> None: ...
 
     def limit(self, nbytes: int) -> None:
         assert self.requests == (0, 0), "a request that was accepted might not fit any more"
-        self.nbytes = (0, 0, nbytes)
+        self.memory_budget = nbytes
 
     def close(self) -> None:
         assert self.requests == (0, 0), "a model with requests is unloaded"
@@ -106,7 +106,7 @@ def test_a_request_that_is_being_read_keeps_its_model(monkeypatch: pytest.Monkey
 def test_models_that_fit_share_what_their_weights_leave(monkeypatch: pytest.MonkeyPatch) -> None:
     several = Several(monkeypatch, "ab", budget=1600)
     several.use("a")
-    assert several["a"].engine.nbytes[2] == 1500
+    assert several["a"].engine.memory_budget == 1500
     several.run("a", 1)
     # A request of the first one may need all, so the second one waits for its end.
     assert not several.ask("b") and not several.ask("a")
@@ -115,10 +115,10 @@ def test_models_that_fit_share_what_their_weights_leave(monkeypatch: pytest.Monk
     assert several.states == {"a": "loaded", "b": "loading"}
     several.loaded("b")
     assert several.ask("a") and several.ask("b")
-    assert [several[name].engine.nbytes[2] for name in "ab"] == [700, 700]
+    assert [several[name].engine.memory_budget for name in "ab"] == [700, 700]
     several.run("a", 1)
     assert several.ask("b")
-    assert [several[name].engine.nbytes[2] for name in "ab"] == [700, 700]
+    assert [several[name].engine.memory_budget for name in "ab"] == [700, 700]
 
 
 def test_a_model_serves_its_waiting_requests_before_it_leaves(

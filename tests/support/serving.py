@@ -108,7 +108,7 @@ def service_of(
 ) -> Service:
     """The service of one model, "tiny", that an engine has loaded or is loading."""
     settings = settings or ServiceSettings()
-    served = {"engine": engine, "metrics": engine.metrics, "stays": True}
+    served = {"engine": engine, "counters": engine.counters, "stays": True}
     model = ServedModel("tiny", lambda: None, names, settings, **served)
     registry = Registry([model], engine.batch_size, strict=strict)
     model.facts = registry.loaded(model).facts
