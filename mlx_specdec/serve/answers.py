@@ -42,7 +42,8 @@ class Choice:
         stop: The stop string that ended the completion, or "".
         result: The engine's result, or None before the end and for a completion that was cut.
         thoughts: The thoughts so far, or None if the model marks none.
-        prompt_logprobs: The log-probabilities of all prompt tokens but the first, if requested.
+        logprobs: The log-probabilities of its tokens, if they are requested. Those of all prompt
+            tokens but the first come before them, if they are requested, too.
     """
 
     index: int = 0
@@ -57,7 +58,6 @@ class Choice:
     stop: str = ""
     result: Result | None = None
     thoughts: Thoughts | None = None
-    prompt_logprobs: Sequence[TokenLogprob] = ()
 
     @property
     def complete(self) -> bool:
@@ -72,8 +72,7 @@ class Choice:
     def take(self, step: Step) -> None:
         """Add what a step generated."""
         self.texts.append(step.text)
-        self.logprobs += step.logprobs
-        self.prompt_logprobs = step.prompt_logprobs or self.prompt_logprobs
+        self.logprobs += [*step.prompt_logprobs, *step.logprobs]
         self.tokens += len(step.tokens)
         if self.thoughts is not None:
             ended = step.finish_reason == "eos"

@@ -307,7 +307,7 @@ class TextWriter(CompletionWriter):
         """Yield chunks of text, and before the first one the prompt if `echo` is set."""
         if self._echoed and choice.index not in self._offsets:
             self._offsets[choice.index] = 0
-            logprobs = self._listed(choice, (), after_prompt=True)
+            logprobs = self._listed(choice, step.prompt_logprobs, of_prompt=True)
             text = {"text": self._echoed[choice.index]}
             yield self._chunk([self._choice(choice, text, logprobs)])
         yield from super().piece(choice, step, events)
@@ -319,18 +319,18 @@ class TextWriter(CompletionWriter):
         return [{"text": step.text}] if step.text else []
 
     def logprobs(self, choice: Choice, of: Choice | Step) -> Payload | None:
-        return self._listed(choice, of.logprobs, after_prompt=of is choice)
+        return self._listed(choice, of.logprobs, of_prompt=of is choice)
 
     def _listed(
-        self, choice: Choice, logprobs: Sequence[TokenLogprob], *, after_prompt: bool
+        self, choice: Choice, logprobs: Sequence[TokenLogprob], *, of_prompt: bool
     ) -> Payload | None:
-        """Return the lists of the next tokens of a choice, or None if there are none. after_prompt:
+        """Return the lists of the next tokens of a choice, or None if there are none. of_prompt:
         Whether the tokens of the prompt come first, if they have log-probabilities."""
         request = self.prepared.requests[choice.index]
-        after_prompt = after_prompt and request.scores_prompt
-        if after_prompt:
+        scored = of_prompt and request.scores_prompt
+        if scored:
             first: Any = request.prompt[0]
-            logprobs = [TokenLogprob(first, 0.0, ()), *choice.prompt_logprobs, *logprobs]
+            logprobs = [TokenLogprob(first, 0.0, ()), *logprobs]
         if not logprobs:
             return None
         tokens = [self._token(token.token, token.logprob) for token in logprobs]
@@ -348,7 +348,7 @@ class TextWriter(CompletionWriter):
             "top_logprobs": [{_key(top): top["logprob"] for top in tops} for tops in likeliest],
             "text_offset": offsets,
         }
-        if after_prompt:
+        if scored:
             # Nothing predicts the first token.
             listed["token_logprobs"][0] = listed["top_logprobs"][0] = None
         return listed
