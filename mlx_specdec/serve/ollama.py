@@ -69,15 +69,10 @@ class GenerationOptions(Sampled):
 
 class LoadingRequest(Body):
     """Fields of requests for which the model is loaded. keep_alive: Seconds for which it is kept,
-    or None to leave them unchanged."""
+    or None to leave them unchanged. The service reads it."""
 
     options: GenerationOptions = Field(default_factory=GenerationOptions.model_construct)
     keep_alive: Annotated[float | None, BeforeValidator(_seconds)] = None
-
-    def keep(self, model: LoadedModel) -> None:
-        """Set the seconds for which the model is kept."""
-        if self.keep_alive is not None:
-            model.keep(self.keep_alive)
 
 
 class WritingRequest(LoadingRequest):
@@ -206,7 +201,6 @@ class OllamaWriter(Writer):
     def __init__(self, model: LoadedModel, body: OllamaRequest) -> None:
         self._loaded, self._body, self._began = model, body, time.perf_counter()
         super().__init__(model.name, body.prepared(model), stream=body.stream)
-        body.keep(model)
 
     def encoded(self, payload: Payload) -> bytes:
         return json.dumps(payload).encode() + b"\n"
@@ -258,12 +252,8 @@ async def _answered(http: Request, body: OllamaRequest, *, empty: bool) -> Respo
         model = registry.find(body.model)
         registry.unload(model)
         return JSONResponse({"model": model.name, **ended, "done_reason": "unload"})
-
-    def load(model: LoadedModel, body: OllamaRequest) -> Payload:
-        body.keep(model)
-        return {"model": model.name, **ended, "done_reason": "load"}
-
-    return await compute(http, body, load)
+    loaded = {**ended, "done_reason": "load"}
+    return await compute(http, body, lambda model, _: {"model": model.name, **loaded})
 
 
 @router.post("/chat", summary="Answers messages of ollama's clients")
@@ -288,7 +278,6 @@ def _embedded(model: LoadedModel, body: EmbedRequest) -> EngineTask:
     """Return the task of a body. A blank text is not embedded. Its embedding is 0, so that it does
     not refuse the others. Raises Problem and PromptError."""
     began = time.perf_counter()
-    body.keep(model)
     inputs = body.input
     if isinstance(inputs, str):
         inputs = [inputs] if inputs else []

@@ -9,7 +9,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Literal
 
 from .. import system
@@ -40,8 +39,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class ServedModel:
-    """A model that may be loaded. The service changes `leases` and `waiting`, and only the registry
-    changes the other fields.
+    """A model that may be loaded. The service changes `leases`, `waiting` and `keep`, and only the
+    registry changes the other fields.
 
     Attributes:
         name, aliases: The names by which requests select it. Answers contain `name`.
@@ -159,15 +158,16 @@ class Registry:
                 if name in self._by_name:
                     raise OptionError(f"two models are named {name:.80}: give each its own name")
                 self._by_name[name] = model
-        if len(self.models) > 1 and self.memory_budget is None:
+        # Several models share a number of bytes. A single model's engine gets `memory_budget`.
+        self._shared: float = math.inf
+        # Each of several loaded models keeps at least this number of bytes for its requests.
+        self._least = 0
+        if len(self.models) > 1:
             stores = (model.store for model in self.models if model.store is not None)
             rest = int((1 - RESERVE) * system.usable_memory())
-            self.memory_budget = rest - min(sum(store.memory_bytes for store in stores), rest // 2)
-        # Several models share a number of bytes. A single model's engine gets `memory_budget`.
-        shared = self.memory_budget if len(self.models) > 1 else None
-        self._shared = math.inf if shared is None else shared
-        # Each loaded model keeps at least this number of bytes for its requests.
-        self._least = 0 if shared is None else int(RESERVE * shared)
+            default = rest - min(sum(store.memory_bytes for store in stores), rest // 2)
+            self._shared = default if self.memory_budget is None else self.memory_budget
+            self._least = int(RESERVE * self._shared)
 
     @property
     def first(self) -> ServedModel:
@@ -235,7 +235,7 @@ class Registry:
         if (engine := model.engine) is None or model.state != "loaded":
             raise self.not_loaded(model)
         of_engine = engine.pair, engine.options, model.settings, model.name, engine.budget
-        return LoadedModel(*of_engine, tenant, partial(setattr, model, "keep"), load_seconds)
+        return LoadedModel(*of_engine, tenant, load_seconds)
 
     def not_loaded(self, model: ServedModel) -> Problem:
         """Return the error for a request to a model that takes none yet."""

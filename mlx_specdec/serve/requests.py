@@ -85,7 +85,6 @@ class LoadedModel:
         options: The defaults of requests.
         name: The model's name for clients.
         budget: The memory budget, or None for no limit.
-        keep: Sets the seconds without a request after which the model is unloaded.
         load_seconds: Seconds for which the request has waited for the model.
     """
 
@@ -95,7 +94,6 @@ class LoadedModel:
     name: str
     budget: MemoryBudget | None = None
     tenant: str = ""
-    keep: Callable[[float], None] = lambda seconds: None
     load_seconds: float = 0.0
 
     @property

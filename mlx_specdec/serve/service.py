@@ -152,6 +152,8 @@ async def _made(
     try:
         loaded = registry.loaded(model, http.scope["tenant"], time.monotonic() - began)
         made = await run_in_threadpool(make, loaded, body)
+        if (keep := getattr(body, "keep_alive", None)) is not None:
+            model.keep = keep
         assert model.engine is not None, "a loaded model has an engine"
         yield made, model.engine
     except SpecdecError as error:
