@@ -59,9 +59,8 @@ class Source(Fields):
 
     def text(self) -> str | None:
         """Return the text, or None if there is none."""
-        if self.type == "text":
-            return self.data
-        return None if self.content is None else text_of(parts_of(self.content))
+        content = self.data if self.type == "text" else self.content
+        return None if content is None else text_of(parts_of(content))
 
 
 class ContentBlock(ContentPart):

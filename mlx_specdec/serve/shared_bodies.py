@@ -247,16 +247,14 @@ class VllmConstraints(Fields):
     def constraints(self, field: str = "") -> list[TextConstraint]:
         """Return all constraints. field: The field that errors name, if it is the same for all."""
         choices = " | ".join(map(json.dumps, self.choice or ()))
-        grammars = {"grammar": self.grammar, "choice": choices and f"start: {choices}"}
-        return [
-            *([] if self.json_ is None else [schema_constraint(self.json_, field or "json")]),
-            *([TextConstraint("regex", self.regex, field or "regex")] if self.regex else []),
-            *(
-                TextConstraint("grammar", text, field or name)
-                for name, text in grammars.items()
-                if text
-            ),
-        ]
+        found = [] if self.json_ is None else [schema_constraint(self.json_, field or "json")]
+        if self.regex:
+            found.append(TextConstraint("regex", self.regex, field or "regex"))
+        if self.grammar:
+            found.append(TextConstraint("grammar", self.grammar, field or "grammar"))
+        if choices:
+            found.append(TextConstraint("grammar", f"start: {choices}", field or "choice"))
+        return found
 
 
 class StructuredOutputs(VllmConstraints):
