@@ -81,8 +81,7 @@ class Choice:
         self.accepted += step.accepted
         self.stop = step.stop
         self.result = step.result
-        if step.result is not None:
-            self.finish_reason = step.result.finish_reason
+        self.finish_reason = step.finish_reason
 
     def read(self, text: str | None) -> list[Event]:
         """Add and return the events of the next piece of text. None is the end of the text."""

@@ -50,7 +50,7 @@ def embedded(model: LoadedModel, body: EmbeddingsRequest) -> EngineTask:
         usage = {"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens}
         return {"object": "list", "model": model.name, "data": data, "usage": usage}
 
-    return task_of(model, several(body.input), "input", answer, dimensions=body.dimensions)
+    return task_of(model, several(body.input), answer, dimensions=body.dimensions)
 
 
 def _base64(vector: Vector) -> str:
@@ -60,7 +60,6 @@ def _base64(vector: Vector) -> str:
 def task_of(
     model: LoadedModel,
     inputs: Sequence[str | list[int]],
-    field: str,
     answer: Callable[[int, Sequence[Vector]], Payload],
     *,
     dimensions: int | None = None,
@@ -69,7 +68,7 @@ def task_of(
     """Return the task of embedding texts.
 
     Args:
-        field: The field of the body with the texts.
+        inputs: The texts, which are in the field `input` of the body.
         answer: Returns the body of the answer for the number of tokens and the vectors.
         dimensions: The width of the vectors that the client expects, or None.
         shortens: Whether the end of a text that does not fit is left out, instead of an error.
@@ -87,12 +86,12 @@ def task_of(
     for text in inputs:
         if isinstance(text, str):
             text = text[: model.most_characters] if shortens else text
-            model.check_characters(text, field)
+            model.check_characters(text, "input")
             text = prompt_ids(model.pair.tokenizer, text, chat_template=False)
-        model.check_ids(text, field)
+        model.check_ids(text, "input")
         text = text[:fits] if shortens else text
         if len(text) > fits:
-            raise too_long(field, len(text), fits, fits, advice)
+            raise too_long("input", len(text), fits, fits, advice)
         texts.append(text)
     count, longest = sum(map(len, texts)), max(map(len, texts), default=0)
     nbytes = budget.alone(longest, 0) if budget is not None and longest else 0

@@ -63,6 +63,7 @@ class Reader:
         tools: The tools, in the format of chat templates.
         thinking: Whether the text begins within reasoning.
         most_calls: Largest number of calls. Further calls are dropped.
+        header: Whether the text begins within the header of a message in a channel.
         section: The marker that began the current section of calls, or None. The end of a section
             may take long to read.
         count: Number of calls so far.
@@ -72,6 +73,7 @@ class Reader:
     tools: Sequence[Any] = ()
     thinking: bool = False
     most_calls: int | None = None
+    header: bool = False
     section: str | None = None
     count: int = 0
     _text: str = ""
@@ -214,10 +216,7 @@ ENDS = (*MESSAGE_ENDS, START, CHANNEL)
 
 @dataclass
 class ChannelReader(Reader):
-    """A reader of the messages of one choice. header: Whether the text begins within the header of
-    a message."""
-
-    header: bool = True
+    """A reader of the messages of one choice."""
 
     def __post_init__(self) -> None:
         self._kind: MessageKind | None = None

@@ -292,7 +292,6 @@ def _embedded(model: LoadedModel, body: EmbedRequest) -> EngineTask:
     return task_of(
         model,
         [text for text in texts if text],
-        "input",
         answer,
         dimensions=body.dimensions,
         shortens=body.truncate,

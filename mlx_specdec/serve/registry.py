@@ -351,14 +351,12 @@ class Registry:
         return self._taken([*wanted, *held], now=True) <= self._shared
 
     def _share(self) -> None:
-        """Divide the memory without weights and without the budgets of busy models among the other
-        models."""
+        """Divide the memory that is left among the models without requests."""
         if len(self.models) == 1:
             return
-        held = [(model, engine) for model in self.models if (engine := model.engine) is not None]
-        idle = [(model, engine) for model, engine in held if not model.busy]
-        taken = sum(engine.memory_budget or 0 for model, engine in held if model.busy)
-        rest = int(self._shared) - taken - sum(model.nbytes for model, _ in held)
-        for model, engine in idle:
-            if model.state == "loaded":
-                engine.limit(max(self._least, rest // len(idle)))
+        held = [model for model in self.models if model.engine is not None]
+        idle = [model for model in held if not model.busy]
+        rest = max(0, int(self._shared) - self._taken(held, now=True))
+        for model in idle:
+            if model.state == "loaded" and model.engine is not None:
+                model.engine.limit(self._least + rest // len(idle))

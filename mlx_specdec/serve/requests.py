@@ -312,13 +312,13 @@ class LoadedModel:
                 seeded = replace(bounded, seed=bounded.seed + choice)
                 ready = (*made[:2], seeded)
                 requests.append(replace(request, options=seeded, prepared=ready))
-        channels = functools.partial(ChannelReader, header=markers.in_header(prompts[0]))
         reader = functools.partial(
-            Reader if markers.channels is None else channels,
+            Reader if markers.channels is None else ChannelReader,
             markers,
             tools.listed,
             thinking=thought in ("open", "close"),
             most_calls=tools.most_calls,
+            header=markers.in_header(prompts[0]),
         )
         return Prepared(requests, sum(map(len, prompts)), reader)
 
