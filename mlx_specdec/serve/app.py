@@ -29,7 +29,8 @@ from ..version import __version__
 from . import anthropic, embeddings, llama_cpp, ollama, openai, responses, tgi
 from .fields import parse, problem_of
 from .problems import Problem, busy, failed
-from .service import Service, service_of
+from .registry import Registry
+from .service import registry_of
 
 METHODS = ("DELETE", "GET", "HEAD", "POST")
 PUBLIC = ("/health", "/v1/health")
@@ -65,8 +66,8 @@ class Access:
     loopback_name: str | None = None
 
 
-def make_app(service: Service, access: Access) -> FastAPI:
-    """Return the application around a service."""
+def make_app(registry: Registry, access: Access) -> FastAPI:
+    """Return the application around the models."""
     methods = ["GET", "POST", "DELETE"]
     cors = Middleware(CORSMiddleware, access.origins, allow_methods=methods, allow_headers=["*"])
     between = [cors] if access.origins else []
@@ -86,7 +87,7 @@ def make_app(service: Service, access: Access) -> FastAPI:
         redoc_url=None,
         dependencies=[Security(HTTPBearer(auto_error=False, scheme_name="key"))],
     )
-    app.state.service = service
+    app.state.registry = registry
     # Some clients omit "/v1" from paths.
     modules = anthropic, embeddings, openai, responses
     for router in (*(module.router for module in modules), llama_cpp.v1):
@@ -110,7 +111,7 @@ def _of_validation(http: Request, error: RequestValidationError) -> Response:
     """Return an error for a wrong body. A wrong name of a model comes before it."""
     try:
         body = parse(error.body or b"{}")
-        service_of(http).registry.find(body.get("model"))
+        registry_of(http).find(body.get("model"))
         errors = [{**one, "loc": one["loc"][1:]} for one in error.errors()]
         problem = problem_of(errors, body)
     except Problem as found:
@@ -147,7 +148,7 @@ def limited(app: ASGIApp) -> ASGIApp:
     type of a body, so that FastAPI hands its bytes to the models, which read them."""
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        limits, size = service_of(Request(scope)).registry.first.settings.limits, 0
+        limits, size = registry_of(Request(scope)).first.settings.limits, 0
         coding = Headers(scope=scope).get("content-encoding", "identity")
         scope["headers"] = [field for field in scope["headers"] if field[0] != b"content-type"]
 

@@ -128,8 +128,7 @@ class Engine:
 
     @property
     def trouble(self) -> str | None:
-        """The reason why requests make no progress, or None. Read this only after `ready` is
-        set."""
+        """The reason why requests make no progress, or None."""
         if self.failures.passes >= FAILED_PASSES:
             return f"{self.failures.passes} passes have failed one after the other"
         with self._changed:

@@ -18,9 +18,9 @@ from .internal import MaxTokens, Sampled, Wanted
 from .metrics import CONTENT_TYPE, as_text
 from .openai import Conversation, Messages
 from .problems import busy, invalid
-from .registry import ServedModel
+from .registry import Registry, ServedModel
 from .requests import LoadedModel
-from .service import Service, complete, compute, loaded_of, service_of
+from .service import complete, compute, loaded_of, registry_of
 from .shared_bodies import Written
 
 STOPPED = {"eos": "eos", "stop": "word"}
@@ -161,7 +161,7 @@ async def text(body: DetokenizeRequest, http: Request) -> Response:
 @router.get("/props", summary="Describes the model and its defaults")
 async def props(http: Request) -> Payload:
     """Describe the model, its options and the limits of the server."""
-    model, registry = loaded_of(http), service_of(http).registry
+    model, registry = loaded_of(http), registry_of(http)
     pair, options, limits = model.pair, model.options, model.settings.limits
     generation = ("max_tokens", "temperature", "top_p", "top_k", "min_p")
     seed = None if model.settings.drawn_seeds else options.seed
@@ -193,15 +193,12 @@ async def props(http: Request) -> Payload:
 @v1.get("/health", summary="Says whether requests are taken")
 async def health(http: Request) -> Payload:
     """Report whether requests are accepted and make progress. Raises Problem if not."""
-    service = service_of(http)
-    registry = service.registry
-    registry.refresh()
+    registry = registry_of(http)
     if registry.begins:
         raise registry.not_loaded(registry.first)
-    if service.stopping:
+    if registry.stopping:
         raise busy(STOPPING, code="stopping")
-    loaded = [model.engine for model in registry.models if model.state == "loaded"]
-    troubles = (engine.trouble for engine in loaded if engine is not None)
+    troubles = (engine.trouble for engine in registry.engines)
     if trouble := next(filter(None, troubles), None):
         raise busy(f"texts make no progress: {trouble}", code="no_progress")
     failures = [engine.failures for engine in registry.engines if engine.failures.count]
@@ -212,18 +209,15 @@ async def health(http: Request) -> Payload:
 @router.get("/metrics", summary="Metrics for Prometheus", response_class=PlainTextResponse)
 async def metrics(http: Request) -> Response:
     """Return all metrics for Prometheus."""
-    registry = service_of(http).registry
-    registry.refresh()
-    numbers = {model.name: model.numbers for model in registry.models}
+    numbers = {model.name: model.numbers for model in registry_of(http).models}
     return Response(as_text(numbers), media_type=CONTENT_TYPE)
 
 
 @v1.get("/models", summary="The models and their states")
 async def models(http: Request) -> Payload:
     """List all models: in `data` for OpenAI's and Anthropic's clients, in `models` for Codex."""
-    service = service_of(http)
-    service.registry.refresh()
-    listed = [_described(service, model) for model in service.registry.models]
+    registry = registry_of(http)
+    listed = [_described(registry, model) for model in registry.models]
     first, last = listed[0]["id"], listed[-1]["id"]
     answer = {"object": "list", "data": listed, "models": [_for_codex(model) for model in listed]}
     return {**answer, "first_id": first, "last_id": last, "has_more": False}
@@ -232,9 +226,8 @@ async def models(http: Request) -> Payload:
 @v1.get("/models/{id:path}", summary="One model")
 async def model(id: str, http: Request) -> Payload:
     """Describe a model by one of its names."""
-    service = service_of(http)
-    service.registry.refresh()
-    return _described(service, service.registry.named(id))
+    registry = registry_of(http)
+    return _described(registry, registry.named(id))
 
 
 def _for_codex(model: Payload) -> Payload:
@@ -257,8 +250,8 @@ def _for_codex(model: Payload) -> Payload:
     }
 
 
-def _described(service: Service, of: ServedModel) -> Payload:
-    model: Payload = {"id": of.name, "object": "model", "created": service.created}
+def _described(registry: Registry, of: ServedModel) -> Payload:
+    model: Payload = {"id": of.name, "object": "model", "created": registry.created}
     model |= {"owned_by": "mlx-specdec", "type": "model", "display_name": of.name}
     # llama.cpp's names of the state and the size.
     model |= {"status": {"value": of.state}, "meta": {"size": of.nbytes or None}}

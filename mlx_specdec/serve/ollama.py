@@ -23,9 +23,9 @@ from .events import Event
 from .fields import Body, Boolean, Object, Refused, Several
 from .internal import Chat, Count, MaxTokens, Sampled, ToolChoice, Tools, Wanted
 from .problems import Problem, invalid
-from .registry import ServedModel
+from .registry import Registry, ServedModel
 from .requests import Facts, LoadedModel, Prepared
-from .service import Service, complete, compute, run, service_of
+from .service import complete, compute, registry_of, run
 from .shared_bodies import SWITCHES, ChatMessage, ToolList, schema_constraint
 
 NDJSON = "application/x-ndjson"
@@ -247,7 +247,7 @@ async def _answered(http: Request, body: OllamaRequest, *, empty: bool) -> Respo
     if not empty:
         return await complete(http, body, OllamaWriter)
     ended = {"created_at": _time(), **_content(body, ()), "done": True}
-    registry = service_of(http).registry
+    registry = registry_of(http)
     if body.keep_alive is not None and body.keep_alive <= 0:
         model = registry.find(body.model)
         registry.unload(model)
@@ -298,12 +298,12 @@ def _embedded(model: LoadedModel, body: EmbedRequest) -> EngineTask:
     )
 
 
-def _described(service: Service, model: ServedModel) -> Payload:
+def _described(registry: Registry, model: ServedModel) -> Payload:
     facts = model.facts or UNKNOWN
     return {
         "name": model.name,
         "model": model.name,
-        "modified_at": _time(datetime.fromtimestamp(service.created, UTC)),
+        "modified_at": _time(datetime.fromtimestamp(registry.created, UTC)),
         "size": model.nbytes,
         "digest": hashlib.sha256(model.name.encode()).hexdigest(),
         "details": {
@@ -320,17 +320,14 @@ def _described(service: Service, model: ServedModel) -> Payload:
 @router.get("/tags", summary="Lists all models")
 async def tags(http: Request) -> Payload:
     """List all models."""
-    service = service_of(http)
-    service.registry.refresh()
-    return {"models": [_described(service, model) for model in service.registry.models]}
+    registry = registry_of(http)
+    return {"models": [_described(registry, model) for model in registry.models]}
 
 
 @router.get("/ps", summary="Lists the models in memory")
 async def running(http: Request) -> Payload:
     """List the models that are in memory."""
-    service = service_of(http)
-    registry, now = service.registry, datetime.now(UTC)
-    registry.refresh()
+    registry, now = registry_of(http), datetime.now(UTC)
     models = []
     for model in registry.models:
         if model.state != "loaded" or model.facts is None:
@@ -338,17 +335,16 @@ async def running(http: Request) -> Payload:
         left = model.keep - (0.0 if model.busy else registry.clock() - model.used)
         kept = FOREVER if left > LONGEST_KEPT else now + timedelta(seconds=max(0.0, left))
         figures = {"size_vram": model.nbytes, "context_length": model.facts.longest}
-        models.append({**_described(service, model), **figures, "expires_at": _time(kept)})
+        models.append({**_described(registry, model), **figures, "expires_at": _time(kept)})
     return {"models": models}
 
 
 @router.post("/show", summary="Describes a model")
 async def show(body: ShowRequest, http: Request) -> Payload:
     """Describe a model. Its abilities are known from the first time it is loaded."""
-    service = service_of(http)
-    model = service.registry.find(body.model)
-    service.registry.refresh()
-    described, facts = _described(service, model), model.facts or UNKNOWN
+    registry = registry_of(http)
+    model = registry.find(body.model)
+    described, facts = _described(registry, model), model.facts or UNKNOWN
     about: Payload = {"general.basename": model.name}
     if facts.family:
         about |= {"general.architecture": facts.family}
@@ -375,7 +371,7 @@ async def version() -> Payload:
 @router.delete("/delete", summary="Not supported")
 async def refuse(http: Request) -> Payload:
     """Refuse to change the models of this server. Raises Problem."""
-    names = service_of(http).registry.names
+    names = registry_of(http).names
     raise invalid(
         f"{http.url.path} is not supported, because this server does not change its models: ask "
         f"for {names:.1000}, or start it with another --model NAME, which is downloaded if "

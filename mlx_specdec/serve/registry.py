@@ -26,6 +26,7 @@ from .engine import STOPPING, Engine, engine_threads
 from .problems import Problem, busy, failed
 from .requests import Facts, LoadedModel
 from .settings import ServiceSettings
+from .stored import StoredResponses
 
 UNNAMED = ("", "default_model", "dummy", "tgi")
 """Names that clients of mlx_lm.server and of Hugging Face's servers send if no model is named."""
@@ -129,6 +130,9 @@ class Registry:
         strict: Whether a request for an unknown name is refused although there is one model only.
         clock: Returns the time in seconds.
         begins: Whether the single model has not been loaded yet.
+        created: Time of the server's start, in seconds since 1970.
+        responses: The responses that clients can fetch or continue.
+        stopping: Whether the server will soon refuse requests; /health reports this.
         closed: Whether the server is shutting down.
         fatal: The error that has ended the only model of the server, or None.
     Raises:
@@ -145,7 +149,8 @@ class Registry:
     fatal: BaseException | None = None
 
     def __post_init__(self) -> None:
-        self.closed = False
+        self.created, self.responses = int(time.time()), StoredResponses()
+        self.closed = self.stopping = False
         # The models that take no new requests, because another one needs memory.
         self._resting: list[ServedModel] = []
         self.begins = len(self.models) == 1

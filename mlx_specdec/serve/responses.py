@@ -20,7 +20,7 @@ from .fields import Body, Boolean, Fields, Kinds, Object, Refused, Several, Type
 from .internal import Chat, MaxTokens, Sampled, Tools, Wanted
 from .problems import Problem
 from .requests import LoadedModel
-from .service import complete, compute, service_of
+from .service import complete, compute, registry_of
 from .shared_bodies import (
     LONGEST_TOOL_NAME,
     Choosing,
@@ -429,13 +429,13 @@ def error(problem: Problem) -> tuple[int, Payload]:
 @router.post("/responses", summary="Answers items")
 async def responses(body: ResponsesRequest, http: Request) -> Response:
     """Answer the items of a conversation."""
-    return await complete(http, body, partial(ResponsesWriter, service_of(http).responses))
+    return await complete(http, body, partial(ResponsesWriter, registry_of(http).responses))
 
 
 @router.post("/responses/input_tokens", summary="Counts the tokens of items")
 async def input_tokens(body: InputTokensRequest, http: Request) -> Response:
     """Count the tokens of a prompt."""
-    stored = service_of(http).responses
+    stored = registry_of(http).responses
 
     def count(model: LoadedModel, body: InputTokensRequest) -> Payload:
         ids = model.chat_ids(body.chat(body.before(stored, model.tenant).items))
@@ -450,7 +450,7 @@ STORED = f"/responses/{ID_PREFIX}{{id}}"
 @router.get(STORED, summary="A stored response")
 async def stored(id: str, http: Request) -> Payload:
     """Return a stored response."""
-    found = service_of(http).responses.get(ID_PREFIX + id, http.scope["tenant"])
+    found = registry_of(http).responses.get(ID_PREFIX + id, http.scope["tenant"])
     return found.response
 
 
@@ -458,5 +458,5 @@ async def stored(id: str, http: Request) -> Payload:
 async def delete(id: str, http: Request) -> Payload:
     """Delete a stored response."""
     id = ID_PREFIX + id
-    service_of(http).responses.get(id, http.scope["tenant"], delete=True)
+    registry_of(http).responses.get(id, http.scope["tenant"], delete=True)
     return {"id": id, "object": "response.deleted", "deleted": True}

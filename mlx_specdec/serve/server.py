@@ -26,7 +26,6 @@ from ..errors import OptionError
 from .app import Access, make_app
 from .registry import Registry, ServedModel
 from .requests import Facts
-from .service import Service
 
 FINISH_SECONDS = 20
 """Seconds to finish pending answers when the server ends."""
@@ -62,9 +61,8 @@ def serve(registry: Registry, host: str, port: int, *, access: Access) -> None:
     # The rest is for weights, caches, and connections that were accepted and are closed at once.
     limits, files = registry.first.settings.limits, system.allow_files(OPEN_FILES)
     most, seconds = min(limits.connections, files // 3), limits.seconds + CUT_SECONDS + KEEP_ALIVE
-    service = Service(registry)
     config = uvicorn.Config(
-        make_app(service, replace(access, loopback_name=host if loopback else None)),
+        make_app(registry, replace(access, loopback_name=host if loopback else None)),
         log_config=None,
         access_log=False,
         lifespan="off",
@@ -79,7 +77,7 @@ def serve(registry: Registry, host: str, port: int, *, access: Access) -> None:
         timeout_graceful_shutdown=FINISH_SECONDS + CUT_SECONDS,
     )
     key = KEY if access.keys else ""
-    server = _Server(config, service, f"http://{reached}:{port}", key)
+    server = _Server(config, registry, f"http://{reached}:{port}", key)
     log.info("listening on http://%s:%d", where, port)
     if not access.keys and not loopback:
         log.warning("anybody who reaches %s may ask: set an --api-key", where)
@@ -163,13 +161,12 @@ class Connection(H11Protocol):
 
 
 class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, service: Service, url: str, key: str) -> None:
+    def __init__(self, config: uvicorn.Config, registry: Registry, url: str, key: str) -> None:
         super().__init__(config)
-        self._service, self._registry = service, service.registry
-        self._url, self._key = url, key
+        self._registry, self._url, self._key = registry, url, key
         self._ready = False
         # The models whose clients have no printed configuration yet.
-        self._unshown = list(service.registry.models)
+        self._unshown = list(registry.models)
         self._interrupted = False
         self.ended = False
 
@@ -180,7 +177,7 @@ class _Server(uvicorn.Server):
             if self._registry.closed:
                 os._exit(0)
             asyncio.get_running_loop().call_soon_threadsafe(self._registry.close)
-        self.should_exit = self._service.stopping = True
+        self.should_exit = self._registry.stopping = True
         self._interrupted = sig == signal.SIGINT
 
     async def on_tick(self, counter: int) -> bool:

@@ -1,12 +1,12 @@
-"""The service of all endpoints: it waits for models, lets their engines generate, and sends answers
-over HTTP."""
+"""What all endpoints share: they wait for models, let their engines generate, and send answers over
+HTTP."""
 
 import asyncio
 import contextlib
 import math
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from starlette.background import BackgroundTask
@@ -23,7 +23,6 @@ from .fields import Body
 from .problems import Problem, busy, failed, invalid
 from .registry import Registry
 from .requests import LoadedModel
-from .stored import StoredResponses
 
 HEARTBEAT_SECONDS = 15.0
 """Seconds between two comments in a silent stream. They keep proxies from closing it."""
@@ -36,32 +35,16 @@ Sent = TypeVar("Sent", bound=Body)
 Made = TypeVar("Made")
 
 
-@dataclass
-class Service:
-    """The models, and what all endpoints share.
-
-    Attributes:
-        created: Time of the server's start, in seconds since 1970.
-        responses: The responses that clients can fetch or continue.
-        stopping: Whether the server will soon refuse requests; /health reports this.
-    """
-
-    registry: Registry
-    created: int = field(default_factory=lambda: int(time.time()))
-    responses: StoredResponses = field(default_factory=StoredResponses)
-    stopping: bool = False
-
-
-def service_of(http: Request) -> Service:
-    """Return the service that answers a request."""
-    service: Service = http.app.state.service
-    return service
+def registry_of(http: Request) -> Registry:
+    """Return the registry of the server that answers a request."""
+    registry: Registry = http.app.state.registry
+    return registry
 
 
 def loaded_of(http: Request) -> LoadedModel:
     """Return the model that the query `model` of a request without a body names. Raises Problem if
     that is not in memory."""
-    registry = service_of(http).registry
+    registry = registry_of(http)
     return registry.loaded(registry.find(http.query_params.get("model")))
 
 
@@ -134,7 +117,7 @@ async def _made(
     """Wait until the model of a body takes requests, at most until the end of the time, and prepare
     the request in another thread. The model stays in memory until the context ends. Raises Problem,
     and ClientDisconnect if the client leaves while the model is loaded."""
-    registry = service_of(http).registry
+    registry = registry_of(http)
     model = registry.find(body.model)
     began, counted = time.monotonic(), False
     try:

@@ -15,7 +15,6 @@ from mlx_specdec.serve import registry as registry_module
 from mlx_specdec.serve.problems import Problem
 from mlx_specdec.serve.registry import Registry, ServedModel
 from mlx_specdec.serve.requests import Facts
-from mlx_specdec.serve.service import Service
 from mlx_specdec.serve.settings import Limits, ServiceSettings
 
 from ..support.serving import (
@@ -208,7 +207,7 @@ def test_the_time_for_a_request_includes_the_load_of_its_model() -> None:
     may_load = threading.Event()
     model = ServedModel("slow", lambda: may_load.wait(60), settings=ServiceSettings(HASTY))
     registry = Registry([model])
-    answer = client_for(Service(registry)).post(COMPLETIONS, json={"prompt": TEXT})
+    answer = client_for(registry).post(COMPLETIONS, json={"prompt": TEXT})
     assert answer.status_code == 503 and answer.json()["error"]["code"] == "timeout"
     assert (model.waiting, model.leases, model.state) == (0, 0, "loading")
     registry.close()
@@ -232,7 +231,7 @@ def ended(registry: Registry) -> None:
 
 def test_unloading_gives_the_memory_back(llama: tuple[Path, Path]) -> None:
     registry = registry_of({"one": llama})
-    client = client_for(Service(registry))
+    client = client_for(registry)
     gc.unfreeze()
     gc.collect()  # models of earlier tests
     gc.freeze()

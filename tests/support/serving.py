@@ -28,7 +28,6 @@ from mlx_specdec.serve.app import Access, make_app
 from mlx_specdec.serve.engine import Engine
 from mlx_specdec.serve.registry import Registry, ServedModel
 from mlx_specdec.serve.server import Connection, listen
-from mlx_specdec.serve.service import Service
 from mlx_specdec.serve.settings import Limits, ServiceSettings
 
 OPTIONS = Options(proposer="auto", num_draft=2, max_tokens=24, cost_cache=False)
@@ -103,46 +102,46 @@ COMPLETIONS = "/v1/completions"
 OPEN = Access()
 
 
-def service_of(
+def registry_of(
     engine: Engine, settings: ServiceSettings | None = None, *names: str, strict: bool = False
-) -> Service:
-    """The service of one model, "tiny", that an engine has loaded or is loading."""
+) -> Registry:
+    """The registry of one model, "tiny", that an engine has loaded or is loading."""
     settings = settings or ServiceSettings()
     served = {"engine": engine, "counters": engine.counters, "stays": True}
     model = ServedModel("tiny", lambda: None, names, settings, **served)
     registry = Registry([model], engine.batch_size, strict=strict)
     model.facts = registry.loaded(model).facts
-    return Service(registry)
+    return registry
 
 
 class App:
-    """An application around a service. FastAPI takes a quarter of a second to make one, so that
+    """An application around a registry. FastAPI takes a quarter of a second to make one, so that
     those with the same access share it."""
 
     made: ClassVar[dict[tuple[object, ...], Any]] = {}
 
-    def __init__(self, service: Service, access: Access = OPEN) -> None:
+    def __init__(self, registry: Registry, access: Access = OPEN) -> None:
         key = tuple(access.keys), tuple(access.origins), access.loopback_name
         if key not in self.made:
-            self.made[key] = make_app(service, access)
-        self._shared, self._service = self.made[key], service
+            self.made[key] = make_app(registry, access)
+        self._shared, self._registry = self.made[key], registry
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._shared, name)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._shared.state.service = self._service
+        self._shared.state.registry = self._registry
         await self._shared(scope, receive, send)
 
 
 def client_of(
     engine: Engine, limits: Limits = LIMITS, access: Access = OPEN, **settings: Any
 ) -> TestClient:
-    return client_for(service_of(engine, ServiceSettings(limits, **settings)), access)
+    return client_for(registry_of(engine, ServiceSettings(limits, **settings)), access)
 
 
-def client_for(service: Service, access: Access = OPEN) -> TestClient:
-    return TestClient(App(service, access), raise_server_exceptions=False)
+def client_for(registry: Registry, access: Access = OPEN) -> TestClient:
+    return TestClient(App(registry, access), raise_server_exceptions=False)
 
 
 def user(content: str) -> dict[str, str]:
@@ -235,5 +234,5 @@ def served(app: Any, **settings: Any) -> Iterator[tuple[uvicorn.Server, int]]:
 
 @contextmanager
 def listening(engine: Engine, limits: Limits = LIMITS) -> Iterator[Place]:
-    with served(App(service_of(engine, ServiceSettings(limits)))) as (_, port):
+    with served(App(registry_of(engine, ServiceSettings(limits)))) as (_, port):
         yield Place(port, engine)
