@@ -91,7 +91,8 @@ class Choice:
 
 
 class Writer(ABC):
-    """The wire format of one answer: it writes a complete answer or the payloads of a stream.
+    """The wire format of one answer: it writes a complete answer, the payloads of a stream, or an
+    error.
 
     Attributes:
         model: The name of the model for clients.
@@ -113,9 +114,15 @@ class Writer(ABC):
     def __init__(self, model: str, prepared: Prepared, *, stream: bool | None) -> None:
         self.model, self.prepared, self.stream = model, prepared, bool(stream)
 
+    @staticmethod
+    def error(problem: Problem) -> tuple[int, Payload]:
+        """Return the HTTP status and the body with which the writer's API reports an error. This is
+        OpenAI's form."""
+        return problem.status, problem.as_dict()
+
     def failed(self, problem: Problem) -> Iterable[Payload]:
         """Return the payloads that end a stream early."""
-        return [problem.as_dict()]
+        return [self.error(problem)[1]]
 
     def encoded(self, payload: Payload) -> bytes:
         """Return the bytes of a payload of a stream."""

@@ -200,8 +200,12 @@ class MessagesWriter(Writer):
         prepared = model.chat(body.chat(), Wanted(body, constraints))
         super().__init__(model.name, prepared, stream=body.stream)
 
-    def failed(self, problem: Problem) -> list[Payload]:
-        return [error(problem)[1]]
+    @staticmethod
+    def error(problem: Problem) -> tuple[int, Payload]:
+        """Return the HTTP status and the body with which Anthropic's API reports an error."""
+        kind = ANTHROPIC_ERRORS.get(problem.status, problem.type)
+        error = {"type": kind, "message": problem.message}
+        return problem.status, {"type": "error", "error": error}
 
     def silence(self) -> list[Payload]:
         return [{"type": "ping"}]
@@ -292,12 +296,6 @@ def _end(choice: Choice) -> Payload:
     if reason == "end_turn" and choice.reader.count:
         reason = "tool_use"
     return {"stop_reason": reason, "stop_sequence": choice.stop or None}
-
-
-def error(problem: Problem) -> tuple[int, Payload]:
-    """Return the HTTP status and the body with which Anthropic's API reports an error."""
-    kind = ANTHROPIC_ERRORS.get(problem.status, problem.type)
-    return problem.status, {"type": "error", "error": {"type": kind, "message": problem.message}}
 
 
 # Routes.

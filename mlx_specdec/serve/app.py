@@ -27,6 +27,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..version import __version__
 from . import anthropic, embeddings, llama_cpp, ollama, openai, responses, tgi
+from .answers import Writer
 from .fields import parse, problem_of
 from .problems import Problem, busy, failed
 from .registry import Registry
@@ -46,7 +47,8 @@ PAGE_HEADERS = {
     "Referrer-Policy": "no-referrer",
 }
 """The page may send requests only to this server, and no other page may show it in a frame."""
-ERRORS = {module.__name__: module.error for module in (anthropic, ollama, responses, tgi)}
+WRITERS = (anthropic.MessagesWriter, ollama.OllamaWriter, responses.ResponsesWriter, tgi.TgiWriter)
+ERRORS = {writer.__module__: writer.error for writer in WRITERS}
 """Module of a route -> the function that writes its errors. Other routes have OpenAI's errors."""
 log = logging.getLogger(__name__)
 
@@ -103,7 +105,7 @@ def error_response(problem: Problem, http: Request | None = None) -> Response:
     """Return an error in the format of a request's route, or in OpenAI's format without one."""
     route = None if http is None else http.scope.get("route")
     module = "" if route is None else route.endpoint.__module__
-    status, payload = ERRORS.get(module, openai.error)(problem)
+    status, payload = ERRORS.get(module, Writer.error)(problem)
     return JSONResponse(payload, status, problem.headers)
 
 

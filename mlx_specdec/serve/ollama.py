@@ -205,8 +205,10 @@ class OllamaWriter(Writer):
     def encoded(self, payload: Payload) -> bytes:
         return json.dumps(payload).encode() + b"\n"
 
-    def failed(self, problem: Problem) -> list[Payload]:
-        return [error(problem)[1]]
+    @staticmethod
+    def error(problem: Problem) -> tuple[int, Payload]:
+        """Return the HTTP status and the body with which ollama's API reports an error."""
+        return problem.status, {"error": problem.message}
 
     def answer(self, choices: Sequence[Choice]) -> Payload:
         [choice] = choices
@@ -234,11 +236,6 @@ class OllamaWriter(Writer):
             "eval_count": choice.tokens,
             **_durations(self._loaded, self._began, **seconds),
         }
-
-
-def error(problem: Problem) -> tuple[int, Payload]:
-    """Return the HTTP status and the body with which ollama's API reports an error."""
-    return problem.status, {"error": problem.message}
 
 
 # Routes.

@@ -18,7 +18,7 @@ from .answers import FINGERPRINT, LEAST_LOGPROB, Choice, Payload, Writer, timing
 from .events import Event, joined
 from .fields import Body, Boolean, Fields, Ids, Refused, Several, number
 from .internal import Chat, Count, MaxTokens, Sampled, Tools, Wanted
-from .problems import Problem, invalid
+from .problems import invalid
 from .requests import LoadedModel, Prepared
 from .service import complete
 from .shared_bodies import (
@@ -422,11 +422,6 @@ def _message(choice: Choice) -> Payload:
 def _reason(choice: Choice) -> str:
     ended = "tool_calls" if choice.reader.count else "stop"
     return ended if choice.complete else "length"
-
-
-def error(problem: Problem) -> tuple[int, Payload]:
-    """Return the HTTP status and the body with which OpenAI's API reports an error."""
-    return problem.status, problem.as_dict()
 
 
 # Routes.

@@ -86,33 +86,23 @@ class ServedModel:
         return "loaded" if self.engine.ready.is_set() else "loading"
 
     @property
-    def requests(self) -> tuple[int, int]:
-        """The number of running requests and the number of waiting requests."""
-        running, waiting = (0, 0) if self.engine is None else self.engine.requests
-        return running, waiting + self.waiting
-
-    @property
     def numbers(self) -> dict[str, float]:
         """The numbers of the metrics of the model, by name, without some that are 0."""
-        loaded, running, waiting = self.state == "loaded", *self.requests
+        loaded = self.state == "loaded"
+        running, waiting = (0, 0) if self.engine is None else self.engine.requests
         return {
             **self.counters,
             **({} if self.engine is None else self.engine.gauges),
             "mlx_specdec:model_loaded": int(loaded),
             "mlx_specdec:model_bytes": self.nbytes if loaded else 0,
             "mlx_specdec:model_requests_running": running,
-            "mlx_specdec:model_requests_waiting": waiting,
+            "mlx_specdec:model_requests_waiting": waiting + self.waiting,
         }
 
     @property
     def busy(self) -> bool:
         """Whether it has requests, or is about to get some."""
         return bool(self.leases) or (self.engine is not None and any(self.engine.requests))
-
-    @property
-    def idle(self) -> bool:
-        """Whether it is loaded, and no request needs it."""
-        return self.state == "loaded" and not (self.busy or self.waiting)
 
 
 @dataclass
@@ -263,9 +253,10 @@ class Registry:
                 continue
             if model.busy:
                 model.used = now
+            needed = model.stays or model.busy or model.waiting
             if engine.ended:
                 self._forget(model, engine)
-            elif model.idle and not model.stays and now - model.used >= model.keep:
+            elif model.state == "loaded" and not needed and now - model.used >= model.keep:
                 engine.close()
         if self.closed:
             return

@@ -291,6 +291,14 @@ class ResponsesWriter(Writer):
             **{name: getattr(options, name) for name in SAMPLED},
         }
 
+    @staticmethod
+    def error(problem: Problem) -> tuple[int, Payload]:
+        """Return the HTTP status and the body with which the Responses API reports an error."""
+        payload = problem.as_dict()
+        payload["error"]["param"] = PARAMS.get(problem.param or "", problem.param)
+        # Codex repeats a request after 503, but never after 429.
+        return 503 if problem.status == 429 else problem.status, payload
+
     def failed(self, problem: Problem) -> Iterator[Payload]:
         error = {"code": problem.code or "server_error", "message": problem.message}
         yield self._state("failed", error=error)
@@ -415,14 +423,6 @@ def custom_input(arguments: str) -> str:
     values = json.loads(arguments)
     text = values.get("input")
     return text if isinstance(text, str) and len(values) == 1 else arguments
-
-
-def error(problem: Problem) -> tuple[int, Payload]:
-    """Return the HTTP status and the body with which OpenAI's Responses API reports an error."""
-    payload = problem.as_dict()
-    payload["error"]["param"] = PARAMS.get(problem.param or "", problem.param)
-    # Codex repeats a request after 503, but never after 429.
-    return 503 if problem.status == 429 else problem.status, payload
 
 
 # Routes.

@@ -93,8 +93,11 @@ class TgiWriter(Writer):
         self._details = parameters.details
         self._listed, self._tokenizer = stream is None, model.pair.tokenizer
 
-    def failed(self, problem: Problem) -> list[Payload]:
-        return [error(problem)[1]]
+    @staticmethod
+    def error(problem: Problem) -> tuple[int, Payload]:
+        """Return the HTTP status and the body with which TGI's API reports an error."""
+        status, kind = TGI_ERRORS.get(problem.status, (problem.status, "incomplete_generation"))
+        return status, {"error": problem.message, "error_type": kind}
 
     def answer(self, choices: Sequence[Choice]) -> Payload | list[Payload]:
         [choice] = choices
@@ -148,12 +151,6 @@ class TgiWriter(Writer):
             "logprob": max(LEAST_LOGPROB, token.logprob),
             "special": special,
         }
-
-
-def error(problem: Problem) -> tuple[int, Payload]:
-    """Return the HTTP status and the body with which TGI's API reports an error."""
-    status, kind = TGI_ERRORS.get(problem.status, (problem.status, "incomplete_generation"))
-    return status, {"error": problem.message, "error_type": kind}
 
 
 # Routes.
