@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from starlette.background import BackgroundTask
 from starlette.concurrency import run_in_threadpool
@@ -265,12 +265,9 @@ def _by_drafted(step: Step) -> list[Step]:
     count, chars = step.accepted, step.accepted_chars
     if count in (0, len(step.tokens)):
         return [step]
-    drafted = _part(step, slice(count), slice(chars), accepted=count, finish_reason=None)
-    return [drafted, _part(step, slice(count, None), slice(chars, None), accepted=0)]
-
-
-def _part(step: Step, tokens: slice, text: slice, **fields: Any) -> Step:
-    logprobs = step.logprobs[tokens]
-    return replace(
-        step, tokens=step.tokens[tokens], text=step.text[text], logprobs=logprobs, **fields
+    parts = (slice(count), slice(chars)), (slice(count, None), slice(chars, None))
+    drafted, own = (
+        replace(step, tokens=step.tokens[at], text=step.text[text], logprobs=step.logprobs[at])
+        for at, text in parts
     )
+    return [replace(drafted, finish_reason=None), replace(own, accepted=0)]
