@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Annotated, ClassVar, Literal
 
 from fastapi import APIRouter, Request, Response
-from pydantic import AliasChoices, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
 from ..results import Step
 from ..text.messages import Message, text_of
@@ -179,7 +179,7 @@ class MessagesRequest(CountRequest, Sampled):
 
     refused: ClassVar[Refused] = {"container": (), "mcp_servers": ([],)}
     max_tokens: MaxTokens
-    stop: Stops = Field([], validation_alias=AliasChoices("stop_sequences", "stop"))
+    stop: Stops = Field([], validation_alias="stop_sequences")
     stream: Boolean | None = None
     output_config: OutputConfig = OutputConfig()
     output_format: Format | None = None

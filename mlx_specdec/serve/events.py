@@ -63,7 +63,8 @@ class Reader:
         tools: The tools, in the format of chat templates.
         thinking: Whether the text begins within reasoning.
         most_calls: Largest number of calls. Further calls are dropped.
-        header: Whether the text begins within the header of a message in a channel.
+        header: Whether the text begins within the header of a message in a channel, until that
+            header has ended.
         section: The marker that began the current section of calls, or None. The end of a section
             may take long to read.
         count: Number of calls so far.
@@ -160,7 +161,10 @@ class Reader:
             if marks[mark] == "call":
                 self._open(mark)
             return True
-        sure = len(text) if over else _certain(text, marks)
+        sure = len(text)
+        if marks and not over:
+            # A marker may begin at the end of the text, after white space that belongs to it.
+            sure = len(text[: sure - max(overlap(text, mark) for mark in marks)].rstrip())
         self._write(events, kind, text[:sure])
         self._text, self._at_mark = text[sure:], self._at_mark and sure == 0
         return False
@@ -181,13 +185,6 @@ class Reader:
         if calls is not None:
             marks |= dict.fromkeys((calls.begin.text, *calls.format.also), "call")
         return marks
-
-
-def _certain(text: str, marks: Iterable[str]) -> int:
-    """Return the length of the text before a possible beginning of a marker."""
-    held = max((overlap(text, mark) for mark in marks), default=0)
-    sure = len(text) - held
-    return len(text[:sure].rstrip()) if list(marks) else sure
 
 
 def _begun_bare(text: str, beginnings: Iterable[str], *, over: bool) -> bool | None:
@@ -222,7 +219,6 @@ class ChannelReader(Reader):
         self._kind: MessageKind | None = None
         if not self.header:
             self._kind = "reasoning" if self.thinking else "content"
-        self._begun = not self.header
         # The name of the called tool.
         self._called = ""
 
@@ -232,14 +228,14 @@ class ChannelReader(Reader):
 
     def _header(self, events: list[Event], over: bool) -> bool:
         """Read a header, and return whether it has ended."""
-        if not self._begun and not _may_begin(self._text.lstrip(), over=over):
+        if self.header and not _may_begin(self._text.lstrip(), over=over):
             # A model that was trained on another format answers without a header.
-            self._kind, self._begun = "content", True
+            self._kind, self.header = "content", False
             return True
         header, found, rest = self._text.partition(MESSAGE)
         if not found:
             return False
-        self._text, self._begun, self._kind = rest, True, self._kind_of(header)
+        self._text, self.header, self._kind = rest, False, self._kind_of(header)
         if self._kind == "arguments":
             self._called = RECIPIENT.findall(header)[-1]
         return True
