@@ -235,7 +235,7 @@ def _model(
     """Return a model that may be loaded. Raises OptionError if its flags are wrong."""
     from ..checkpoints.source import check, names_of, nbytes_of
     from ..serve.registry import ServedModel
-    from ..serve.settings import Limits, ServiceSettings
+    from ..serve.settings import ServiceSettings
 
     flags = preset.flags
     target, draft = named(flags)
@@ -265,7 +265,8 @@ def _model(
         loading,
         names[1:],
         ServiceSettings(
-            Limits(seconds=server.timeout, context=flags.max_model_len),
+            context=flags.max_model_len,
+            seconds=server.timeout,
             drawn_seeds=flags.seed is None,
             tool_call_parser=flags.tool_call_parser or "",
             thinking_budget=flags.thinking_budget,

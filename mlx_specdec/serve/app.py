@@ -150,7 +150,7 @@ def limited(app: ASGIApp) -> ASGIApp:
     type of a body, so that FastAPI hands its bytes to the models, which read them."""
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        limits, size = registry_of(Request(scope)).first.settings.limits, 0
+        limits, size = registry_of(Request(scope)).first.settings, 0
         coding = Headers(scope=scope).get("content-encoding", "identity")
         scope["headers"] = [field for field in scope["headers"] if field[0] != b"content-type"]
 

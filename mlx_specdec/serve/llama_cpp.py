@@ -162,7 +162,7 @@ async def text(body: DetokenizeRequest, http: Request) -> Response:
 async def props(http: Request) -> Payload:
     """Describe the model, its options and the limits of the server."""
     model, registry = loaded_of(http), registry_of(http)
-    pair, options, limits = model.pair, model.options, model.settings.limits
+    pair, options, limits = model.pair, model.options, model.settings
     generation = ("max_tokens", "temperature", "top_p", "top_k", "min_p")
     seed = None if model.settings.drawn_seeds else options.seed
     shown = ("body_bytes", "context", "seconds", "connections")

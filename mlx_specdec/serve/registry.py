@@ -287,7 +287,7 @@ class Registry:
             log.info("loaded %s, %s", model.name, show_size(model.nbytes))
             return pair, options
 
-        most, budget = model.settings.limits.connections, self._least or self.memory_budget
+        most, budget = model.settings.connections, self._least or self.memory_budget
         of_model = most, model.store, budget, model.counters
         model.engine = Engine(load, self.batch_size, *of_model, self._turns)
         model.keep = self.idle_seconds

@@ -116,7 +116,7 @@ class LoadedModel:
     def longest(self) -> int:
         """Largest number of tokens of a prompt and its completion together, or of each of them in
         an encoder-decoder."""
-        bounds = [self.pair.target.max_length, self.settings.limits.context]
+        bounds = [self.pair.target.max_length, self.settings.context]
         return min((bound for bound in bounds if bound is not None), default=ENDLESS)
 
     @property
@@ -269,7 +269,7 @@ class LoadedModel:
             markers: The markers of reasoning and tool calls in the completions of a chat.
             settings: Further arguments of each Request.
         """
-        sampling, count, most = wanted.sampling, wanted.count, self.settings.limits.connections
+        sampling, count, most = wanted.sampling, wanted.count, self.settings.connections
         if len(prompts) * count > most:
             param = "n" if count > most else "prompt"
             message = f"the number of prompts times n must be at most {most}: send several requests"

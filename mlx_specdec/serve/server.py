@@ -59,7 +59,7 @@ def serve(registry: Registry, host: str, port: int, *, access: Access) -> None:
     where = f"[{address}]" if ":" in address else address
     reached = "127.0.0.1" if address in ("0.0.0.0", "::") else where
     # The rest is for weights, caches, and connections that were accepted and are closed at once.
-    limits, files = registry.first.settings.limits, system.allow_files(OPEN_FILES)
+    limits, files = registry.first.settings, system.allow_files(OPEN_FILES)
     most, seconds = min(limits.connections, files // 3), limits.seconds + CUT_SECONDS + KEEP_ALIVE
     config = uvicorn.Config(
         make_app(registry, replace(access, loopback_name=host if loopback else None)),

@@ -8,27 +8,15 @@ connections are closed."""
 
 
 @dataclass(frozen=True)
-class Limits:
-    """How much one request may take, so that no request can stop the others.
+class ServiceSettings:
+    """How requests are read and answered, and how much one of them may take, so that no request can
+    stop the others.
 
     Attributes:
         body_bytes: Size of a body.
         context: Tokens of a prompt and its completion together, or None for the model's context.
         seconds: Time for a request, from its beginning to its answer.
         connections: Connections at a time, and completions that have not ended.
-    """
-
-    body_bytes: int = 16 << 20
-    context: int | None = None
-    seconds: float = 600.0
-    connections: int = CONNECTIONS
-
-
-@dataclass(frozen=True)
-class ServiceSettings:
-    """How requests are read and answered.
-
-    Attributes:
         drawn_seeds: Draw a random seed for a request without one, instead of the server's default.
         tool_call_parser: Name of the format of tool calls, or "" for the format that the chat
             template shows.
@@ -36,7 +24,10 @@ class ServiceSettings:
             for no limit.
     """
 
-    limits: Limits = Limits()
+    body_bytes: int = 16 << 20
+    context: int | None = None
+    seconds: float = 600.0
+    connections: int = CONNECTIONS
     drawn_seeds: bool = True
     tool_call_parser: str = ""
     thinking_budget: int | None = None

@@ -180,7 +180,7 @@ async def info(http: Request) -> Payload:
         "model_id": model.name,
         "model_dtype": model.pair.dtype,
         "model_pipeline_tag": "text-generation",
-        "max_concurrent_requests": model.settings.limits.connections,
+        "max_concurrent_requests": model.settings.connections,
         "max_best_of": 1,
         "max_stop_sequences": ENTRIES,
         "max_input_tokens": model.longest - 1,

@@ -15,7 +15,7 @@ from mlx_specdec.serve import registry as registry_module
 from mlx_specdec.serve.problems import Problem
 from mlx_specdec.serve.registry import Registry, ServedModel
 from mlx_specdec.serve.requests import Facts
-from mlx_specdec.serve.settings import Limits, ServiceSettings
+from mlx_specdec.serve.settings import ServiceSettings
 
 from ..support.serving import (
     COMPLETIONS,
@@ -27,7 +27,7 @@ from ..support.serving import (
 )
 
 FOR_OTHER = {"model": "other", "prompt": TEXT, "max_tokens": 2}
-HASTY = Limits(seconds=0.2)
+HASTY = ServiceSettings(seconds=0.2)
 FACTS = Facts(100, ("completion",), True, "llama", "float32")
 
 
@@ -205,7 +205,7 @@ def test_a_single_model_that_cannot_be_loaded_ends_the_server(
 
 def test_the_time_for_a_request_includes_the_load_of_its_model() -> None:
     may_load = threading.Event()
-    model = ServedModel("slow", lambda: may_load.wait(60), settings=ServiceSettings(HASTY))
+    model = ServedModel("slow", lambda: may_load.wait(60), settings=HASTY)
     registry = Registry([model])
     answer = client_for(registry).post(COMPLETIONS, json={"prompt": TEXT})
     assert answer.status_code == 503 and answer.json()["error"]["code"] == "timeout"

@@ -29,14 +29,14 @@ from mlx_specdec.serve.app import Access
 from mlx_specdec.serve.engine import Engine
 from mlx_specdec.serve.registry import Registry, ServedModel
 from mlx_specdec.serve.server import Connection
-from mlx_specdec.serve.settings import Limits
+from mlx_specdec.serve.settings import ServiceSettings
 
 from ..support.serving import OPTIONS, PATIENCE, TEXT, Place, listening, post, served, wait_until
 
 
 @pytest.fixture(scope="module")
 def place(engine: Engine) -> Iterator[Place]:
-    with listening(engine, Limits(seconds=1.0, body_bytes=10_000)) as place:
+    with listening(engine, ServiceSettings(seconds=1.0, body_bytes=10_000)) as place:
         yield place
 
 

@@ -28,10 +28,10 @@ from mlx_specdec.serve.app import Access, make_app
 from mlx_specdec.serve.engine import Engine
 from mlx_specdec.serve.registry import Registry, ServedModel
 from mlx_specdec.serve.server import Connection, listen
-from mlx_specdec.serve.settings import Limits, ServiceSettings
+from mlx_specdec.serve.settings import ServiceSettings
 
 OPTIONS = Options(proposer="auto", num_draft=2, max_tokens=24, cost_cache=False)
-LIMITS = Limits()
+SETTINGS = ServiceSettings()
 TEMPLATE = (
     "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}[assistant]{% if calm %} {{ calm }}{% endif %}{% endif %}"
@@ -99,49 +99,41 @@ def wait_until(holds: Callable[[], bool]) -> None:
 TEXT = "def read_lines"
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
-OPEN = Access()
 
 
-def registry_of(
-    engine: Engine, settings: ServiceSettings | None = None, *names: str, strict: bool = False
-) -> Registry:
+def registry_of(engine: Engine, settings: ServiceSettings = SETTINGS) -> Registry:
     """The registry of one model, "tiny", that an engine has loaded or is loading."""
-    settings = settings or ServiceSettings()
     served = {"engine": engine, "counters": engine.counters, "stays": True}
-    model = ServedModel("tiny", lambda: None, names, settings, **served)
-    registry = Registry([model], engine.batch_size, strict=strict)
+    model = ServedModel("tiny", lambda: None, settings=settings, **served)
+    registry = Registry([model], engine.batch_size)
     model.facts = registry.loaded(model).facts
     return registry
 
 
 class App:
     """An application around a registry. FastAPI takes a quarter of a second to make one, so that
-    those with the same access share it."""
+    all registries share it."""
 
-    made: ClassVar[dict[tuple[object, ...], Any]] = {}
+    shared: ClassVar[Any] = None
 
-    def __init__(self, registry: Registry, access: Access = OPEN) -> None:
-        key = tuple(access.keys), tuple(access.origins), access.loopback_name
-        if key not in self.made:
-            self.made[key] = make_app(registry, access)
-        self._shared, self._registry = self.made[key], registry
+    def __init__(self, registry: Registry) -> None:
+        App.shared = App.shared or make_app(registry, Access())
+        self._registry = registry
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._shared, name)
+        return getattr(self.shared, name)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._shared.state.registry = self._registry
-        await self._shared(scope, receive, send)
+        self.shared.state.registry = self._registry
+        await self.shared(scope, receive, send)
 
 
-def client_of(
-    engine: Engine, limits: Limits = LIMITS, access: Access = OPEN, **settings: Any
-) -> TestClient:
-    return client_for(registry_of(engine, ServiceSettings(limits, **settings)), access)
+def client_of(engine: Engine) -> TestClient:
+    return client_for(registry_of(engine))
 
 
-def client_for(registry: Registry, access: Access = OPEN) -> TestClient:
-    return TestClient(App(registry, access), raise_server_exceptions=False)
+def client_for(registry: Registry) -> TestClient:
+    return TestClient(App(registry), raise_server_exceptions=False)
 
 
 def user(content: str) -> dict[str, str]:
@@ -216,7 +208,7 @@ def served(app: Any, **settings: Any) -> Iterator[tuple[uvicorn.Server, int]]:
             "log_config": None,
             "lifespan": "off",
             "ws": "none",
-            "http": partial(Connection, LIMITS.connections, PATIENCE),
+            "http": partial(Connection, SETTINGS.connections, PATIENCE),
             **settings,
         },
     )
@@ -233,6 +225,6 @@ def served(app: Any, **settings: Any) -> Iterator[tuple[uvicorn.Server, int]]:
 
 
 @contextmanager
-def listening(engine: Engine, limits: Limits = LIMITS) -> Iterator[Place]:
-    with served(App(registry_of(engine, ServiceSettings(limits)))) as (_, port):
+def listening(engine: Engine, settings: ServiceSettings) -> Iterator[Place]:
+    with served(App(registry_of(engine, settings))) as (_, port):
         yield Place(port, engine)
