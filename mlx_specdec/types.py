@@ -79,7 +79,7 @@ def joined(parts: Sequence[Scores]) -> Scores:
 
 @dataclass(frozen=True)
 class Proposal:
-    """The draft tokens of one round. A proposer abstains with a proposal of size 0.
+    """The draft tokens of one round. If its size is 0, the proposer drafts nothing in this round.
 
     Attributes:
         tokens: (batch, n) int32, on the device.
@@ -223,7 +223,7 @@ class Context(Protocol):
 
     @property
     def checkpoints(self) -> bool:
-        """Whether `reusable` returns snapshots, which cannot be cut to fewer tokens."""
+        """Whether `snapshot` returns states that cannot be cut to fewer tokens."""
 
     def advance(self, tokens: mx.array, proposed: int = 0, hidden: Sequence[str] = ()) -> Scores:
         """Append tokens and return the scores of their rows.

@@ -27,7 +27,7 @@ from ..types import (
 )
 from .distribution import log_probabilities
 from .noise import noise_of
-from .proposer import Proposer
+from .proposer import GroupProposer
 from .row import Row, token_logprobs
 from .statistics import Stopwatch
 from .worth import Worth
@@ -86,7 +86,7 @@ class Group:
 
     rows: list[Row]
     target: Context
-    proposer: Proposer
+    proposer: GroupProposer
     rule: Rule
     worth: Worth
     watch: Stopwatch

@@ -18,7 +18,7 @@ LONGEST_DRAFT = 16
 """The longest draft of a proposer with weights, in tokens, and the longest that is timed."""
 
 
-class Proposer(Protocol):
+class GroupProposer(Protocol):
     """A source of draft tokens for the rows of a group. It keeps its state of a row in `row.state`.
     So one object serves all groups, and is not notified of rows that join or leave.
 
@@ -123,7 +123,7 @@ class Drafter:
         text: Name under which its acceptance is saved."""
 
     name: str
-    make: Callable[[Setup], Proposer]
+    make: Callable[[Setup], GroupProposer]
     most: int = LONGEST_DRAFT
     nbytes: int = 0
     identity: str = ""

@@ -12,7 +12,7 @@ from importlib.metadata import version
 from .. import system
 from ..core import worth as costs
 from ..core.options import Options
-from ..core.proposer import LONGEST_DRAFT, Drafter, Proposer, Setup
+from ..core.proposer import LONGEST_DRAFT, Drafter, GroupProposer, Setup
 from ..core.worth import Worth
 from ..errors import OptionError
 from ..models.drafters.kinds import kind_named
@@ -142,9 +142,9 @@ def worth_of(pair: Pair, chosen: Sequence[Drafter], options: Options) -> Worth:
     return Worth(None, chosen, memory)
 
 
-def make_proposer(chosen: Sequence[Drafter], worth: Worth, *, batch: bool = False) -> Proposer:
+def make_proposer(chosen: Sequence[Drafter], worth: Worth, *, batch: bool = False) -> GroupProposer:
     """Return the proposer of rows. batch: Whether there may be several."""
-    made: dict[str, Proposer] = {}
+    made: dict[str, GroupProposer] = {}
     for place, drafter in enumerate(chosen):
         # Batches often do best without drafts.
         eager = lambda name=drafter.name: not batch and worth.limit(name, 1) > 0  # noqa: E731

@@ -283,7 +283,8 @@ class Scheduler:
                 self._fail(rows, problem, a_pass=True)
 
     def _next_rows(self) -> list[Row]:
-        """Return the rows to prefill together next: the first waiting row, and rows like it."""
+        """Return the rows whose prompts are prefilled together next: the first waiting row, and the
+        waiting rows that can share its passes and that fit into memory with it."""
         room = self.size.size - len(self._rows) + len(self.waiting)
         before, rows = self.rows_in_prefill, list[Row]()
         passed = 0

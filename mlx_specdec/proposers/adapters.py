@@ -5,22 +5,21 @@ from dataclasses import replace
 
 import mlx.core as mx
 
-from ..core.proposer import Proposer, side_by_side
+from ..core.proposer import GroupProposer, side_by_side
 from ..core.row import Row
 from ..errors import DecodingError
-from ..types import Cached, Noise, Proposal, Reusable, Scores, no_proposal
-from ..types import Proposer as Own
+from ..types import Cached, Noise, Proposal, Proposer, Reusable, Scores, no_proposal
 
 Limit = Callable[[str, int, int], int]
 """Returns how many tokens a proposer may draft now. Arguments: the proposer's name, the draft
 length, and the number of rows."""
 
 
-class FirstOf(Proposer):
+class FirstOf(GroupProposer):
     """A proposer that uses the first of several that does not abstain, so cheap proposers belong
     before expensive ones. A proposal names its proposer."""
 
-    def __init__(self, proposers: Mapping[str, Proposer], limit: Limit) -> None:
+    def __init__(self, proposers: Mapping[str, GroupProposer], limit: Limit) -> None:
         self._proposers = proposers
         self._limit = limit
         parts = proposers.values()
@@ -31,7 +30,7 @@ class FirstOf(Proposer):
         return any(part.ready(rows, limited) for _, part, limited in self._allowed(limits))
 
     def propose(self, rows: Sequence[Row], limits: Sequence[int], noise: Noise) -> Proposal:
-        """See Proposer. Each proposer drafts for the rows for which all before it have
+        """See GroupProposer. Each proposer drafts for the rows for which all before it have
         abstained."""
         made, places = no_proposal(len(rows)), range(len(rows))
         for name, part, limited in self._allowed(limits):
@@ -46,7 +45,7 @@ class FirstOf(Proposer):
         return made
 
     def observe(self, rows: Sequence[Row], scores: Scores) -> None:
-        """See Proposer. All proposers observe, whichever of them drafted."""
+        """See GroupProposer. All proposers observe, whichever of them drafted."""
         for part in self._proposers.values():
             part.observe(rows, scores)
 
@@ -58,7 +57,7 @@ class FirstOf(Proposer):
         for part in self._proposers.values():
             part.restore(row, parts)
 
-    def _allowed(self, limits: Sequence[int]) -> Iterator[tuple[str, Proposer, list[int]]]:
+    def _allowed(self, limits: Sequence[int]) -> Iterator[tuple[str, GroupProposer, list[int]]]:
         """Yield the name, the proposer and the limits of each proposer that may draft now."""
         for name, part in self._proposers.items():
             most = self._limit(name, max(limits), len(limits))
@@ -66,7 +65,7 @@ class FirstOf(Proposer):
                 yield name, part, limited
 
 
-class Checked(Proposer):
+class Checked(GroupProposer):
     """A caller's own proposer, which drafts for one row. MLX reads outside of the embedding for an
     id beyond it, so such an id never reaches the target, and `observe` raises DecodingError.
 
@@ -74,7 +73,7 @@ class Checked(Proposer):
         vocabulary: The number of ids that the target's embedding has.
         width: The number of ids of a distribution."""
 
-    def __init__(self, proposer: Own, vocabulary: int, width: int) -> None:
+    def __init__(self, proposer: Proposer, vocabulary: int, width: int) -> None:
         self._own = proposer
         self.hidden = proposer.hidden
         self._name = type(proposer).__name__
@@ -86,8 +85,8 @@ class Checked(Proposer):
         return self._own.ready([rows[0].committed], limits[0])
 
     def propose(self, rows: Sequence[Row], limits: Sequence[int], noise: Noise) -> Proposal:
-        """See Proposer. Raises DecodingError if the caller's proposer returns anything else than a
-        proposal for one row."""
+        """See GroupProposer. Raises DecodingError if the caller's proposer returns anything else
+        than a proposal for one row."""
         [row], [limit] = rows, limits
         made = self._own.propose([row.committed], limit, noise)
         if wrong := self._wrong(made, limit):
@@ -98,7 +97,7 @@ class Checked(Proposer):
         return replace(made, tokens=mx.where(valid, made.tokens, 0).astype(mx.int32))
 
     def observe(self, rows: Sequence[Row], scores: Scores) -> None:
-        """See Proposer. The round is over, so that reading `_valid` does not block."""
+        """See GroupProposer. The round is over, so that reading `_valid` does not block."""
         [row] = rows
         if self._begun is not row:
             self._begun = row

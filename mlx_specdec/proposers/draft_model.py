@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 import mlx.core as mx
 
 from ..core.distribution import choose, log_probabilities
-from ..core.proposer import Aligned, Proposer, Setup, align
+from ..core.proposer import Aligned, GroupProposer, Setup, align
 from ..core.row import Row
 from ..text.vocabulary import Translation
 from ..types import Cached, Context, Model, Noise, Proposal, Reusable, Scores, feed, no_proposal
@@ -54,7 +54,7 @@ def draw(
 
 
 @dataclass(eq=False)
-class DraftModel(Proposer):
+class DraftModel(GroupProposer):
     """A proposer that decodes ahead with a draft model, one token per pass, without blocking. It
     abstains while a row is longer than the draft's maximum length.
 
@@ -105,7 +105,7 @@ class DraftModel(Proposer):
             context.evaluate()
 
     def snapshot(self, row: Row) -> Mapping[str, Reusable]:
-        """See Proposer. Returns no more positions than the target has processed."""
+        """See GroupProposer. Returns no more positions than the target has processed."""
         if NAME not in row.state:
             return {}
         place: Aligned = row.state[NAME]
@@ -113,7 +113,7 @@ class DraftModel(Proposer):
         return {NAME: replace(reusable, length=min(reusable.length, row.processed))}
 
     def restore(self, row: Row, parts: Mapping[str, Cached]) -> None:
-        """See Proposer. The first draft prefills prompt tokens that are not cached."""
+        """See GroupProposer. The first draft prefills prompt tokens that are not cached."""
         row.state[CACHED] = parts.get(NAME)
 
     def _context(self, rows: Sequence[Row]) -> Context:

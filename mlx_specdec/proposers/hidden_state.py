@@ -12,7 +12,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..core.proposer import Aligned, Prices, Proposer, Setup, align, side_by_side
+from ..core.proposer import Aligned, GroupProposer, Prices, Setup, align, side_by_side
 from ..core.row import Row
 from ..core.statistics import Rate
 from ..models.drafters.medusa import MedusaHeads
@@ -34,7 +34,7 @@ RATE_MEMORY = 200.0
 
 
 @dataclass(eq=False)
-class HiddenStateDrafter(Proposer):
+class HiddenStateDrafter(GroupProposer):
     """A proposer that drafts for all rows of a group in the passes that one row needs. If its setup
     is not eager, it processes few hidden states of the prompt before the first draft."""
 
@@ -80,7 +80,7 @@ class HiddenStateDrafter(Proposer):
         return {self.kind: place.context.snapshot(place.rows.index(row))}
 
     def propose(self, rows: Sequence[Row], limits: Sequence[int], noise: Noise) -> Proposal:
-        """See Proposer. Abstains until the target has processed a token of every row."""
+        """See GroupProposer. Abstains until the target has processed a token of every row."""
         count = min(max(limits), self.network.most)
         if not count or not all(row.processed and self.kind in row.state for row in rows):
             return no_proposal(len(rows))
@@ -155,7 +155,7 @@ MEDUSA = "medusa"
 
 
 @dataclass(eq=False)
-class Medusa(Proposer):
+class Medusa(GroupProposer):
     """A proposer that drafts from the hidden state which predicted the newest committed token. It
     keeps this state of each row."""
 
@@ -164,7 +164,7 @@ class Medusa(Proposer):
     hidden = (FINAL,)
 
     def propose(self, rows: Sequence[Row], limits: Sequence[int], noise: Noise) -> Proposal:
-        """See Proposer. Drafts at most one token per head, and abstains before the target has
+        """See GroupProposer. Drafts at most one token per head, and abstains before the target has
         processed a token. Draft tokens influence later heads only through penalties."""
         known = [row.state.get(MEDUSA) for row in rows]
         some = next((state for state in known if state is not None), None)

@@ -10,7 +10,7 @@ from itertools import zip_longest
 
 from ..core.constraint import Constraint
 from ..core.options import Options
-from ..core.proposer import Drafter, Proposer, Setup
+from ..core.proposer import Drafter, GroupProposer, Setup
 from ..core.row import Row
 from ..core.statistics import Rate
 from ..types import Noise, Proposal
@@ -24,7 +24,7 @@ MATCH_MEMORY = 50.0
 """Number of tokens after matches of one length in which the weight of a token falls to 1 / e."""
 
 
-class Continuation(Proposer):
+class Continuation(GroupProposer):
     """A proposer that continues each row with known tokens. The proposals are one-hot."""
 
     @abstractmethod

@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
-from mlx_specdec.core.proposer import Proposer
+from mlx_specdec.core.proposer import GroupProposer
 from mlx_specdec.core.row import Row
 from mlx_specdec.types import Noise, Proposal
 
 
-class Repeat(Proposer):
+class Repeat(GroupProposer):
     """A proposer of what followed the newest token at its last occurrence."""
 
     def propose(self, rows: Sequence[Row], limits: Sequence[int], noise: Noise) -> Proposal:

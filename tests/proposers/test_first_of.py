@@ -3,7 +3,7 @@
 import mlx.core as mx
 
 from mlx_specdec.core.noise import SilentNoise
-from mlx_specdec.core.proposer import Proposer
+from mlx_specdec.core.proposer import GroupProposer
 from mlx_specdec.proposers.adapters import FirstOf
 from mlx_specdec.types import Proposal, Scores
 
@@ -13,7 +13,7 @@ NOISE = SilentNoise()
 ROWS = [row_of([1], 23) for _ in range(3)]
 
 
-class Scripted(Proposer):
+class Scripted(GroupProposer):
     """A proposer of these tokens, which notes its limits."""
 
     def __init__(self, *tokens: list[int]) -> None:
@@ -33,7 +33,7 @@ class Scripted(Proposer):
         self.seen += 1
 
 
-def several(parts: dict[str, Proposer], most: dict[str, int] | None = None) -> FirstOf:
+def several(parts: dict[str, GroupProposer], most: dict[str, int] | None = None) -> FirstOf:
     return FirstOf(parts, lambda name, asked, rows: min(asked, (most or {}).get(name, asked)))
 
 
