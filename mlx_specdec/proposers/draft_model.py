@@ -108,7 +108,7 @@ class DraftModel(GroupProposer):
         """See GroupProposer. Returns no more positions than the target has processed."""
         if NAME not in row.state:
             return {}
-        place: Aligned = row.state[NAME]
+        place: Aligned[Context] = row.state[NAME]
         reusable = place.context.snapshot(place.rows.index(row))
         return {NAME: replace(reusable, length=min(reusable.length, row.processed))}
 
