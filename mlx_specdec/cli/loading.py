@@ -302,13 +302,7 @@ def load_drafting(
         shown = ", ".join(f"{name} {value:g}" for name, value in sampling.items())
         render.note(f"sampling as generation_config.json says: {shown}; --greedy decodes greedily")
     with render.slowly("trying whether passes over several tokens agree with single ones"):
-        # Run these trials before the first completion. The models keep the results.
-        pair.target.rows_agree  # noqa: B018
-        if options.exact:
-            pair.target.exact  # noqa: B018
-        batched = rows > 1 and not options.exact and not pair.target.why_not_batched
-        if batched and pair.draft is not None:
-            pair.draft.why_not_batched  # noqa: B018
+        pair.run_trials(options, rows)
     if history:
         from ..engine.pair import with_history
 
