@@ -332,16 +332,27 @@ class DrafterFiles:
         if layers is not None:
             self.hidden_layers_of(layers)
 
+    @property
+    def for_decoder(self) -> bool:
+        """Whether config.json says that the drafter was made for a decoder-only target."""
+        trained = ConfigEntries(self.directory, self.settings.get("speculators_config"))
+        verifier = ConfigEntries(self.directory, trained.get("verifier"))
+        decodes = "ForCausalLM" in str(verifier.get("architectures"))
+        return self.settings.get(ATTENDS) is False or decodes
+
     def check_encoder(self, width: int | None) -> None:
-        """Raise CheckpointError if the drafter attends to an encoder, and the width of the output
-        of the target's encoder differs (None for decoder-only models)."""
+        """Raise CheckpointError if the target's encoder is not the one that the drafter was made
+        for. width: Width of the encoder's output; None for decoder-only targets."""
         expected = self.sizes.encoder_width
-        if expected is None or expected == width:
+        if expected == width or (expected is None and not self.for_decoder):
             return
-        actual = "is decoder-only" if width is None else f"has one of width {width}"
+        wanted = (
+            "without an encoder" if expected is None else f"with an encoder of width {expected}"
+        )
+        actual = "is decoder-only" if width is None else f"has an encoder of width {width}"
         raise CheckpointError(
-            f"{self.directory} drafts for a target with an encoder of width {expected}, and this "
-            f"one {actual}: the drafter belongs to another target"
+            f"{self.directory} drafts for a target {wanted}, and this one {actual}: the drafter "
+            "belongs to another target"
         )
 
     def check_config(self, config: Mapping[str, Any]) -> None:
