@@ -120,7 +120,9 @@ def score(pair: Pair, options: Options, prompt: Prompt, tokens: Sequence[int]) -
     ids = encode(bound, prompt, options)
     committed = beginning(bound, ids, options)
     constraint = bound.constraint(options)
-    distribution = Distribution(options, bound.vocabulary, ids, constraint, len(committed))
+    without = replace(options, top_k=0, top_p=1.0, min_p=0.0, xtc_probability=0.0)
+    shared = bound.vocabulary, ids, constraint, len(committed)
+    filtered, unfiltered = Distribution(options, *shared), Distribution(without, *shared)
     noise = make_noise(bound, ids, options)
     context: Context = pair.target.open(ids)
     rows = ROWS if pair.target.rows_agree else 1
@@ -138,13 +140,13 @@ def score(pair: Pair, options: Options, prompt: Prompt, tokens: Sequence[int]) -
         new = list(tokens[start : start + rows])
         logits = context.advance(mx.array([[committed[-1], *new[:-1]]])).logits
         following = mx.array([new[:-1]], dtype=mx.int32)
-        before = distribution.before_filters(logits, committed, following)
-        scored = distribution.apply_filters(before, committed, following)
+        scored = filtered.log_probabilities(logits, committed, following)
         gumbel = noise.at(0, start).target(len(new))
         scored = scored if gumbel is None else scored + gumbel
         margins = lead(scored)
         tied = margins <= noise_limit
         if options.filters and gumbel is not None:
+            before = unfiltered.log_probabilities(logits, committed, following)
             distances = cut_distance(scored, before, gumbel, options)
             margins = mx.where(distances < margins, distances, margins)
         values += cast(list[float], margins[0].tolist())

@@ -171,13 +171,6 @@ class Distribution:
             logits: (1, m, width), m <= n + 1; the last row is for the token after `drafted`.
             committed: All committed tokens. They may only grow from call to call.
             drafted: (1, n) int32, tokens after the committed ones. Penalties count them."""
-        rows = self.before_filters(logits, committed, drafted)
-        return self.apply_filters(rows, committed, drafted)
-
-    def before_filters(
-        self, logits: mx.array, committed: Sequence[int], drafted: mx.array
-    ) -> mx.array:
-        """Apply all steps of `log_probabilities` up to temperature."""
         settings = self.settings
         rows = fit_vocabulary(logits, self.vocabulary)
         if self.constraint is not None and self.bound(1 + drafted.shape[1]):
@@ -201,14 +194,8 @@ class Distribution:
             return rows
         if settings.temperature < COLD:
             rows = rows - mx.max(rows, axis=-1, keepdims=True)
-        return rows if settings.temperature == 1 else rows / settings.temperature
-
-    def apply_filters(
-        self, rows: mx.array, committed: Sequence[int], drafted: mx.array
-    ) -> mx.array:
-        """Apply the remaining steps of `log_probabilities` to the result of `before_filters`. If no
-        filter is on, this returns the same array object."""
-        settings = self.settings
+        if settings.temperature != 1:
+            rows = rows / settings.temperature
         if settings.filters:
             rows = keep_top_k_and_p(rows, settings.top_k, settings.top_p)
             rows = keep_min_p(rows, settings.min_p)

@@ -122,7 +122,7 @@ FILTERS = [
 def margins(before: np.ndarray, gumbel: np.ndarray, settings: Options) -> np.ndarray:
     """Of rows (n, vocabulary): what decides between their choice and another one."""
     rows, noise = mx.array(before)[None], mx.array(gumbel)[None]
-    scored = Distribution(settings, rows.shape[-1]).apply_filters(rows, [], NO_DRAFT) + noise
+    scored = Distribution(settings, rows.shape[-1]).log_probabilities(rows, [], NO_DRAFT) + noise
     cut = cut_distance(scored, rows, noise, settings)
     return np.minimum(np.array(cut)[0], np.array(lead(scored))[0])
 
@@ -130,7 +130,7 @@ def margins(before: np.ndarray, gumbel: np.ndarray, settings: Options) -> np.nda
 def choices(before: np.ndarray, gumbel: np.ndarray, settings: Options) -> np.ndarray:
     """The tokens that rows (n, vocabulary) choose."""
     law = Distribution(settings, before.shape[-1])
-    filtered = law.apply_filters(mx.array(before), [], NO_DRAFT)
+    filtered = law.log_probabilities(mx.array(before), [], NO_DRAFT)
     return np.array(mx.argmax(filtered + mx.array(gumbel), axis=-1))
 
 
