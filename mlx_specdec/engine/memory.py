@@ -2,12 +2,11 @@
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from functools import partial
 
 from .. import system
 from ..core.loop import chunk_size
-from ..core.proposer import Drafter
 from ..errors import PromptError
 from ..proposers.draft_model import BACKLOG_CHUNK
 from ..system import show_size
@@ -88,10 +87,10 @@ def default_budget(pair: Pair, cached: int) -> int:
 
 
 class MemoryBudget:
-    """The memory budget of all sequences, and estimates of their needs.
+    """The memory budget of all sequences, and estimates of their needs. Every draft model and
+    drafter of the pair counts, whether a sequence uses it or not.
 
     Args:
-        chosen: The drafters that are used.
         nbytes: The budget in bytes, or None for `default_budget`.
         cached: Limit of the prompt cache in bytes, for the default budget.
         step: Number of prompt tokens in one pass, or None for `chunk_size`."""
@@ -99,19 +98,14 @@ class MemoryBudget:
     def __init__(
         self,
         pair: Pair,
-        chosen: Sequence[Drafter],
         nbytes: int | None = None,
         cached: int = 0,
         step: int | None = None,
     ) -> None:
         self.nbytes = default_budget(pair, cached) if nbytes is None else nbytes
-        names, network = {drafter.name for drafter in chosen}, pair.drafter_network
         self._target = pair.target
-        self._drafting = [pair.draft] if pair.draft is not None and "draft" in names else []
-        if network is not None and network.kind in names:
-            self._drafting.append(network)
+        self._drafting = [one for one in (pair.draft, pair.drafter_network) if one is not None]
         self._spare = SPARE * pair.target.nbytes
-        self._most_a_round = 1 + max((drafter.most for drafter in chosen), default=0)
         self._step = step
         self.of_caches([Extent(1, 1, 1)])  # models measure their caches now, in this thread
 
@@ -122,13 +116,11 @@ class MemoryBudget:
     def of_caches(self, rows: Sequence[Extent]) -> int:
         """Return an upper bound on the bytes of a batch's caches.
 
-        Every row is as wide as the longest row of the batch. The longest row grows by at most one
-        round for each token that the row may still emit. A drafter prefills the prompt of a row
-        that has joined the batch at positions after the longest row."""
-        prompt, now, end = (max(lengths) for lengths in zip(*map(astuple, rows), strict=True))
+        Every row is as wide as the longest row will be. A drafter prefills the prompt of a row that
+        has joined the batch at positions after the longest row."""
+        prompt, end = max(row.prompt for row in rows), max(row.end for row in rows)
         late = min(end, BACKLOG_CHUNK) if len(rows) > 1 else 0
-        grown = (now + self._most_a_round * (row.end - row.now) for row in rows)
-        return sum(self._row(prompt, min(end, positions), late) for positions in grown)
+        return len(rows) * self._row(prompt, end, late)
 
     def of_prefill(self, rows: Sequence[Extent]) -> int:
         """Estimate the bytes of working memory for the prefill of a batch's prompts in chunks."""

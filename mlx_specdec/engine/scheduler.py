@@ -123,10 +123,8 @@ class Scheduler:
 
     @cached_property
     def budget(self) -> MemoryBudget:
-        drafters = [drafter for opener in self._openers.values() for drafter in opener.drafters]
         cached = 0 if self.cache is None else self.cache.max_bytes
-        step = self.options.prefill_step_size
-        return MemoryBudget(self.pair, drafters, self.memory_budget, cached, step)
+        return MemoryBudget(self.pair, self.memory_budget, cached, self.options.prefill_step_size)
 
     @property
     def idle(self) -> bool:
@@ -225,7 +223,6 @@ class Scheduler:
         key = drafting(shared), pair.target, pair.draft
         if key not in self._openers:
             self._openers[key] = replace(self.opener, options=shared, pair=pair)
-            self.__dict__.pop("budget", None)  # its drafters may need memory too
         return self._openers[key]
 
     def cancel(self, number: int) -> None:

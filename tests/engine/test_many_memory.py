@@ -97,7 +97,7 @@ def test_caches_never_hold_more_than_is_reserved_nor_that_more_than_the_budget(
         )
         for seed in range(9)
     ]
-    prices = MemoryBudget(pair, [SimpleNamespace(name=proposer, most=3)])
+    prices = MemoryBudget(pair)
     longest = [Extent(700, 700 if family == "llama" else 1, 741)]
     budget = 3 * prices.of_caches(longest) // 2 + prices.of_prefill(longest)
     run = Scheduler(pair, None, requests[0].options, BatchSize(6), memory_budget=budget)
@@ -119,7 +119,7 @@ def test_caches_never_hold_more_than_is_reserved_nor_that_more_than_the_budget(
 def test_nobody_passes_the_first_one_that_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     pair = decoder_only("llama")
     monkeypatch.setattr(type(pair.target), "prefill_nbytes", lambda self, prompt, step: 0)
-    row = MemoryBudget(pair, ()).of_caches([Extent(5, 5, 25)])
+    row = MemoryBudget(pair).of_caches([Extent(5, 5, 25)])
     run = Scheduler(pair, None, options(), BatchSize(8), memory_budget=3 * row)
     # The second one takes as much as three, so that it fits alone; the third would fit at once.
     prompts = [TEXT[:5], TEXT[:600], TEXT[:6], TEXT[:7]]
