@@ -1,5 +1,6 @@
 """Load a pair by the names of its models. A pair is a target with its tokenizer and drafters."""
 
+import operator
 import time
 import weakref
 from collections.abc import Callable, Mapping
@@ -73,7 +74,6 @@ def load(
         caches: The settings of the KV cache. A draft model without support keeps its own.
         draft_vocab: "same" refuses a draft model with other tokens, and "intersect" drafts the
             tokens that both models have.
-            Only config.json is downloaded, and vocabularies are not compared.
         distributed: How the ranks that mlx.launch has started share the target: "tensor" divides
             each layer, and "pipeline" the list of layers. Only rank 0 returns a pair. All other
             ranks serve rank 0 until it ends, and then raise SystemExit.
@@ -100,24 +100,21 @@ def load(
     loader = Loader(dtype, expand_weights, caches, progress, announce)
     find = partial(loader.find, str(model), revision)
     adapter = None if adapter_path is None else Path(adapter_path)
-    read = partial(loader.load_target, q_bits=q_bits, adapter=adapter)
-    if ranks is None:
-        source, directory, heads_files = find(draft_model)
-        started = time.perf_counter()
-        target, tokenizer, heads = read(directory, heads_files)
-        network = target.model.network
-    else:
-        named = None if ranks.rank else draft_model  # rank 0 alone drafts
-        source, directory, heads_files = ranks.together(partial(find, named))
-        started = time.perf_counter()
+    named = draft_model if ranks is None or not ranks.rank else None  # rank 0 alone drafts
+    together = operator.call if ranks is None else ranks.together
+    source, directory, heads_files = together(partial(find, named))
+    started = time.perf_counter()
+    read = partial(loader.load_target, directory, heads_files, q_bits=q_bits, adapter=adapter)
+    if ranks is not None:
         ranks.meet(directory)
-        shared = {"group": ranks.group, "pipeline": distributed == "pipeline"}
-        target, tokenizer, heads = ranks.together(partial(read, directory, heads_files, **shared))
-        network = target.model.network
+        read = partial(read, group=ranks.group, pipeline=distributed == "pipeline")
+    target, tokenizer, heads = together(read)
+    network = target.model.network
+    if ranks is not None:
         target = replace(target, model=ranks.share(target.model))
     pair = Pair(
         name=str(model),
-        draft_name=None,
+        draft_name=None if source is None else str(draft_model),
         target=target.model,
         draft=None,
         tokenizer=tokenizer,
@@ -160,23 +157,13 @@ def with_draft_model(
     loader = Loader(**loading)
     size = min(pair.target.vocabulary, pair.tokenizer.size)
     alone = replace(pair, draft=None, drafter_network=None, translation=None, vocabulary=size)
-    alone = replace(alone, judged=set())
+    alone = replace(alone, draft_name=str(draft_model), judged=set())
     source = loader.find_draft(draft_model, pair.name, None)
     return loader.with_draft(alone, pair.target.kind, source, draft_q_bits, draft_vocab)
 
 
-@dataclass(frozen=True)
-class DraftSource:
-    """The files of a draft.
-
-    Attributes:
-        directory: The directory of the model.
-        drafter: The files of a drafter that reads hidden states; None for a draft model.
-    """
-
-    name: str
-    directory: Path
-    drafter: DrafterFiles | None
+DraftSource = DrafterFiles | Path
+"""The files of a drafter that reads hidden states, or the directory of a draft model."""
 
 
 @dataclass(frozen=True)
@@ -209,29 +196,29 @@ class Loader:
             heads = medusa.read(directory)
             directory = self._base(directory, heads.base)
         described = (directory / "config.json").is_file()
-        if described and source is not None and source.drafter is not None:
-            source.drafter.check_config(files.read_config(directory))
+        if described and isinstance(source, DrafterFiles):
+            source.check_config(files.read_config(directory))
         return source, directory, heads
 
     def find_draft(self, draft_model: str | Path, model: str, revision: str | None) -> DraftSource:
         """Return the source of the draft for the target `model`."""
         name = str(draft_model)
         if (original := mtp_of(name)) is not None:
-            return self._mtp(name, original, model, revision)
+            return self._mtp(original, model, revision)
         directory = self._fetch(name, None)
-        return DraftSource(name, directory, kinds.read(directory))
+        return kinds.read(directory) or directory
 
-    def _mtp(self, name: str, original: str, model: str, revision: str | None) -> DraftSource:
+    def _mtp(self, original: str, model: str, revision: str | None) -> DraftSource:
         """Return layers for multi-token prediction: of the repository `original` or, if that is
         empty, of the target or of the model that it was converted from."""
         target = self._fetch(model, revision)
         if not original:
             own = mtp_files.of_target(target, files.read_config(target))
             if own is not None:
-                return DraftSource(name, target, own)
+                return own
             original = mtp_fetch.original_of(model, target, revision)
         directory = mtp_fetch.fetch(original, self.announce, self.progress or ignore_progress)
-        return DraftSource(name, directory, kinds.read(directory))
+        return kinds.read(directory) or directory
 
     def load_target(
         self, directory: Path, heads: MedusaFiles | None, **settings: Any
@@ -245,11 +232,10 @@ class Loader:
         self, pair: Pair, kind: str, source: DraftSource, q_bits: int | None, draft_vocab: str
     ) -> Pair:
         """Return the pair with a draft for a target of this kind. Raises the errors of `load`."""
-        pair = replace(pair, draft_name=source.name)
-        if source.drafter is not None:
-            network = kinds.attach(source.drafter, pair.target, self.numbers(q_bits))
+        if isinstance(source, DrafterFiles):
+            network = kinds.attach(source, pair.target, self.numbers(q_bits))
             return replace(pair, drafter_network=network, draft_bytes=network.nbytes)
-        loaded, tokenizer = self._load_draft(source.directory, q_bits)
+        loaded, tokenizer = self._load_draft(source, q_bits)
         if loaded.kind != kind:
             kinds_differ = f"the draft model is {loaded.kind} and the target {kind}"
             raise OptionError(f"{kinds_differ}: give a draft of the target's own kind")
