@@ -11,7 +11,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import mlx.core as mx
 import numpy as np
 
-from ..types import Cached, Noise, Proposal, Reusable, Scores, no_proposal
+from ..types import Cached, Noise, Proposal, Reusable, Scores
 from .row import Row
 
 LONGEST_DRAFT = 16
@@ -187,30 +187,23 @@ def _keep(part: Aligned[Any], rows: list[Row]) -> None:
 def side_by_side(proposals: Sequence[Proposal]) -> Proposal:
     """Return one proposal for all rows, from proposals for one row each. Shorter proposals are
     padded."""
-    if len(proposals) == 1:
-        return proposals[0]
     size = max(proposal.size for proposal in proposals)
-    if size == 0:
-        return no_proposal(len(proposals))
-    padded = [mx.pad(row.tokens, [(0, 0), (0, size - row.size)]) for row in proposals]
-    tokens, sources = mx.concatenate(padded), tuple(proposal.source for proposal in proposals)
+    width = next((one.rows.shape[-1] for one in proposals if one.rows is not None), 0)
+
+    def joined(arrays: Sequence[mx.array]) -> mx.array:
+        axes = [(0, 0)] * (arrays[0].ndim - 2)
+        missing = [[(0, 0), (0, size - array.shape[1]), *axes] for array in arrays]
+        return mx.concatenate(list(map(mx.pad, arrays, missing)))
+
+    def logits(proposal: Proposal) -> mx.array:
+        """Return log q. For tokens that are certain, q is one-hot."""
+        certain = proposal.tokens[..., None] == mx.arange(width)
+        return mx.where(certain, 0.0, -mx.inf) if proposal.rows is None else proposal.rows
+
+    sources = tuple(proposal.source for proposal in proposals)
     return Proposal(
-        tokens,
-        _logits(proposals, tokens),
+        joined([proposal.tokens for proposal in proposals]),
+        joined(list(map(logits, proposals))) if width else None,
         counts=tuple(proposal.count(0) for proposal in proposals),
         sources=sources if any(sources) else None,
     )
-
-
-def _logits(proposals: Sequence[Proposal], tokens: mx.array) -> mx.array | None:
-    """Return log q of all rows. For certain tokens and for padding, q is one-hot."""
-    drawn = next((proposal.rows for proposal in proposals if proposal.rows is not None), None)
-    if drawn is None:
-        return None
-    certain = mx.where(tokens[..., None] == mx.arange(drawn.shape[-1]), 0.0, -mx.inf)
-    rows: list[Any] = []
-    for place, proposal in enumerate(proposals):
-        rows.append(certain[place : place + 1])
-        if proposal.rows is not None:
-            rows[-1] = mx.concatenate([proposal.rows, rows[-1][:, proposal.size :]], axis=1)
-    return mx.concatenate(rows)
