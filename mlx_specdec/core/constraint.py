@@ -342,3 +342,6 @@ class ThoughtBudget:
             if at < len(drafted):
                 thoughts = thoughts.after([drafted[at]])
         return rows
+
+    def forced(self) -> list[int]:
+        return [] if self.grammar is None else self.grammar.forced()

@@ -19,7 +19,7 @@ from ..models.drafters.kinds import kind_named
 from ..proposers.adapters import FirstOf
 from ..proposers.draft_model import DraftModel
 from ..proposers.hidden_state import HiddenStateDrafter, Medusa
-from ..proposers.lookup import PromptLookup, forcing, match_rates
+from ..proposers.lookup import FORCED, PREDICTION, Forced, PredictedText, PromptLookup, match_rates
 from ..types import FINAL
 from .pair import Pair
 
@@ -28,6 +28,10 @@ TEMPERATURE_RANGES = (0.0, 0.4, 0.8, 1.2)
 rates."""
 FREE = "ngram"
 """Name of the drafter that costs nothing. `auto` calls it before the one with weights."""
+FORCING = Drafter(FORCED, lambda setup: Forced())
+"""The drafter of tokens that a grammar forces, which every pair has."""
+PREDICTING = Drafter(PREDICTION, lambda setup: PredictedText())
+"""The drafter of the text that a client predicts, which every pair has."""
 MISSING = {
     "draft": "there is no draft model to propose: name one with draft-model",
     "medusa": (
@@ -112,7 +116,7 @@ def drafters(pair: Pair, options: Options) -> tuple[Drafter, ...]:
         if name == "auto" or automatic or not chosen:
             chosen = [*(drafter for drafter in made if drafter.name == FREE), *chosen]
     if options.constraint is not None:
-        chosen = [forcing(pair.constraint), *chosen]
+        chosen = [FORCING, *chosen]
     return tuple(chosen) if pair.target.rows_agree else ()
 
 

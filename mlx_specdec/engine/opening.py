@@ -16,12 +16,20 @@ from ..core.worth import Memory
 from ..errors import OptionError
 from ..models.exact import ExactContext
 from ..proposers.adapters import Checked
-from ..proposers.lookup import PREDICTION, PredictedText, forcing
 from ..results import Labels
 from ..text.prompts import is_chat
 from ..text.stream import StopStrings, TextStream
 from ..types import TARGET, Cached, Context, Progress, Proposer
-from .drafters import drafters, drafting, make_proposer, most_drafted, proposer_kind, worth_of
+from .drafters import (
+    FORCING,
+    PREDICTING,
+    drafters,
+    drafting,
+    make_proposer,
+    most_drafted,
+    proposer_kind,
+    worth_of,
+)
 from .pair import Pair
 from .prompt_cache import PromptCache
 from .request import beginning, for_model, make_noise, make_rule, prepared, rule_name, shown_texts
@@ -57,7 +65,6 @@ class Opener:
         batched: Whether several sequences share a pass of the target.
         why_not: The reason if they do not.
         named: The drafters of all rows that the options choose.
-        drafters: These, and those that serve requests that come one by one.
         worth: The choice of the draft length of all rows.
         proposer: The proposer of all rows, which has no parts for plain decoding."""
 
@@ -87,14 +94,12 @@ class Opener:
             self.named = (Drafter(type(own).__name__, make, nbytes=1),)
             # The costs of a caller's own proposer are not saved.
             pair, options = replace(pair, learned=Memory()), replace(options, cost_cache=False)
-        self.drafters: Sequence[Drafter] = self.named
-        if self.one_by_one and self.named:
-            predicting = Drafter(PREDICTION, lambda setup: PredictedText())
-            self.drafters = (forcing(bound.constraint), predicting, *self.named)
+        of_requests = (FORCING, PREDICTING) if self.one_by_one and self.named else ()
+        chosen = (*of_requests, *self.named)
         self.why_not = self._reason_against_batches()
         self.batched = self.why_not is None
-        self.worth = worth_of(pair, self.drafters, options)
-        self.proposer = make_proposer(self.drafters, self.worth, batch=self.batched)
+        self.worth = worth_of(pair, chosen, options)
+        self.proposer = make_proposer(chosen, self.worth, batch=self.batched)
 
     def row(self, number: int, request: Request) -> tuple[Row, Pair]:
         """Return the row of a new request, and its models. Raises PromptError and OptionError."""

@@ -4,13 +4,11 @@ the sequence earlier in it, in earlier sequences or in documents. A grammar leav
 
 import sys
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
-from ..core.constraint import Constraint
-from ..core.options import Options
-from ..core.proposer import Drafter, GroupProposer, Setup
+from ..core.proposer import GroupProposer, Setup
 from ..core.row import Row
 from ..core.statistics import Rate
 from ..types import Noise, Proposal
@@ -176,31 +174,13 @@ SHORTEST = 3
 """Number of tokens that are looked up in the predicted text."""
 
 
-def forcing(make: Callable[[Options], Constraint | None]) -> Drafter:
-    """Return the drafter that every pair has. It abstains without a constraint. make: See
-    Forced."""
-    return Drafter(FORCED, lambda setup: Forced(make))
-
-
-@dataclass(eq=False)
 class Forced(Continuation):
-    """A proposer of tokens for which a grammar leaves no choice, such as keys, brackets and quotes.
-
-    Attributes:
-        make: Makes the constraint of a new row, or returns None without a grammar."""
-
-    make: Callable[[Options], Constraint | None]
+    """A proposer of tokens for which a grammar leaves no choice, such as keys, brackets and
+    quotes."""
 
     def continuation(self, row: Row, limit: int) -> list[int]:
-        if row.options.constraint is None:
-            return []
-        if FORCED not in row.state:
-            row.state[FORCED] = self.make(row.options), len(row.committed) - row.position
-        constraint, taken = row.state[FORCED]
-        constraint.take(row.committed[taken:])
-        row.state[FORCED] = constraint, len(row.committed)
-        forced: list[int] = constraint.forced()[:limit]
-        return forced
+        constraint = row.distribution.constraint
+        return [] if constraint is None else constraint.forced()[:limit]
 
 
 class PredictedText(Continuation):

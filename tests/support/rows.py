@@ -17,6 +17,7 @@ def row_of(
         "prompt": list(committed),
         "committed": list(committed),
         "options": options,
+        "distribution": Distribution(options, vocabulary),
         "drafted_from": Distribution(options, vocabulary),
         "state": {},
         "seen": (),
