@@ -118,7 +118,6 @@ class Drafter:
         nbytes: Size of the weights in bytes. A drafter without weights costs almost nothing.
         identity: Distinguishes drafters of the same name, such as draft models.
         stops: Whether the proposer shortens its proposals by `Setup.prices`.
-        causes: Why its draft tokens may hardly ever be accepted, for a warning.
         costs: Name under which its costs are saved.
         text: Name under which its acceptance is saved."""
 
@@ -128,9 +127,6 @@ class Drafter:
     nbytes: int = 0
     identity: str = ""
     stops: bool = False
-    causes: str = (
-        "was probably made for another target, or for the model that this one was fine-tuned from"
-    )
     costs: str = "draft"
     text: str = "draft"
 

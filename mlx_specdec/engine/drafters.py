@@ -20,7 +20,6 @@ from ..proposers.adapters import FirstOf
 from ..proposers.draft_model import DraftModel
 from ..proposers.hidden_state import HiddenStateDrafter, Medusa
 from ..proposers.lookup import FORCED, PREDICTION, Forced, PredictedText, PromptLookup, match_rates
-from ..types import FINAL
 from .pair import Pair
 
 TEMPERATURE_RANGES = (0.0, 0.4, 0.8, 1.2)
@@ -40,10 +39,6 @@ MISSING = {
 }
 """Name of a proposer -> the error message for pairs that do not have it. The other messages are in
 `models.drafters`."""
-LAYERS_COUNTED = (
-    ", or its config.json counts layers otherwise, which benchmarks/probe.py in the repository "
-    "tells"
-)
 _version = functools.cache(version)
 """Looking it up takes as long as a step of a small model."""
 
@@ -58,8 +53,6 @@ def available(pair: Pair) -> list[Drafter]:
     if (network := pair.drafter_network) is not None:
         longest, hidden = min(network.most, LONGEST_DRAFT), partial(HiddenStateDrafter, network)
         made.append(Drafter(network.kind, hidden, longest, network.nbytes, name, network.stops))
-        if FINAL not in network.hidden:
-            made[-1] = replace(made[-1], causes=made[-1].causes + LAYERS_COUNTED)
     if (heads := pair.heads) is not None:
         longest = min(heads.count, LONGEST_DRAFT)
         made.append(Drafter("medusa", lambda setup: Medusa(heads), longest, heads.nbytes))

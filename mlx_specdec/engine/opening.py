@@ -255,8 +255,12 @@ class Opener:
             if accepted < LEAST_ACCEPTED * verified:
                 shown = one.identity or f"{one.name} of {self.pair.name}"
                 rate = f"{accepted:.0f} of {verified:.0f} that were verified"
-                line = f"hardly any draft tokens are accepted ({rate}): {shown} {one.causes}"
-                warnings.warn(line, RuntimeWarning, stacklevel=6)
+                warnings.warn(
+                    f"hardly any draft tokens are accepted ({rate}): {shown} was probably made for "
+                    "another target, or for the model that this one was fine-tuned from",
+                    RuntimeWarning,
+                    stacklevel=6,
+                )
 
     def _reason_against_batches(self) -> str | None:
         pair = self.pair
