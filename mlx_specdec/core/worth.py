@@ -272,14 +272,14 @@ class Worth:
 
     def limit(self, name: str, most: int, rows: int = 1) -> int:
         """Return how many tokens the named proposer may draft, at most `most`."""
-        return min(most, self.size(rows).limits.get(self._named(name).name, 0))
+        return min(most, self.size(rows).limits.get(name, 0))
 
     def prices(self, name: str, rows: int = 1) -> Prices | None:
         """Return the costs of rounds of the named proposer, None if it must not use them."""
         if self._fixed is not None:
             return None
         size = self.size(rows)
-        return Prices(size.costs.ratios[self._named(name).costs], size.rate)
+        return Prices(size.costs.ratios[self._drafters[name].costs], size.rate)
 
     def verified(self, name: str) -> tuple[float, float]:
         """Return the decayed numbers of verified and of accepted draft tokens of a proposer with
@@ -310,7 +310,9 @@ class Worth:
         step of each row."""
         if not self._drafters:
             return
-        first, count = self._named(proposal.source), len(rows)
+        # A proposal has no source if there is only one proposer.
+        first = self._drafters.get(proposal.source) or next(iter(self._drafters.values()))
+        count = len(rows)
         size = self._newest = self.size(count)
         for acceptance in self._acceptance.values():
             # Verdicts lose some weight in each round.
@@ -357,10 +359,6 @@ class Worth:
             size.costs.add(drafter.costs, drafted, max(timed.interval, 1e-9))
             if timed.interval > size.costs.plain[0] * (1 + TOO_EXPENSIVE * max(1, drafted)):
                 size.due = 0
-
-    def _named(self, name: str) -> Drafter:
-        """Return the proposer with this name, or the first one if no proposer has the name."""
-        return self._drafters.get(name) or next(iter(self._drafters.values()))
 
     def size(self, rows: int) -> _Size:
         """Return the decisions for groups of this size."""
