@@ -152,7 +152,6 @@ class Row:
     behind: Row | None = None
     problem: Exception | None = None
     ended: bool = False
-    _rounds: int = field(default=0, init=False)
     _reason: FinishReason | None = field(default=None, init=False)
 
     @property
@@ -175,9 +174,8 @@ class Row:
 
     def noise(self, in_flight: int) -> Noise:
         """Return the noise of the next round, before which `in_flight` tokens are not committed
-        yet. The loop calls this exactly once per round."""
-        self._rounds += 1
-        return self.random.at(self._rounds - 1, self.position + in_flight)
+        yet."""
+        return self.random.at(len(self.rounds) + in_flight, self.position + in_flight)
 
     def score(self, logits: mx.array, tokens: Sequence[int]) -> None:
         """Add the log-probabilities of prompt tokens. logits: (m, width); entry i predicts token
