@@ -21,9 +21,6 @@ from .noise import SilentNoise
 from .options import Options
 from .statistics import Timed
 
-SCORED_ROWS = 32
-"""Rows of logits whose log-probabilities are computed at once, which takes four times the memory of
-these rows."""
 Prompt = str | Sequence[int] | Messages
 log = logging.getLogger(__name__)
 
@@ -181,9 +178,7 @@ class Row:
         """Add the log-probabilities of prompt tokens. logits: (m, width); entry i predicts token
         i. Blocks."""
         top, vocabulary = self.request.top_logprobs or 0, self.distribution.vocabulary
-        for first in range(0, len(tokens), SCORED_ROWS):
-            part = slice(first, first + SCORED_ROWS)
-            self.prompt_logprobs += token_logprobs(logits[part], tokens[part], top, vocabulary)
+        self.prompt_logprobs += token_logprobs(logits, tokens, top, vocabulary)
 
     def commit(self, tokens: Sequence[int], accepted: int) -> Step:
         """Commit tokens and return the step. The first `accepted` tokens are draft tokens. The last

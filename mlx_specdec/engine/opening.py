@@ -38,7 +38,8 @@ CHECKPOINT = 16
 """Distance of a cached snapshot from the end of its prompt, in tokens. The next turn may not repeat
 the last tokens of a chat template's prompt, such as the beginning of a thought."""
 SCORED = 1 << 23
-"""Largest number of logits of a chunk whose log-probabilities are computed: 32 MiB in float32."""
+"""Largest number of logits of a chunk whose log-probabilities are computed: 32 MiB in float32. This
+takes four times the memory of the logits."""
 LEAST_VERIFIED, LEAST_ACCEPTED = 16, 0.1
 """Verified draft tokens after which a drafter is judged, and the least share of them that is
 accepted if it fits its target at all. Useful ones reach several times that."""
