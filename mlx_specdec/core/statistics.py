@@ -1,4 +1,4 @@
-"""The statistics of one completion, rates that forget, and the stopwatch of the rounds."""
+"""The statistics of one completion, and the stopwatch of the rounds."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -96,31 +96,6 @@ def _parts(
 def ratio(part: float, total: float) -> float | None:
     """Return part / total; None if the total is 0."""
     return part / total if total else None
-
-
-@dataclass(eq=False)
-class Rate:
-    """The share of events that happened, from decayed counts.
-
-    Attributes:
-        expected, weight: The share before anything was counted, and its weight in events.
-        memory: Events after which the weight of an earlier one has fallen to 1/e."""
-
-    expected: float
-    weight: float
-    memory: float
-    counted: float = 0.0
-    happened: float = 0.0
-
-    @property
-    def share(self) -> float:
-        return (self.happened + self.weight * self.expected) / (self.counted + self.weight)
-
-    def add(self, counted: float, happened: float) -> None:
-        """Count events, and take from the earlier ones the weight that they lose."""
-        kept = max(0.0, 1 - counted / self.memory)
-        self.counted = kept * self.counted + counted
-        self.happened = kept * self.happened + happened
 
 
 FIRST_TIMED = 4

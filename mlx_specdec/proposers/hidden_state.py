@@ -14,23 +14,14 @@ import mlx.core as mx
 
 from ..core.proposer import Aligned, GroupProposer, Prices, Setup, align, side_by_side
 from ..core.row import Row
-from ..core.statistics import Rate
 from ..models.drafters.medusa import MedusaHeads
 from ..models.drafters.network import MOST_WAITING_IN_PROMPT, DrafterContext, DrafterNetwork
 from ..types import FINAL, Cached, Noise, Proposal, Reusable, Scores, no_proposal
 from .draft_model import draw
 
-EXPECTED_TOKENS = "expected"
-"""Name of how many tokens of a row's newest draft the drafter expects to be accepted, if its
-chances were read."""
 LEAST_CHANCE = 0.1
 """Least chance of a token for which the draft is cut. Tokens with a smaller chance are rare. To
 look for them, the host waits for the draft, which costs more than to verify them."""
-ESTIMATE_WEIGHT = 8.0
-"""Prior strength in tokens: the weight of the drafter's estimate against its measured
-acceptance."""
-RATE_MEMORY = 200.0
-"""Number of tokens after which the weight of earlier tokens falls to 1 / e."""
 
 
 @dataclass(eq=False)
@@ -45,7 +36,6 @@ class HiddenStateDrafter(GroupProposer):
         self.hidden, self.kind = self.network.hidden, self.network.kind
         # The target returns no hidden states of tokens that come from its prefix cache.
         self.needs = (self.kind,)
-        self._rate = Rate(1.0, ESTIMATE_WEIGHT, RATE_MEMORY)
 
     def restore(self, row: Row, parts: Mapping[str, Cached]) -> None:
         self._open([row]).restore([parts.get(self.kind)])
@@ -68,9 +58,6 @@ class HiddenStateDrafter(GroupProposer):
         if max(context.waiting) > context.most_waiting:
             self._process(context, rows)
             context.evaluate()
-        for row, count in zip(rows, counts, strict=True):
-            if expected := row.state.pop(EXPECTED_TOKENS, 0.0):
-                self._rate.add(expected, count - 1)
 
     def snapshot(self, row: Row) -> Mapping[str, Reusable]:
         if self.kind not in row.state:
@@ -94,10 +81,8 @@ class HiddenStateDrafter(GroupProposer):
         context.rewind(tuple(row.processed for row in rows))
         counts = [min(count, limit) for limit in limits]
         if (prices := self.setup.prices(len(rows))) and (chances := context.chances()) is not None:
-            end, expected = worth(chances, counts, prices, self._rate.share)
+            end = worth(chances, counts, prices)
             counts = [min(count, end) for count in counts]
-            for row, tokens in zip(rows, expected, strict=True):
-                row.state[EXPECTED_TOKENS] = tokens
         return drawn.cut(counts)
 
     def _open(self, rows: list[Row]) -> DrafterContext:
@@ -124,30 +109,22 @@ class HiddenStateDrafter(GroupProposer):
         return [row.committed[n + 1 : n + 1 + max(0, more - left)] for row, n, more in parts]
 
 
-def worth(
-    chances: mx.array, counts: Sequence[int], prices: Prices, scale: float
-) -> tuple[int, list[float]]:
-    """Choose how many tokens of the drafts to verify. The chances are read only if the costs can
-    make a difference.
+def worth(chances: mx.array, counts: Sequence[int], prices: Prices) -> int:
+    """Return how many tokens of the drafts to verify, at least one. The chances are read only if
+    the costs can make a difference.
 
     Args:
         chances: (batch, count) float32, the probability of each token's acceptance if all tokens
             before it are accepted.
-        counts: The number of draft tokens of each row.
-        scale: The ratio of accepted tokens to those that the drafter expected to be accepted.
-    Returns:
-        The draft length, at least one, and how many of these tokens the drafter expects to be
-        accepted in each row; 0 if the chances were not read."""
+        counts: The number of draft tokens of each row."""
     count = max(counts)
     wanted = prices.least(count)
     if max(wanted[1:], default=0.0) < LEAST_CHANCE:
-        return count, [0.0] * len(counts)
+        return count
     values: Any = chances.tolist()
     expected = [list(accumulate(row[:n], mul)) for row, n in zip(values, counts, strict=True)]
     means = [sum(row[at] for row in expected if at < len(row)) / len(counts) for at in range(count)]
-    short = (at for at in range(1, count) if scale * means[at] < wanted[at])
-    end = next(short, count)
-    return end, [sum(row[:end]) for row in expected]
+    return next((at for at in range(1, count) if means[at] < wanted[at]), count)
 
 
 MEDUSA = "medusa"

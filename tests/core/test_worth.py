@@ -13,7 +13,6 @@ import pytest
 from mlx_specdec import system
 from mlx_specdec.core import worth as module
 from mlx_specdec.core.proposer import Drafter, Prices, Setup
-from mlx_specdec.core.statistics import Rate
 from mlx_specdec.core.worth import (
     CHOICE_INTERVAL,
     LONG_PROMPT,
@@ -67,17 +66,6 @@ def kinds(lengths: list[int]) -> str:
 def test_a_value_is_the_expected_number_of_tokens_per_cost() -> None:
     assert list(values([0.5, 0.25], [1.0, 2.0, 2.5])) == [1.0, 0.75, 0.7]
     assert list(values([0.5] * 9, [2.0, 1.0])) == [0.5, 1.5], "lengths without a cost are left out"
-
-
-def test_a_rate_begins_as_expected_and_forgets() -> None:
-    rate = Rate(expected=0.5, weight=4.0, memory=100.0)
-    assert rate.share == 0.5
-    rate.add(4, 4)
-    assert rate.share == 0.75
-    rate.add(50, 0)
-    assert rate.share == pytest.approx((0.5 * 4 + 2) / (0.5 * 4 + 50 + 4))
-    rate.add(200, 200)
-    assert (rate.counted, rate.happened) == (200, 200), "nothing earlier is left"
 
 
 def test_prices_stop_a_draft_where_its_tokens_cost_more_than_they_bring() -> None:

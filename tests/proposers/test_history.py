@@ -39,7 +39,7 @@ def test_what_becomes_of_matches_is_learned_by_their_length() -> None:
     before = [lookup.rates[place_of(length)].share for length in (2, 4, 40)]
     assert before == sorted(before)
     for _ in range(200):
-        lookup.rates[place_of(2)].add(1, False)
-        lookup.rates[place_of(50)].add(1, True)
+        lookup.rates[place_of(2)].add(False)
+        lookup.rates[place_of(50)].add(True)
     after = [lookup.rates[place_of(length)].share for length in (2, 4, 40)]
     assert after[0] < 0.05 and after[1] == before[1] and after[2] > 0.99

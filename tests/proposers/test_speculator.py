@@ -96,11 +96,11 @@ STEEP = Prices([1.0, 1.5, 2.0, 2.5, 3.0, 3.5], 1.0)
 """A further token has to stay with a chance of one half."""
 
 
-def worth(*rows: Sequence[float], scale: float = 1.0) -> int:
+def worth(*rows: Sequence[float]) -> int:
     """The draft length for rows with these chances, of different lengths."""
     counts = list(map(len, rows))
     chances = mx.array([[*row, *[0.9] * (max(counts) - len(row))] for row in rows])
-    return worth_of(chances, counts, STEEP, scale)[0]
+    return worth_of(chances, counts, STEEP)
 
 
 def test_a_draft_ends_before_the_first_token_that_is_not_worth_it() -> None:
@@ -117,20 +117,6 @@ def test_the_rows_of_a_batch_have_one_draft_length_that_is_right_on_average() ->
     # A row that may draft only one token gains nothing from longer drafts.
     assert worth(sure, sure, (0.9,)) == 2
     assert worth(sure, ()) == 1
-
-
-def test_a_drafter_that_is_too_sure_is_believed_less() -> None:
-    assert worth((0.9, 0.9, 0.9)) == 3
-    assert worth((0.9, 0.9, 0.9), scale=0.5) == 1
-    shown = begun(Sure(), lambda: STEEP)
-    shown.see([1, 2])
-    text = [1, 2, 0]
-    lengths = []
-    for rejected in range(20):
-        lengths.append(len(shown.drafted(text, 3)))
-        shown.see(text[-1:])
-        text.append(rejected % 3)
-    assert lengths[0] == 3 and lengths[-1] == 1
 
 
 class SureNotes(Notes):
