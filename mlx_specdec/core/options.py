@@ -152,7 +152,6 @@ class Options:
     xtc_special_tokens: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        self._check_types()
         self._normalize()
         self._check_ranges()
         if self.delta > 0 and self.rule not in (None, "token"):
@@ -172,20 +171,6 @@ class Options:
                 "no-chat-template"
             )
         _ = self.constraint
-
-    def _check_types(self) -> None:
-        check, texts = self._check, [self.stop] if isinstance(self.stop, str | bytes) else self.stop
-        several = isinstance(texts, Iterable) and all(isinstance(text, str) for text in texts)
-        check("stop", several, "be a string or several")
-        for name in ("system_prompt", "regex", "grammar", "target_lang", "source_lang"):
-            check(name, isinstance(getattr(self, name), str | None), "be a string")
-        for name in (one.name for one in fields(self) if one.type == "bool"):
-            check(name, getattr(self, name) in (True, False), "be bool")
-        for name in ("chat_template_config", "logit_bias"):
-            is_map = isinstance(getattr(self, name), Mapping)
-            check(name, is_map, "map names or token ids to values")
-        ids = self.xtc_special_tokens
-        check("xtc_special_tokens", isinstance(ids, Iterable | None), "be token ids")
 
     def _check(self, name: str, holds: bool, what: str) -> None:
         if not holds:
@@ -230,22 +215,33 @@ class Options:
                 )
 
     def _normalize(self) -> None:
-        """Convert numbers of numpy to Python's, one stop string to a tuple; copy the biases."""
-        taken: dict[str, object] = {
-            "stop": (self.stop,) if isinstance(self.stop, str) else tuple(self.stop),
-            "chat_template_config": dict(self.chat_template_config),
-            "logit_bias": {
-                integer("a token id of logit-bias", token): number("logit-bias", bias)
-                for token, bias in self.logit_bias.items()
-            },
-        }
+        """Check types. Convert numbers of numpy to Python's, one stop string to a tuple; copy the
+        biases."""
+        taken: dict[str, object] = {}
         for one in fields(self):
-            name, value = one.name.replace("_", "-"), getattr(self, one.name)
-            if one.type == "float":
+            name, value, kind = one.name.replace("_", "-"), getattr(self, one.name), str(one.type)
+            if kind == "float":
                 taken[one.name] = number(name, value)
-            elif one.type == "int" or (str(one.type).startswith("int") and value != one.default):
+            elif kind == "int" or (kind.startswith("int") and value != one.default):
                 taken[one.name] = integer(name, value)
+            elif kind == "bool":
+                self._check(one.name, value in (True, False), "be bool")
+            elif kind == "str | None":
+                self._check(one.name, isinstance(value, str | None), "be a string")
+            elif kind.startswith("Mapping"):
+                is_map = isinstance(value, Mapping)
+                self._check(one.name, is_map, "map names or token ids to values")
+        stops = [self.stop] if isinstance(self.stop, str | bytes) else self.stop
+        several = isinstance(stops, Iterable) and all(isinstance(text, str) for text in stops)
+        self._check("stop", several, "be a string or several")
+        taken["stop"] = tuple(stops)
+        taken["chat_template_config"] = dict(self.chat_template_config)
+        taken["logit_bias"] = {
+            integer("a token id of logit-bias", token): number("logit-bias", bias)
+            for token, bias in self.logit_bias.items()
+        }
         if (ids := self.xtc_special_tokens) is not None:
+            self._check("xtc_special_tokens", isinstance(ids, Iterable), "be token ids")
             what = "a token id of xtc-special-tokens"
             taken["xtc_special_tokens"] = tuple(integer(what, token) for token in ids)
         extra = self.extra_eos_token
