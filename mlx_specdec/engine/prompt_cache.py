@@ -10,6 +10,7 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import wait
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from operator import eq
 from pathlib import Path
 from typing import NamedTuple
@@ -282,8 +283,7 @@ def _blocks(text: Sequence[int], tenant: str) -> list[Block]:
 
 def common(tokens: Sequence[int], text: Sequence[int]) -> int:
     """Return how many tokens two sequences have in common at their beginning."""
-    most = min(len(tokens), len(text))
-    return next((at for at, same in enumerate(map(eq, tokens, text)) if not same), most)
+    return sum(takewhile(bool, map(eq, tokens, text)))
 
 
 MEMORY_SHARE, MOST_IN_MEMORY = 1 / 8, 8 << 30
