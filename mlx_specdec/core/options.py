@@ -5,7 +5,6 @@ from __future__ import annotations  # the checks below read types as words
 
 import math
 import operator
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
@@ -30,15 +29,14 @@ LEAST_TOP_P = 1e-30
 """Least value of top-p, well above the smallest float32."""
 REPETITION_PENALTIES = (1e-6, 1e6)
 """Least and greatest repetition penalty."""
-_MTP_NAME = re.compile(r"mtp(?::(.+))?")
 
 
 def mtp_of(draft_model: object) -> str | None:
     """Return the repository from which a draft of this name takes layers for multi-token
     prediction: "" for "mtp", which means the target's original, R for "mtp:R", None for any other
     draft."""
-    match = _MTP_NAME.fullmatch(str(draft_model))
-    return None if match is None else match[1] or ""
+    kind, _, repository = str(draft_model).partition(":")
+    return repository if kind == "mtp" else None
 
 
 def proposers() -> tuple[str, ...]:
