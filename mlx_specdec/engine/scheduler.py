@@ -6,6 +6,7 @@ import itertools
 import logging
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property
 
@@ -244,14 +245,19 @@ class Scheduler:
         """Return the rows of a group that have not ended."""
         return [row for row in group.members if row in self._rows]
 
-    def _fail(self, rows: Sequence[Row], problem: Exception, *, a_pass: bool = False) -> None:
-        """End these rows with an error. `a_pass` is true if a shared pass has failed."""
-        error = self._note(problem)
-        self.failures.passes += a_pass
-        for row in rows:
-            row.fail()
-            self._leave(row)
-            self._failed.append(Step(row.number, finish_reason="failed", error=error))
+    @contextmanager
+    def _failing(self, rows: Sequence[Row], *, a_pass: bool = False) -> Iterator[None]:
+        """End these rows with an error if the block fails. `a_pass` is true if it is a shared
+        pass."""
+        try:
+            yield
+        except Exception as problem:
+            error = self._note(problem)
+            self.failures.passes += a_pass
+            for row in rows:
+                row.fail()
+                self._leave(row)
+                self._failed.append(Step(row.number, finish_reason="failed", error=error))
 
     def _note(self, problem: Exception) -> str:
         """Log and count an internal failure, and return its error message. Raises the failure if
@@ -274,10 +280,8 @@ class Scheduler:
             return
         while rows := self._next_rows():
             self.waiting = [row for row in self.waiting if row not in rows]
-            try:
+            with self._failing(rows, a_pass=True):
                 self.prefilling.append(self._rows[rows[0]].open(rows, self._watch))
-            except Exception as problem:
-                self._fail(rows, problem, a_pass=True)
 
     def _next_rows(self) -> list[Row]:
         """Return the rows whose prompts are prefilled together next: the first waiting row, and the
@@ -339,17 +343,13 @@ class Scheduler:
         if self._shortest_next:
             group = min(self.prefilling, key=lambda group: group.to_prefill)
         if group.prefilling:
-            try:
+            with self._failing(self._live(group), a_pass=True):
                 group.step()
-            except Exception as problem:
-                self._fail(self._live(group), problem, a_pass=True)
         for row in self._live(group):
             row.prefilled = self._watch.clock()
-            try:
+            with self._failing([row]):
                 if group.to_cache:
                     self._rows[row].keep(row, group)
-            except Exception as problem:
-                self._fail([row], problem)
         if group.prefilling or not self._live(group):
             return
         self.prefilling.remove(group)
@@ -369,20 +369,14 @@ class Scheduler:
         return self.reserved_bytes + added <= budget.nbytes
 
     def _round(self, group: Group) -> list[Step]:
-        try:
-            taken = group.step()
-        except Exception as problem:
-            self._fail(self._live(group), problem, a_pass=True)
-            return []
         steps: list[Step] = []
-        for row, step in zip(group.rows, taken, strict=True):
-            # A row that has ended stays in the group until no pass is in flight.
-            if row not in self._rows:
-                continue
-            try:
-                steps.append(self._reported(row, step))
-            except Exception as problem:
-                self._fail([row], problem)
+        with self._failing(self._live(group), a_pass=True):
+            taken = group.step()  # which removes and adds rows
+            for row, step in zip(group.rows, taken, strict=True):
+                # A row that has ended stays in the group until no pass is in flight.
+                if row in self._rows:
+                    with self._failing([row]):
+                        steps.append(self._reported(row, step))
         return steps
 
     def _reported(self, row: Row, step: Step) -> Step:
