@@ -9,7 +9,7 @@ from pydantic import AliasChoices, Field
 
 from ..engine.request import chat_format
 from ..results import Step
-from ..text.tokenizer import DirectoryTokenizer
+from ..text.tokenizer import FileTokenizer
 from .answers import FINGERPRINT, Choice, Payload, Writer, timings, token_piece
 from .engine import STOPPING
 from .events import Event
@@ -168,7 +168,7 @@ async def props(http: Request) -> Payload:
     shown = ("body_bytes", "context", "seconds", "connections")
     tokenizer = pair.tokenizer
     template = ""
-    if isinstance(tokenizer, DirectoryTokenizer) and tokenizer.has_chat_template:
+    if isinstance(tokenizer, FileTokenizer) and tokenizer.has_chat_template:
         template = tokenizer.templated.chat_template
     return {
         "model_alias": model.name,

@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from ..system import open_files_kept
 from .thoughts import Thoughts
-from .tokenizer import DirectoryTokenizer, Tokenizer
+from .tokenizer import FileTokenizer, Tokenizer
 from .tool_calls import ParsedCalls, parse_calls
 from .tool_formats import (
     CHANNEL,
@@ -135,7 +135,7 @@ def markers_of(tokenizer: Tokenizer, parser: str = "") -> Markers:
     """Return the markers of a tokenizer's model, or NONE without a chat template. The first call
     takes up to seconds. parser: One of `parser_names`, or "" for the format of tool calls that the
     chat template shows."""
-    if not isinstance(tokenizer, DirectoryTokenizer) or not tokenizer.has_chat_template:
+    if not isinstance(tokenizer, FileTokenizer) or not tokenizer.has_chat_template:
         return NONE
     templated = tokenizer.templated
     with open_files_kept():

@@ -4,6 +4,7 @@ tokenizer.json nor an encoder-decoder's sentencepiece model, and applies some ch
 import contextlib
 import functools
 import hashlib
+import math
 import re
 import tempfile
 from abc import ABC, abstractmethod
@@ -28,8 +29,9 @@ _TIKTOKEN = re.compile(rb"[A-Za-z0-9+/]+=* \d+\n")
 """The first line of a tiktoken file: a token in base 64, and its rank."""
 EXTRA = 100
 """The default number of T5's sentinels."""
-_LANGUAGE_TAG = re.compile(r">>[^<>\s]+<<")
-"""The tag of the target language before a source."""
+_NO_TAG = re.compile(r"(?!)")
+_LANGUAGE_TAG = re.compile(r"\A(>>[^<>\s]+<<)")
+"""The tag of the target language before a source of Marian."""
 LANGUAGE = re.compile(r"[a-z]{2,3}_[A-Z][A-Za-z]{1,3}", re.ASCII)
 """A language code of mBART or NLLB."""
 READ_AS_IS = re.compile(r"PreTrainedTokenizerFast|TokenizersBackend|Qwen2Tokenizer(Fast)?")
@@ -54,6 +56,8 @@ BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 """A token of a single byte."""
 SENTINEL = re.compile(r"<extra_id_(\d{1,6})>", re.ASCII)
 """The token of a gap in a T5's prompt. The completion repeats it before the text of the gap."""
+_SENTINELS = re.compile(r" *(<extra_id_[0-9]{1,6}>) *")
+"""A sentinel within a prompt, with the spaces around it, which are dropped."""
 
 
 class Tokenizer(ABC):
@@ -71,10 +75,12 @@ class Tokenizer(ABC):
     size: int
     has_chat_template: bool = False
     legacy: bool = False
+    _directory: Path
+    _pieces: list[str | None]
 
-    @property
-    @abstractmethod
-    def digest(self) -> str: ...
+    @functools.cached_property
+    def digest(self) -> str:
+        return digest_of(self._directory)
 
     @abstractmethod
     def encode(self, text: str) -> list[int]:
@@ -90,9 +96,9 @@ class Tokenizer(ABC):
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of token ids, without special tokens."""
 
-    @abstractmethod
     def pieces(self) -> list[str | None]:
         """Return the token of each id below `size`, or None. The list must not be changed."""
+        return self._pieces
 
     @functools.cached_property
     def ids(self) -> Mapping[str, int]:
@@ -122,9 +128,7 @@ def load_tokenizer(directory: Path, *, kind: Kind) -> Tokenizer:
         return FileTokenizer(directory, settings, ends_with_eos=is_t5)
     cuts = next((name for name in SENTENCE_PIECE if (directory / name).is_file()), None)
     if kind == "encoder-decoder" and cuts is not None:
-        if cuts != "spiece.model" or config.get("model_type") == "pegasus":
-            return NumberedTokenizer(directory, settings, directory / cuts)
-        return SentencePieceTokenizer(directory, settings, config.get("vocab_size"))
+        return SentencePieceTokenizer(directory, settings, config, directory / cuts)
     kind_named = settings.get("tokenizer_class") or config.get("tokenizer_class")
     # Without files, transformers makes an empty tokenizer, except for ByT5, which needs no files.
     if kind_named != "ByT5Tokenizer" and not has_vocabulary(directory):
@@ -187,14 +191,14 @@ def _of_bytes(loaded: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _no_panic(directory: Path, where: str = " on this text") -> Iterator[None]:
+def _no_panic(directory: Path) -> Iterator[None]:
     """Raise CheckpointError if the Rust library panics, which also writes to stderr."""
     try:
         yield
     except BaseException as problem:
         if not is_panic(problem):
             raise
-        fails = f"the tokenizer of {directory} fails{where} ({first_line(problem):.100})"
+        fails = f"the tokenizer of {directory} fails on this text ({first_line(problem):.100})"
         raise CheckpointError(f"{fails}: download its tokenizer.json again") from None
 
 
@@ -226,41 +230,6 @@ def read_by_transformers(directory: Path, kind: str | None = None) -> Any:
     return loaded
 
 
-class DirectoryTokenizer(Tokenizer):
-    """A tokenizer of a directory, whose chat template transformers applies."""
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-
-    @property
-    def digest(self) -> str:
-        return digest_of(self._directory)
-
-    @functools.cached_property
-    def templated(self) -> Any:
-        return read_by_transformers(self._directory)
-
-    def pieces(self) -> list[str | None]:
-        return self._pieces
-
-    @functools.cached_property
-    def _pieces(self) -> list[str | None]:
-        return _by_id(self.templated.get_vocab(), self.size)
-
-    def apply_chat(
-        self, prompt: str | Messages, settings: Settings = None, *, ending: Ending = "answer"
-    ) -> list[int]:
-        with _no_panic(self._directory):
-            return chat.apply(self._chat, prompt, settings, ending=ending)
-
-    def _chat(self, tools: bool) -> chat.Chat:
-        """Return the chat template for chats with or without tools."""
-        loaded = self.templated
-        template = loaded.get_chat_template(tools=[] if tools else None)
-        encode = functools.partial(loaded.encode, add_special_tokens=False)
-        return template, loaded.special_tokens_map, encode
-
-
 def read_sentence_piece(file: Path) -> Any:
     """Read a sentencepiece model. Raises CheckpointError for a damaged file."""
     import sentencepiece
@@ -278,7 +247,7 @@ def template_in_json(directory: Path) -> str | None:
     return template if isinstance(template, str) else None
 
 
-class FileTokenizer(DirectoryTokenizer):
+class FileTokenizer(Tokenizer):
     """A tokenizer of the `tokenizers` library. ends_with_eos: Whether prompts end with EOS."""
 
     def __init__(
@@ -286,14 +255,13 @@ class FileTokenizer(DirectoryTokenizer):
     ) -> None:
         from tokenizers import Tokenizer as Loaded
 
-        super().__init__(directory)
+        self._directory, self._settings = directory, settings
         file = directory / "tokenizer.json"
         try:
-            with _no_panic(directory, " as it is read"):
-                self._tokenizer = Loaded.from_str(file.read_text(encoding="utf-8"))
-        except CheckpointError:
-            raise
-        except Exception as problem:  # the library raises plain Exception
+            self._tokenizer = Loaded.from_str(file.read_text(encoding="utf-8"))
+        except BaseException as problem:  # the library raises plain Exception, or panics
+            if not (isinstance(problem, Exception) or is_panic(problem)):
+                raise
             raise CheckpointError(f"{file} is damaged: {first_line(problem)}") from None
         self.legacy = settings.get("legacy_behaviour") is True
         self._tokenizer.no_truncation()
@@ -303,14 +271,17 @@ class FileTokenizer(DirectoryTokenizer):
         end = self._tokenizer.token_to_id(eos if eos and isinstance(eos, str) else "</s>")
         self.eos_token_ids = () if end is None else (end,)
         self._closing = self.eos_token_ids if ends_with_eos else ()
-        self._settings = settings
         added = self._tokenizer.get_added_tokens_decoder()
         self.special_ids = frozenset(id for id, token in added.items() if token.special)
-        vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
-        self.size = max(vocabulary.values(), default=-1) + 1
+        self._pieces = _by_id(self._tokenizer.get_vocab(with_added_tokens=True))
+        self.size = len(self._pieces)
         template = settings.get("chat_template") or template_in_json(directory)
         files = directory.glob("chat_template*.jinja")
         self.has_chat_template = template is not None or any(files)
+
+    @functools.cached_property
+    def templated(self) -> Any:
+        return read_by_transformers(self._directory)
 
     def encode(self, text: str) -> list[int]:
         with _no_panic(self._directory):
@@ -319,7 +290,14 @@ class FileTokenizer(DirectoryTokenizer):
             ids: list[int] = encoding.ids
         return ids if ids and ids[-1:] == [*self._closing] else [*ids, *self._closing]
 
+    def apply_chat(
+        self, prompt: str | Messages, settings: Settings = None, *, ending: Ending = "answer"
+    ) -> list[int]:
+        with _no_panic(self._directory):
+            return chat.apply(self._chat, prompt, settings, ending=ending)
+
     def _chat(self, tools: bool) -> chat.Chat:
+        """Return the chat template for chats with or without tools."""
         directory, settings = self._directory, self._settings
         template, file = settings.get("chat_template"), directory / "chat_template.jinja"
         if file.is_file():
@@ -332,9 +310,13 @@ class FileTokenizer(DirectoryTokenizer):
         complete &= "added_tokens_decoder" in settings or not older
         complete &= not (directory / "additional_chat_templates").is_dir()
         if not complete or not READ_AS_IS.fullmatch(str(settings.get("tokenizer_class"))):
-            return super()._chat(tools)  # transformers finds what is missing here
-        encode = functools.partial(self._tokenizer.encode_batch_fast, add_special_tokens=False)
-        return str(template), texts, lambda text: encode([text])[0].ids
+            # transformers finds what is missing here.
+            loaded = self.templated
+            template = loaded.get_chat_template(tools=[] if tools else None)
+            encode = functools.partial(loaded.encode, add_special_tokens=False)
+            return template, loaded.special_tokens_map, encode
+        cut = functools.partial(self._tokenizer.encode_batch_fast, add_special_tokens=False)
+        return str(template), texts, lambda text: cut([text])[0].ids
 
     def decode(self, ids: Sequence[int]) -> str:
         with _no_panic(self._directory):
@@ -342,83 +324,47 @@ class FileTokenizer(DirectoryTokenizer):
                 return self._tokenizer.decode(list(ids), skip_special_tokens=True)
             return self._tokenizer.decode_batch([list(ids)], skip_special_tokens=True)[0]
 
-    @functools.cached_property
-    def _pieces(self) -> list[str | None]:
-        return _by_id(self._tokenizer.get_vocab(with_added_tokens=True), self.size)
 
-
-def _by_id(vocabulary: Mapping[str, int], size: int) -> list[str | None]:
+def _by_id(vocabulary: Mapping[str, int]) -> list[str | None]:
     """Return the token of each id, or None."""
-    pieces: list[str | None] = [None] * size
+    pieces: list[str | None] = [None] * (max(vocabulary.values(), default=-1) + 1)
     for piece, id in vocabulary.items():
-        if 0 <= id < size:
-            pieces[id] = piece
+        pieces[id] = piece
     return pieces
 
 
-class SentencePieceTokenizer(DirectoryTokenizer):
-    """The spiece.model of T5 and mT5, followed by extra ids, of which <extra_id_0> is the last.
-    vocabulary: The vocabulary size in config.json, or None."""
+class SentencePieceTokenizer(Tokenizer):
+    """The sentencepiece models of T5, M2M100, mBART, NLLB, Pegasus and Marian, with the tokens that
+    only the family defines. Marian has a model for each language. Special tokens in a text are
+    encoded as text, except for T5's sentinels and the tag at the beginning of a source of Marian.
+    """
 
     def __init__(
-        self, directory: Path, settings: Mapping[str, Any], vocabulary: int | None = None
+        self, directory: Path, settings: Mapping[str, Any], config: Mapping[str, Any], file: Path
     ) -> None:
-        super().__init__(directory)
-        self._processor = read_sentence_piece(directory / "spiece.model")
-        self._count: int = self._processor.get_piece_size()
-        # Some of these pieces may be sentinels (mT5's).
-        last = str(self._processor.id_to_piece(self._count - 1)) if self._count else ""
-        # The pieces of MADLAD-400 are its complete vocabulary.
-        full = isinstance(vocabulary, int) and self._count >= vocabulary
-        default = 0 if full or "<extra_id_" in last else EXTRA
-        extra = settings.get("extra_ids")
-        self._extra: int = default if extra is None else extra
-        self.size = self._count + self._extra
-        eos = self._processor.eos_id()
-        self.eos_token_ids = () if eos < 0 else (eos,)
-        controls = [id for id in range(self._count) if self._processor.is_control(id)]
-        self.special_ids = frozenset([*controls, *range(self._count, self.size)])
-
-    def encode(self, text: str) -> list[int]:
-        # Every second part is the number of a sentinel. The spaces around a sentinel are dropped.
-        first, *parts = re.split(f" *{SENTINEL.pattern} *", text, flags=re.ASCII)
-        ids: list[int] = self._processor.encode(first)
-        for number, part in zip(parts[::2], parts[1::2], strict=True):
-            known = int(number) < self._extra
-            sentinel = self._processor.encode(f"<extra_id_{number}>")
-            ids += [self.size - 1 - int(number)] if known else sentinel
-            ids += self._processor.encode(part)
-        return [*ids, *self.eos_token_ids]
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return self._processor.decode([id for id in ids if id not in self.special_ids])
-
-    @functools.cached_property
-    def _pieces(self) -> list[str | None]:
-        sentinels = [f"<extra_id_{index}>" for index in reversed(range(self._extra))]
-        return [*map(self._processor.id_to_piece, range(self._count)), *sentinels]
-
-
-class NumberedTokenizer(DirectoryTokenizer):
-    """Sentencepiece models whose pieces have their own ids, as M2M100, mBART, NLLB, Pegasus and
-    Marian have. Marian has a model for each language and a common vocabulary. A special token in a
-    text is encoded as text, except for the tag at the beginning of a source of Marian."""
-
-    def __init__(self, directory: Path, settings: Mapping[str, Any], file: Path) -> None:
-        super().__init__(directory)
+        self._directory, self._tag = directory, _NO_TAG
         self.legacy = settings.get("legacy_behaviour") is True
         self._source = self._target = read_sentence_piece(file)
-        count = self._source.get_piece_size()
-        names = [self._source.id_to_piece(id) for id in range(count)]
+        names = [self._source.id_to_piece(id) for id in range(self._source.get_piece_size())]
         special = ["<s>", "<pad>", "</s>", "<unk>"]
+        ordered: list[str] = []
         if file.name == "source.spm":
-            self._target = read_sentence_piece(directory / "target.spm")
+            self._target, self._tag = read_sentence_piece(directory / "target.spm"), _LANGUAGE_TAG
             self._ids = _vocabulary(directory / "vocab.json")
-        elif file.name == "spiece.model":
+        elif file.name == "spiece.model" and config.get("model_type") == "pegasus":
             # Between special tokens and pieces, Pegasus has ids for pretraining.
             more = [f"<unk_{number}>" for number in range(2, settings.get("offset", 103))]
             special = ["<pad>", "</s>", "<mask_1>", "<mask_2>", *more, "<unk>"]
-            self._ids = {name: id for id, name in enumerate([*special[:-1], *names[2:]])}
+            ordered = [*special[:-1], *names[2:]]
+        elif file.name == "spiece.model":
+            # Sentinels follow the pieces, and <extra_id_0> is the last one. mT5 has sentinels among
+            # the pieces, and the pieces of MADLAD-400 are its complete vocabulary.
+            full = "<extra_id_" in names[-1] or len(names) >= config.get("vocab_size", math.inf)
+            extra = settings.get("extra_ids", 0 if full else EXTRA)
+            sentinels = [f"<extra_id_{number}>" for number in reversed(range(extra))]
+            controls = [name for id, name in enumerate(names) if self._source.is_control(id)]
+            special, ordered = [*controls, *sentinels], [*names, *sentinels]
+            self._tag = _SENTINELS
         elif (directory / "vocab.json").is_file():
             listed = WMT21 if settings.get("language_codes") == "wmt21" else M2M100
             vocabulary = _vocabulary(directory / "vocab.json")
@@ -432,24 +378,29 @@ class NumberedTokenizer(DirectoryTokenizer):
             keys = ("additional_special_tokens", "extra_special_tokens")
             lists = [file[key] for file in both for key in keys if isinstance(file.get(key), list)]
             longest = map(str, max(lists, key=len, default=[]))
-            codes = [code for code in longest if LANGUAGE.fullmatch(code)]
-            ordered = [*special, *names[3:], *codes, "<mask>"]
+            last = [*(code for code in longest if LANGUAGE.fullmatch(code)), "<mask>"]
+            ordered = [*special, *names[3:], *last]
+            special += last
+        if ordered:
             self._ids = {name: id for id, name in enumerate(ordered)}
-            special += [*codes, "<mask>"]
         target = directory / "target_vocab.json"
         written = _vocabulary(target) if target.is_file() else self._ids
-        self.size = max(written.values()) + 1
-        self._pieces = _by_id(written, self.size)
+        self._pieces = _by_id(written)
+        self.size = len(self._pieces)
         self.special_ids = frozenset(written[name] for name in special if name in written)
         if not {"</s>", "<unk>"} <= self._ids.keys() & written.keys():
             raise CheckpointError(f"{directory} has a vocabulary without </s> and <unk>")
         self.eos_token_ids = (written["</s>"],)
 
     def encode(self, text: str) -> list[int]:
-        tag = _LANGUAGE_TAG.match(text) if self._source is not self._target else None
-        cut = self._source.encode(text[tag.end() if tag else 0 :], out_type=str)
-        unknown, begin = self._ids["<unk>"], [tag[0]] if tag else []
-        return [self._ids.get(piece, unknown) for piece in [*begin, *cut, "</s>"]]
+        pieces: list[str] = []
+        # Every second part is a tag.
+        for number, part in enumerate(self._tag.split(text)):
+            known = self._tag is _LANGUAGE_TAG or self._ids.get(part) in self.special_ids
+            is_token = number % 2 and known
+            pieces += [part] if is_token else self._source.encode(part, out_type=str)
+        unknown = self._ids["<unk>"]
+        return [self._ids.get(piece, unknown) for piece in [*pieces, "</s>"]]
 
     def decode(self, ids: Sequence[int]) -> str:
         pieces = (self._pieces[id] for id in ids if id not in self.special_ids)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mlx_specdec.errors import CheckpointError
-from mlx_specdec.text.tokenizer import DirectoryTokenizer, load_tokenizer
+from mlx_specdec.text.tokenizer import FileTokenizer, load_tokenizer
 
 from ..support.tokenizers import byte_level
 
@@ -164,7 +164,7 @@ def test_a_template_in_chat_template_json_is_read(tmp_path: Path, kind: str) -> 
     tokenizer = load_tokenizer(tmp_path, kind="decoder-only")
     assert tokenizer.has_chat_template
     assert tokenizer.decode(tokenizer.apply_chat("midi")) == "[user] midi"
-    assert isinstance(tokenizer, DirectoryTokenizer)
+    assert isinstance(tokenizer, FileTokenizer)
     assert tokenizer.templated.chat_template == source
     # Any other file goes first.
     (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}", encoding="utf-8")
