@@ -13,7 +13,7 @@ from ..engine.pair import Pair
 from ..engine.request import for_model
 from ..errors import OptionError
 from ..text.markers import Markers
-from ..text.tool_formats import BEGIN, CHANNEL, END, Parts
+from ..text.tool_formats import ANSWER, BEGIN, CHANNEL, END, HEADER, Parts
 from .internal import TextConstraint, Tools
 from .problems import invalid
 
@@ -34,7 +34,7 @@ def after_thought(options: Options, markers: Markers, thought: Thought) -> Optio
     marks = [
         marker.text for marker in (markers.think_begin, markers.think_end) if marker is not None
     ]
-    if markers.channels is not None:
+    if markers.channels:
         marks.append(CHANNEL)
     (thoughts, rules), header = _thoughts(markers, thought), _answer_header(markers, thought)
     before, grammar = f"{thoughts} {header}".strip(), options.constraint
@@ -86,7 +86,7 @@ def _check_size(constraint: TextConstraint) -> None:
 def _lark(parts: Parts, markers: Markers, name: str = "") -> str:
     """Return a sequence in Lark's syntax. name: The name of a function, for NAME."""
     calls = markers.calls
-    marks = {} if calls is None else {BEGIN: calls.begin.text, END: calls.end.text}
+    marks = {} if calls is None else {BEGIN: calls.begin, END: calls.end}
     return " ".join(
         part
         if part.startswith("/")
@@ -111,7 +111,7 @@ def grammar_of(tools: Tools, markers: Markers, *, thought: Thought) -> str:
     grammar = calls.grammar
     if grammar is None or tools.schema:
         free = " | ".join([ANY_TEXT, *(f"<[{id}]>" for id in markers.special)])
-        rules = [f"call: {_literal(calls.begin.text, markers)} ({free})*", *rules_of_thoughts]
+        rules = [f"call: {_literal(calls.begin, markers)} ({free})*", *rules_of_thoughts]
         if not tools.schema:
             return "\n".join([f"start: {thoughts} call", *rules])
         answer = f"{_answer_header(markers, thought)} schema"
@@ -142,7 +142,7 @@ def _thoughts(markers: Markers, thought: Thought) -> tuple[str, list[str]]:
     begin, end = markers.think_begin, markers.think_end
     if begin is None or end is None or thought in ("begun", "none"):
         return "", []
-    gap = LINES if markers.channels is None else _literal(markers.channels.header.text, markers)
+    gap = _literal(HEADER, markers) if markers.channels else LINES
     if thought == "close":
         return f"{_literal(end.text, markers)} {gap}", []
     rest = f"thinking: {ANY_TEXT} {_literal(end.text, markers)}"
@@ -154,9 +154,7 @@ def _thoughts(markers: Markers, thought: Thought) -> tuple[str, list[str]]:
 
 def _answer_header(markers: Markers, thought: Thought) -> str:
     """Return the term for the header of an answer in a channel, or "" without channels."""
-    if markers.channels is None or thought == "begun":
-        return ""
-    return _literal(markers.channels.answer.text, markers)
+    return _literal(ANSWER, markers) if markers.channels and thought != "begun" else ""
 
 
 def _literal(text: str, markers: Markers) -> str:

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Literal
 
-from ..text.markers import NONE, CallFormat, Markers
+from ..text.markers import NONE, Markers
 from ..text.stream import overlap
-from ..text.tool_calls import ParsedCalls
-from ..text.tool_formats import CHANNEL, CONSTRAIN, MESSAGE, MESSAGE_ENDS, START
+from ..text.tool_calls import ParsedCalls, parse_calls
+from ..text.tool_formats import CHANNEL, CONSTRAIN, MESSAGE, MESSAGE_ENDS, START, ToolFormat
 from ..text.tool_values import arguments_of
 
 TextKind = Literal["content", "reasoning"]
@@ -106,16 +106,16 @@ class Reader:
         """Read a section of calls, and return whether it has ended."""
         calls, text = self.markers.calls, self._text
         assert calls is not None, "a section has a format"
-        end = calls.end.text
+        end = calls.end
         while end and (place := text.find(end, self._searched)) >= 0:
             self._searched = place = place + len(end)
-            reading = calls.read(text[:place], self.tools)
+            reading = parse_calls(calls, text[:place], self.tools)
             if not reading.open:
                 self._close(events, calls, reading, place)
                 return True
             self._first = self._first or (reading, place)
         if over:
-            reading, place = calls.read(text, self.tools), len(text)
+            reading, place = parse_calls(calls, text, self.tools), len(text)
             if self._first is not None and (reading.open or reading.rest):
                 reading, place = self._first
             self._close(events, calls, reading, place)
@@ -124,7 +124,7 @@ class Reader:
         return over
 
     def _close(
-        self, events: list[Event], calls: CallFormat, reading: ParsedCalls, place: int
+        self, events: list[Event], calls: ToolFormat, reading: ParsedCalls, place: int
     ) -> None:
         """Add the events of a section. place: The end of the section."""
         for call in reading.calls:
@@ -132,7 +132,7 @@ class Reader:
             id = id if isinstance(id, str) else new_id()
             events.append(Event("call", text, self.count, id, call["name"]))
             self.count += 1
-        rest = reading.rest.removesuffix(calls.end.text).strip()
+        rest = reading.rest.removesuffix(calls.end).strip()
         rest = rest if reading.calls else f"{self.section}{reading.rest}"
         events.append(Event("content", rest))
         self._text, self.section, self._at_mark = self._text[place:], None, True
@@ -140,8 +140,8 @@ class Reader:
     def _outside(self, events: list[Event], over: bool) -> bool:
         """Read up to the next marker, and return whether there was a marker."""
         calls = self.markers.calls
-        if calls is not None and calls.format.bare and self._fresh and not self.thinking:
-            begun = _begun_bare(self._text, calls.format.bare, over=over)
+        if calls is not None and calls.bare and self._fresh and not self.thinking:
+            begun = _begun_bare(self._text, calls.bare, over=over)
             if begun is None:
                 return False
             if begun:
@@ -183,7 +183,7 @@ class Reader:
             return {} if end is None else {end.text: "content"}
         marks: dict[str, Kind] = {} if begin is None else {begin.text: "reasoning"}
         if calls is not None:
-            marks |= dict.fromkeys((calls.begin.text, *calls.format.also), "call")
+            marks |= dict.fromkeys((calls.begin, *calls.also), "call")
         return marks
 
 

@@ -100,7 +100,7 @@ class LoadedModel:
     def facts(self) -> Facts:
         """The facts that clients may know of the model."""
         markers, tokenizer = self._markers, self.pair.tokenizer
-        thinks = markers.think_end is not None or markers.channels is not None
+        thinks = markers.think_end is not None
         found = {"completion": True, "tools": markers.calls is not None, "thinking": thinks}
         found["insert"] = infill_of(tokenizer) is not None
         capabilities = tuple(name for name, present in found.items() if present)
@@ -151,8 +151,8 @@ class LoadedModel:
             raise invalid(message, "tool_choice")
         model = self._asked(wanted)
         markers = model._markers_for(chat.tools)
-        if markers.channels is not None and markers.calls is not None:
-            end = markers.calls.end.ids[0]
+        if markers.channels and markers.calls is not None:
+            end = self.pair.tokenizer.ids[markers.calls.end]
             if end not in self.pair.eos_token_ids:
                 model = model._ending(str(end))
         answers = chat.ending != "continue"
@@ -313,7 +313,7 @@ class LoadedModel:
                 ready = (*made[:2], seeded)
                 requests.append(replace(request, options=seeded, prepared=ready))
         reader = functools.partial(
-            Reader if markers.channels is None else ChannelReader,
+            ChannelReader if markers.channels else Reader,
             markers,
             tools.listed,
             thinking=thought in ("open", "close"),

@@ -1,14 +1,13 @@
 """The markers that a model writes around thoughts and tool calls."""
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Self
 
 from ..system import open_files_kept
 from .thoughts import Thoughts
 from .tokenizer import FileTokenizer, Tokenizer
-from .tool_calls import ParsedCalls, parse_calls
 from .tool_formats import (
     CHANNEL,
     HARMONY,
@@ -16,8 +15,8 @@ from .tool_formats import (
     NOT_READ,
     OTHER_NAMES,
     START,
+    THOUGHT,
     TOOL_FORMATS,
-    CallGrammar,
     ToolFormat,
     format_in,
     parser_names,
@@ -36,64 +35,24 @@ class Marker:
 
 
 @dataclass(frozen=True)
-class CallFormat:
-    """The format of one model's tool calls.
-
-    Attributes:
-        name: The name of the format.
-        format: The format's entry in the table.
-        begin: The marker before a section of calls.
-        end: The marker after a section of calls. Its text is empty if there is none.
-        inner: Ids of the tokenizer's special tokens within a section, by their texts.
-    """
-
-    name: str
-    format: ToolFormat
-    begin: Marker
-    end: Marker
-    inner: Mapping[str, int] = field(default_factory=dict)
-
-    @property
-    def grammar(self) -> CallGrammar | None:
-        """The grammar of demanded calls, or None if they are free after the begin marker."""
-        without = self.format.grammar_without_inner
-        return self.format.grammar if self.inner or without is None else without
-
-    def read(self, text: str, tools: Sequence[Any]) -> ParsedCalls:
-        """Read the calls in a section. text: The text after the begin marker, with the end marker
-        if there is one."""
-        return parse_calls(self.format, text, tools)
-
-
-@dataclass(frozen=True)
-class Channels:
-    """The markers of a model whose completions are messages in Harmony's channels.
-
-    Attributes:
-        header: The beginning of a message of the model.
-        message: The end of a header.
-        answer: The rest of the header of an answer.
-    """
-
-    header: Marker
-    message: Marker
-    answer: Marker
-
-
-@dataclass(frozen=True)
 class Markers:
-    """The markers of one model. special: The texts of the special tokens in markers, by their
-    ids."""
+    """The markers of one model.
+
+    Attributes:
+        calls: The format of tool calls, with the grammar that suits the tokenizer.
+        special: The texts of the special tokens in markers, by their ids.
+        channels: Whether completions are messages in Harmony's channels.
+    """
 
     think_begin: Marker | None = None
     think_end: Marker | None = None
-    calls: CallFormat | None = None
+    calls: ToolFormat | None = None
     special: Mapping[int, str] = field(default_factory=dict)
-    channels: Channels | None = None
+    channels: bool = False
 
     def without_calls(self) -> Self:
         """Return the markers for a request without tools."""
-        if self.channels is not None:
+        if self.channels:
             return replace(self, calls=None)
         thoughts = (self.think_begin, self.think_end)
         ids = {id for marker in thoughts if marker is not None for id in marker.ids}
@@ -115,9 +74,8 @@ class Markers:
 
     def in_header(self, prompt: Sequence[int]) -> bool:
         """Return whether the completion of a prompt begins within the header of a message."""
-        if self.channels is None:
-            return False
-        return _last(prompt, self.channels.header.ids) > _last(prompt, self.channels.message.ids)
+        ids = {text: id for id, text in self.special.items()}
+        return self.channels and _last(prompt, [ids[START]]) > _last(prompt, [ids[MESSAGE]])
 
     def has_thought(self, prompt: Sequence[int], tokenizer: Tokenizer) -> bool:
         """Return whether a prompt ends with a complete thought."""
@@ -141,48 +99,37 @@ def markers_of(tokenizer: Tokenizer, parser: str = "") -> Markers:
     with open_files_kept():
         from mlx_lm import tokenizer_utils
 
-    def marker(text: str) -> Marker:
-        return Marker(text, tuple(templated.encode(text, add_special_tokens=False)))
+    def ids(text: str) -> tuple[int, ...]:
+        return tuple(templated.encode(text, add_special_tokens=False))
 
     pieces = tokenizer.ids
     template = str(templated.chat_template)
-    if not parser and CHANNEL in template and pieces.keys() >= {*HARMONY}:
-        return _harmony(pieces, marker)
-    begin, end, *_ = tokenizer_utils._infer_thinking(templated)
-    if begin is None and pieces.keys() >= {*SEED_THOUGHT}:
-        begin, end = SEED_THOUGHT
-    # Converters write a label that may contradict the template, from which the model has learned.
-    label = str(templated.init_kwargs.get("tool_parser_type"))
-    by_vocabulary = tokenizer_utils._infer_tool_parser(templated)
-    known = {*parser_names(), *NOT_READ}
-    names = (parser, format_in(template), label, by_vocabulary)
-    name = next((OTHER_NAMES.get(name, name) for name in names if name in known), None)
-    calls = None if name is None or name in NOT_READ else _call_format(name, pieces, marker)
-    thinks = begin is not None and name not in NOT_READ
-    before, after = (marker(begin), marker(end)) if thinks else (None, None)
-    parts = [before, after, *((calls.begin, calls.end) if calls else ())]
-    ids = {id for part in parts if part is not None for id in part.ids}
-    ids |= {*calls.inner.values()} if calls else set()
-    special = {id: tokenizer.pieces()[id] or "" for id in ids & tokenizer.special_ids}
-    return Markers(before, after, calls, special)
-
-
-def _harmony(pieces: Mapping[str, int], marker: Callable[[str], Marker]) -> Markers:
-    return Markers(
-        marker(f"{CHANNEL}analysis{MESSAGE}"),
-        marker("<|end|>"),
-        _call_format("harmony", pieces, marker),
-        {pieces[text]: text for text in HARMONY},
-        Channels(marker(f"{START}assistant"), marker(MESSAGE), marker(f"{CHANNEL}final{MESSAGE}")),
-    )
-
-
-def _call_format(
-    name: str, pieces: Mapping[str, int], marker: Callable[[str], Marker]
-) -> CallFormat:
-    found = TOOL_FORMATS[name]
-    inner = {text: pieces[text] for text in found.inner if text in pieces}
-    return CallFormat(name, found, marker(found.begin), marker(found.end), inner)
+    channels = not parser and CHANNEL in template and pieces.keys() >= {*HARMONY}
+    if channels:
+        name, (begin, end) = "harmony", THOUGHT
+    else:
+        begin, end, *_ = tokenizer_utils._infer_thinking(templated)
+        if begin is None and pieces.keys() >= {*SEED_THOUGHT}:
+            begin, end = SEED_THOUGHT
+        # Converters write a label that may contradict the template, from which the model learned.
+        label = str(templated.init_kwargs.get("tool_parser_type"))
+        by_vocabulary = tokenizer_utils._infer_tool_parser(templated)
+        known = {*parser_names(), *NOT_READ}
+        names = (parser, format_in(template), label, by_vocabulary)
+        name = next((OTHER_NAMES.get(name, name) for name in names if name in known), None)
+    if name in NOT_READ:
+        return NONE
+    calls = TOOL_FORMATS.get(name)
+    texts = [] if begin is None else [begin, end]
+    if calls is not None:
+        texts += [calls.begin, calls.end, *calls.inner]
+        if calls.grammar_without_inner is not None and pieces.keys().isdisjoint(calls.inner):
+            calls = replace(calls, grammar=calls.grammar_without_inner)
+    found = {id for text in texts for id in ids(text)} & tokenizer.special_ids
+    found |= {pieces[text] for text in HARMONY} if channels else set()
+    special = {id: tokenizer.pieces()[id] or "" for id in found}
+    before, after = (None if text is None else Marker(text, ids(text)) for text in (begin, end))
+    return Markers(before, after, calls, special, channels)
 
 
 def _last(tokens: Sequence[int], part: Sequence[int]) -> int:

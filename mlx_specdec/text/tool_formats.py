@@ -18,6 +18,10 @@ CONSTRAIN = "<|constrain|>"
 MESSAGE_ENDS = ("<|end|>", CALL, "<|return|>")
 HARMONY = (START, CHANNEL, CONSTRAIN, MESSAGE, *MESSAGE_ENDS)
 """Special tokens of OpenAI's Harmony format, in which gpt-oss writes."""
+THOUGHT = (f"{CHANNEL}analysis{MESSAGE}", "<|end|>")
+"""The texts around a thought in Harmony, after the header."""
+HEADER, ANSWER = f"{START}assistant", f"{CHANNEL}final{MESSAGE}"
+"""The beginning of a message of the model in Harmony, and the rest of the header of an answer."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,7 @@ class ToolFormat:
     """A format in which models write tool calls.
 
     Attributes:
+        name: The name of the format.
         arguments: How arguments are written: "json", "tags", "gemma" or "python".
         begin: The text before a section of calls.
         end: The text after a section of calls, or "" if only the end of the answer ends it.
@@ -66,6 +71,7 @@ class ToolFormat:
         grammar_without_inner: The grammar if the tokenizer lacks the tokens of `inner`.
     """
 
+    name: str
     arguments: str
     begin: str
     end: str = ""
@@ -88,7 +94,7 @@ def _table() -> Mapping[str, ToolFormat]:
     for entry in table.values():
         for name in entry.keys() & {"grammar", "grammar_without_inner"}:
             entry[name] = CallGrammar(**entry[name])
-    return {name: ToolFormat(**entry) for name, entry in table.items()}
+    return {name: ToolFormat(name, **entry) for name, entry in table.items()}
 
 
 TOOL_FORMATS = _table()

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from mlx_specdec.serve.events import Event, Reader, joined
-from mlx_specdec.text.markers import CallFormat, Marker, Markers
-from mlx_specdec.text.tool_formats import OTHER_NAMES, TOOL_FORMATS
+from mlx_specdec.text.markers import Marker, Markers
+from mlx_specdec.text.tool_formats import OTHER_NAMES, TOOL_FORMATS, ToolFormat
 
 from ..contract.call_texts import TEXTS, Said
 from ..support.tools import GET_TOOLS
@@ -17,9 +17,9 @@ from ..support.tools import GET_TOOLS
 THINKING = Markers(Marker("<think>", (5,)), Marker("</think>", (6,)))
 
 
-def of_parser(name: str) -> CallFormat:
+def of_parser(name: str) -> ToolFormat:
     found = TOOL_FORMATS[OTHER_NAMES.get(name, name)]
-    return CallFormat(name, found, Marker(found.begin, (7,)), Marker(found.end, (8,)))
+    return replace(found, grammar=found.grammar_without_inner or found.grammar)
 
 
 def read(text: str, sizes: list[int], name: str = "json_tools", **more: Any) -> list[Event]:
@@ -76,7 +76,7 @@ def test_without_marks_nothing_is_held_back() -> None:
 @pytest.mark.parametrize("word", ["a", "a-", " ", "a:1 ", "{ ", '{"name": "', "}a", "a:"])
 def test_a_section_is_searched_once_whatever_its_pieces(name: str, word: str) -> None:
     """A million letters would take hours in quadratic time."""
-    text = of_parser(name).begin.text + word * (1_000_000 // len(word)) + " x [ARGS]"
+    text = of_parser(name).begin + word * (1_000_000 // len(word)) + " x [ARGS]"
     assert answer_to(read(text, [10_000] * 50, name))[2] == []
 
 

@@ -28,8 +28,9 @@ def tokenizer_of(
 
 def texts(markers: Markers) -> tuple[str | None, ...]:
     calls = markers.calls
-    own = (markers.think_begin, markers.think_end, calls and calls.begin, calls and calls.end)
-    return tuple(None if each is None else each.text for each in own)
+    thoughts = (markers.think_begin, markers.think_end)
+    around = (calls and calls.begin, calls and calls.end)
+    return (*(None if each is None else each.text for each in thoughts), *around)
 
 
 THINK = ("<think>", "</think>")
