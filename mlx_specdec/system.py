@@ -343,20 +343,16 @@ def read_text(file: Path, error: type[SpecdecError], where: str = "", what: str 
         raise error(f"{where}{file} is not UTF-8 text") from None
 
 
-def read_lines(
-    file: Path, what: str, limit: int | None = None
-) -> list[tuple[str, str | dict[str, Any]]]:
+def read_lines(file: Path, limit: int | None = None) -> list[tuple[str, str | dict[str, Any]]]:
     """Read the first `limit` lines of a file that are not blank. The lines are JSON objects if the
     first line is one. Otherwise they are texts, in which `\\n` means a line break.
 
-    Args:
-        what: A noun for the contents, for errors.
     Returns:
         The lines, each after its name for errors.
     Raises:
         PromptError: If the file cannot be read.
     """
-    text = read_text(file, PromptError, what=f"the {what} from ")
+    text = read_text(file, PromptError, what="the data from ")
     # splitlines() would also cut at U+2028 and form feeds, which prompts may contain.
     numbered = [(at, line) for at, line in enumerate(text.split("\n"), start=1) if line.strip()]
     lines = [(f"line {at} of {file}", line) for at, line in numbered[:limit]]

@@ -20,18 +20,26 @@ from .tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt of a file. turns: The user's messages. category: A name for reports, or None."""
+    """A prompt of a file.
+
+    Attributes:
+        turns: The user's messages.
+        category: A name for reports, or None.
+        target: The completion to train on, or "".
+    """
 
     turns: tuple[str, ...]
     category: str | None = None
+    target: str = ""
 
 
 def read_prompts(file: Path, limit: int | None = None) -> list[Prompt]:
     """Read the first `limit` prompts of a file: texts, or objects in the format of MT-bench and
-    Spec-Bench, with "prompt" or "turns", and optionally "category". Raises PromptError."""
-    lines = read_lines(file, "prompts", limit)
+    Spec-Bench, with "prompt", "text" or "turns", and optionally "category" and "target". Raises
+    PromptError."""
+    lines = read_lines(file, limit)
     if not lines:
-        raise PromptError(f"{file} has no prompts: write one a line")
+        raise PromptError(f"{file} has no prompts, and so nothing to train on: write one a line")
     return [
         Prompt((line,)) if isinstance(line, str) else _from_object(line, where)
         for where, line in lines
@@ -39,17 +47,17 @@ def read_prompts(file: Path, limit: int | None = None) -> list[Prompt]:
 
 
 def _from_object(entry: dict[str, Any], where: str) -> Prompt:
-    category = entry.get("category")
-    if category is not None and not isinstance(category, str):
-        raise PromptError(f'the "category" in {where} must be a string')
-    if ("prompt" in entry) == ("turns" in entry):
-        raise PromptError(f'{where} must have either "prompt" or "turns"')
-    turns: Any = [entry["prompt"]] if "prompt" in entry else entry["turns"]
-    if not isinstance(turns, Sequence) or isinstance(turns, str) or not turns:
-        raise PromptError(f'the "turns" in {where} must be a list of strings')
-    if not all(isinstance(turn, str) and turn.strip() for turn in turns):
-        raise PromptError(f"{where} has a prompt that is empty or no string: give some text")
-    return Prompt(tuple(turns), category or None)
+    text = entry.get("prompt", entry.get("text"))
+    turns = entry.get("turns") if text is None else [text]
+    is_list = isinstance(turns, list) and turns
+    if not is_list or not all(isinstance(turn, str) and turn.strip() for turn in turns):
+        wanted = '"prompt" or "text", a string, or "turns", a list of strings'
+        raise PromptError(f"{where} needs {wanted}, none of them empty")
+    category, target = entry.get("category") or "", entry.get("target", "")
+    for name, value in (("category", category), ("target", target)):
+        if not isinstance(value, str):
+            raise PromptError(f'{where} has a "{name}" that is no string, but "{name}" must be one')
+    return Prompt(tuple(turns), category or None, target)
 
 
 def parse_json(data: bytes) -> Any:
@@ -106,20 +114,22 @@ def prompt_ids(
     for text in (prompt, system_prompt):
         if isinstance(text, str) and HALF_A_CHARACTER.search(text):
             raise PromptError("a prompt has half a character in it, a lone surrogate: leave it out")
-    messages = _messages(prompt) if chat_template or not isinstance(prompt, str) else None
-    if messages is not None and is_chat(tokenizer, prompt, chat_template=chat_template):
+    if is_chat(tokenizer, prompt, chat_template=chat_template):
+        text = isinstance(prompt, str)
+        messages = [{"role": "user", "content": prompt}] if text else cast(Messages, prompt)
         if system_prompt is not None:
             messages = [{"role": "system", "content": system_prompt}, *messages]
         return tokenizer.apply_chat(messages, chat_settings)
+    has_text = isinstance(prompt, str) or _are_messages(prompt)
     if system_prompt is not None or chat_settings:
         raise PromptError(
             "a system prompt and settings of a chat template need one, and "
-            + ("this model has none" if messages else "token ids take none")
+            + ("this model has none" if has_text else "token ids take none")
             + ": leave them out"
         )
     if isinstance(prompt, str):
         return tokenizer.encode(prompt)
-    if messages is not None:
+    if has_text:
         raise PromptError("this model has no chat template: give the prompt as text")
     try:
         return [operator.index(cast(int, token)) for token in prompt]
@@ -131,20 +141,13 @@ def is_chat(
     tokenizer: Tokenizer, prompt: str | Sequence[int] | Messages, *, chat_template: bool
 ) -> bool:
     """Return whether `prompt_ids` applies the chat template to a prompt."""
-    read = chat_template or not isinstance(prompt, str)
-    return tokenizer.has_chat_template and read and _messages(prompt) is not None
+    read = chat_template if isinstance(prompt, str) else _are_messages(prompt)
+    return tokenizer.has_chat_template and read
 
 
-def _messages(prompt: str | Sequence[int] | Messages) -> Messages | None:
-    """Return the messages of a prompt. A text is the user's only message, and token ids give
-    None."""
-    if isinstance(prompt, str):
-        return [{"role": "user", "content": prompt}]
-    if all(
-        isinstance(message, Mapping) and message.keys() >= {"role", "content"} for message in prompt
-    ):
-        return cast(Messages, prompt)
-    return None
+def _are_messages(prompt: Sequence[Any]) -> bool:
+    fields = {"role", "content"}
+    return all(isinstance(message, Mapping) and message.keys() >= fields for message in prompt)
 
 
 LARGEST_DOCUMENTS = 1 << 28

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -116,31 +115,7 @@ Piece = tuple[Ids, Ids]
 
 
 TrainingSample = tuple[str, str]
-"""A text of the data file, and its completion or ""."""
-
-
-def read_samples(file: Path, seed: int) -> list[TrainingSample]:
-    """Read and shuffle the texts of a data file. A JSON object has "prompt", "text" or "turns", a
-    list whose first entry is the prompt. It may have "target", the completion. Raises PromptError.
-    """
-    samples = [
-        (line, "") if isinstance(line, str) else _from_object(line, where)
-        for where, line in system.read_lines(file, "data")
-    ]
-    if not samples:
-        raise PromptError(f"{file} has nothing to train on: write one text a line")
-    random.Random(seed).shuffle(samples)
-    return samples
-
-
-def _from_object(entry: dict[str, Any], where: str) -> TrainingSample:
-    turns = entry.get("turns")
-    first = turns[0] if isinstance(turns, list) and turns else None
-    prompt = entry.get("prompt", entry.get("text", first))
-    target = entry.get("target", "")
-    if not isinstance(prompt, str) or not prompt.strip() or not isinstance(target, str):
-        raise PromptError(f'{where} needs "prompt" or "text", a string, and "target" must be one')
-    return prompt, target
+"""A prompt of the data file, and its completion or ""."""
 
 
 def collect(

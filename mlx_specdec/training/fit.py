@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import os
+import random
 import shutil
 import time
 from abc import ABC, abstractmethod
@@ -26,8 +27,9 @@ from ..checkpoints import destination
 from ..checkpoints.formats import safetensors as safetensors_file
 from ..engine.pair import Pair
 from ..models.base import fingerprint
+from ..text.prompts import read_prompts
 from ..types import Progress
-from .collect import SampleFiles, collect, read_samples
+from .collect import SampleFiles, collect
 from .config import DataConfig, TrainConfig
 
 HELD_OUT = 0.1
@@ -271,7 +273,8 @@ class Training:
         self._directory = directory
         self._watcher = watcher
         self._data = config
-        samples = read_samples(file, config.seed)
+        samples = [(prompt.turns[0], prompt.target) for prompt in read_prompts(file)]
+        random.Random(config.seed).shuffle(samples)
         self.digest = hashlib.sha256(file.read_bytes()).hexdigest()
         model = {
             "model": pair.name,
