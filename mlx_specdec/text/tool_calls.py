@@ -96,18 +96,17 @@ def parse_calls(format: ToolFormat, text: str, tools: Sequence[Any]) -> ParsedCa
         text: The text after the begin marker, up to the end marker or the end of the answer.
         tools: The tools, in the format of chat templates.
     """
+    cursor, calls = Cursor(text), list[ParsedCall]()
+    parse_call = PARSERS.get(format.arguments)
+    in_json = format.arguments == "tags" and text.lstrip().startswith(("{", "["))
+    if parse_call is None or in_json:
+        return _json_calls(format, cursor)
+    end = rf"[\s,\]]*(?:{re.escape(format.end)})?\Z"
     try:
-        return PARSERS[format.arguments](format, Cursor(text), tools)
+        while not calls or cursor.take(end) is None:
+            calls.append(parse_call(format, cursor, tools))
     except (ValueError, RecursionError) as error:
         return ParsedCalls((), text, isinstance(error, OpenEndError))
-
-
-def _tagged_calls(format: ToolFormat, cursor: Cursor, tools: Sequence[Any]) -> ParsedCalls:
-    if cursor.text.lstrip().startswith(("{", "[")):
-        return _json_calls(format, cursor, tools)
-    calls = list[ParsedCall]()
-    while cursor.at < len(cursor.text) or not calls:
-        calls.append(_tagged_call(format, cursor, tools))
     # The end of a call within a value, such as a page about this format, is not the end.
     values = [value for call in calls for value in call["arguments"].values()]
     texts = [value for value in values if isinstance(value, str)]
@@ -115,29 +114,7 @@ def _tagged_calls(format: ToolFormat, cursor: Cursor, tools: Sequence[Any]) -> P
     return ParsedCalls(calls, "", inside)
 
 
-def _gemma_calls(format: ToolFormat, cursor: Cursor, tools: Sequence[Any]) -> ParsedCalls:
-    calls = list[ParsedCall]()
-    while not calls or not _ended(format, cursor):
-        calls.append(_gemma_call(format, cursor))
-    return ParsedCalls(calls)
-
-
-def _python_calls(format: ToolFormat, cursor: Cursor, tools: Sequence[Any]) -> ParsedCalls:
-    calls = list[ParsedCall]()
-    cursor.need(r"\s*\[\s*")
-    while not calls or cursor.take(r"\s*\]") is None:
-        calls.append(_python_call(cursor))
-    if not _ended(format, cursor):
-        raise ValueError("text after the calls")
-    return ParsedCalls(calls)
-
-
-def _ended(format: ToolFormat, cursor: Cursor) -> bool:
-    """Return whether only the end marker is left."""
-    return cursor.take(rf"\s*(?:{re.escape(format.end)})?\Z") is not None
-
-
-def _json_calls(format: ToolFormat, cursor: Cursor, tools: Sequence[Any]) -> ParsedCalls:
+def _json_calls(format: ToolFormat, cursor: Cursor) -> ParsedCalls:
     text, calls, after = cursor.text, list[ParsedCall](), 0
     marks = "|".join(map(re.escape, filter(None, (format.begin, format.end, *format.inner))))
     between = rf"(?:{marks}|[\s,;`\[\]}}])*+"
@@ -193,7 +170,7 @@ def _name(found: re.Match[str]) -> str:
     return found["name"].strip().strip("\"'")
 
 
-def _gemma_call(format: ToolFormat, cursor: Cursor) -> ParsedCall:
+def _gemma_call(format: ToolFormat, cursor: Cursor, tools: Sequence[Any]) -> ParsedCall:
     """Parse a call such as `call:get{city:<escape>Bonn<escape>,days:[1,2]}`."""
     name = cursor.need(r"[\s,]*call:(?P<name>[\w.-]+)\s*(?=\{)")["name"]
     return {"name": name, "arguments": _gemma_value(cursor, re.escape(format.inner[0]))}
@@ -218,14 +195,13 @@ def _gemma_value(cursor: Cursor, quote: str) -> Any:
     return unquoted(cursor.need(rf"{JSON_STRING.pattern}|[^,{{}}\[\]]+")[0].strip())
 
 
-def _python_call(cursor: Cursor) -> ParsedCall:
-    """Parse a call in Python, such as `get(city="Bonn", days=[1, 2])`, and the comma after it."""
-    name, arguments = cursor.need(r"(?P<name>[\w.-]+)\(\s*")["name"], {}
+def _python_call(format: ToolFormat, cursor: Cursor, tools: Sequence[Any]) -> ParsedCall:
+    """Parse a call in Python, such as `get(city="Bonn", days=[1, 2])`, within a list."""
+    name, arguments = cursor.need(r"\s*[\[,]\s*(?P<name>[\w.-]+)\(\s*")["name"], {}
     while cursor.take(r"\s*\)") is None:
         key = cursor.need(r"([^\s=,()]+)\s*=\s*")[1]
         arguments[key] = _python_value(cursor)
         cursor.take(r"\s*,\s*")
-    cursor.take(r"\s*,\s*")
     return {"name": name, "arguments": arguments}
 
 
@@ -248,11 +224,6 @@ def _python_value(cursor: Cursor) -> Any:
     return value
 
 
-PARSERS = {
-    "json": _json_calls,
-    "tags": _tagged_calls,
-    "gemma": _gemma_calls,
-    "python": _python_calls,
-}
-"""Parsers by the kind of the arguments. Each raises ValueError or RecursionError if the text is no
-section of calls, and OpenEndError if it ends within a value."""
+PARSERS = {"tags": _tagged_call, "gemma": _gemma_call, "python": _python_call}
+"""Parsers of a call by the kind of its arguments. Each raises ValueError or RecursionError if the
+text is no call, and OpenEndError if it ends within a value."""

@@ -2,6 +2,7 @@
 quotes, and the types that a tool's schema admits."""
 
 import ast
+import codecs
 import json
 import math
 import re
@@ -22,9 +23,10 @@ JSON_TYPES: Mapping[type, str] = {
 ANY = frozenset(JSON_TYPES.values())
 STRING = frozenset(("string",))
 PYTHON_VALUES = ("True", "False", "None")
-ESCAPES = "\\'\"abfnrtvxuUN01234567"
-"""Characters that Python reads after a backslash."""
-CONTROLS = {"\n": "\\n", "\r": "\\r", "\0": "\\x00"}
+ESCAPE = re.compile(
+    r"\\(?:[\\'\"abfnrtv]|[0-7]{1,3}|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|N\{[^}]*\})"
+)
+"""Matches an escape sequence of Python. Any other backslash means itself."""
 
 
 def finite(text: str) -> float:
@@ -137,15 +139,6 @@ def string_of(literal: str) -> str:
             return str(sendable(DECODER.decode(literal)))
         except ValueError:
             pass
-
-    def escaped(found: re.Match[str]) -> str:
-        last = CONTROLS.get(found[0][-1], found[0][-1])
-        escape = len(found[0]) == 2 and last in ESCAPES
-        return found[0] if escape else "\\\\" * (len(found[0]) - 1) + last
-
-    try:
-        return str(
-            sendable(ast.literal_eval(re.sub(r"\\.|[\n\r\0]", escaped, literal, flags=re.DOTALL)))
-        )
-    except (SyntaxError, MemoryError) as error:
-        raise ValueError(str(error)) from None
+    # A string of Python.
+    text = ESCAPE.sub(lambda found: codecs.decode(found[0], "unicode_escape"), literal[1:-1])
+    return str(sendable(text))
