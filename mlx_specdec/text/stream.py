@@ -2,6 +2,7 @@
 ids, although only a window of the newest ids is decoded at a time."""
 
 from collections.abc import Mapping, Sequence
+from os.path import commonprefix
 
 from .tokenizer import Tokenizer
 
@@ -90,7 +91,7 @@ class TextStream:
         if text.startswith(self._before):
             return text, self._printed
         # The new tokens complete a character whose first bytes are the end of `before`.
-        return text, common(self._before, text)
+        return text, len(commonprefix([self._before, text]))  # noqa: RUF071
 
 
 class StopStrings:
@@ -128,13 +129,6 @@ class StopStrings:
     def finish(self) -> str:
         held, self._held = self._held, ""
         return held
-
-
-def common(text: str, second: str) -> int:
-    """Return the length of the longest common beginning of two texts."""
-    pairs = enumerate(zip(text, second, strict=False))
-    shorter = min(len(text), len(second))
-    return next((at for at, (mine, yours) in pairs if mine != yours), shorter)
 
 
 def overlap(text: str, stop: str) -> int:

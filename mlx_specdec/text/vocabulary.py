@@ -45,13 +45,9 @@ def shared_tokens(
         VocabularyError: If the vocabularies have hardly a token in common.
     """
     size = min(target_width, target.size)
-    by_text: dict[bytes, int] = {}
-    names = draft.pieces()
-    for id, text in reversed(list(enumerate(token_bytes(draft)[:draft_width]))):
-        # A tokenizer writes a byte piece only if no other piece has the same text.
-        spare = BYTE.fullmatch(names[id] or "") and text in by_text
-        if text is not None and id not in draft.special_ids and not spare:
-            by_text[text] = id
+    written = enumerate(written_texts(draft)[:draft_width])
+    own = [(text, id) for id, text in written if text is not None and id not in draft.special_ids]
+    by_text = dict(reversed(own))
     texts = token_bytes(target)[:size]
     shared = [
         -1 if text is None or id in target.special_ids else by_text.get(text, -1)
