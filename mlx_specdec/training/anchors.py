@@ -19,76 +19,33 @@ from ..types import rectangle
 from .config import DrafterConfig
 from .fit import Task, Training
 
-KeysValues = tuple[mx.array, mx.array]
-
-
-def attend(
-    attention: DrafterAttention,
-    queries: mx.array,
-    sequence: KeysValues,
-    block: KeysValues,
-    anchors: mx.array,
-) -> mx.array:
-    """Attend from the draft tokens of all anchors.
-
-    Args:
-        attention: The layer whose output projection is applied.
-        queries: Shape (sequences x anchors, heads, m, head_dim).
-        sequence: Keys and values of the sequences, shape (sequences, kv_heads, rows, head_dim).
-        block: Keys and values of each anchor's draft tokens, shape (sequences x anchors, kv_heads,
-            k, head_dim).
-        anchors: The number of rows that each anchor attends to, (sequences, anchors) int32.
-
-    Returns:
-        Shape (sequences, anchors x m, width).
-    """
-    (sequences, count), (keys, values) = anchors.shape, block
-    together, heads, slots, depth = queries.shape
-    kv_heads, rows = keys.shape[1], sequence[0].shape[2]
-    groups = heads // kv_heads
-    by_anchor = (together, kv_heads, groups * slots)
-    by_sequence = (sequences, kv_heads, groups * count * slots)
-
-    queries = queries.reshape(*by_anchor, depth) * depth**-0.5
-    inside = _by_sequence(queries @ keys.swapaxes(-1, -2), count, groups)
-    flat = _by_sequence(queries, count, groups).reshape(*by_sequence, depth)
-    before = (flat @ sequence[0].swapaxes(-1, -2)).reshape(*inside.shape[:-1], rows)
-    hidden = mx.arange(rows) >= anchors[:, None, None, :, None, None]
-    scores = mx.concatenate([mx.where(hidden, -mx.inf, before), inside], axis=-1)
-    before, inside = mx.split(mx.softmax(scores, axis=-1), [rows], axis=-1)
-    mixed = _by_anchor(
-        (before.reshape(*by_sequence, rows) @ sequence[1]).reshape(*inside.shape[:-1], depth)
-    )
-    mixed = mixed + _by_anchor(inside) @ values
-
-    by_slot = mixed.reshape(sequences, count, heads, slots, depth).swapaxes(2, 3)
-    return attention.o_proj(by_slot.reshape(sequences, count * slots, heads * depth))
-
 
 def _from_blocks(
     attention: DrafterAttention, context: mx.array, anchors: mx.array, rows: mx.array
 ) -> mx.array:
-    """Attend from the rows of all blocks, (sequences, anchors x slots, width)."""
-    blocks = rows.reshape(anchors.size, -1, rows.shape[-1])
-    offsets = anchors.reshape(-1)
-    block = attention.keys_values(blocks, offsets)
-    queries = attention.queries(blocks, offsets)
-    return attend(attention, queries, attention.keys_values(context), block, anchors)
+    """Attend from the draft tokens of all anchors.
 
+    Args:
+        context: The rows of the sequences, (sequences, rows, width).
+        anchors: The number of rows that each anchor attends to, (sequences, anchors) int32.
+        rows: The draft tokens, (sequences, anchors x slots, width).
+    """
+    (sequences, count), slots = anchors.shape, rows.shape[1] // anchors.shape[1]
+    blocks, offsets = rows.reshape(-1, slots, rows.shape[-1]), anchors.reshape(-1)
 
-def _by_sequence(array: mx.array, count: int, groups: int) -> mx.array:
-    """Move the axis of anchors after the heads: (sequences x anchors, kv_heads, groups x m, n) ->
-    (sequences, kv_heads, groups, anchors, m, n)."""
-    together, kv_heads, rows, width = array.shape
-    parts = array.reshape(together // count, count, kv_heads, groups, rows // groups, width)
-    return parts.transpose(0, 2, 3, 1, 4, 5)
+    def by_sequence(heads: mx.array) -> mx.array:
+        """(sequences x anchors, heads, slots, n) -> (sequences, heads, anchors x slots, n)"""
+        parts = heads.reshape(sequences, count, -1, slots, heads.shape[-1]).swapaxes(1, 2)
+        return parts.reshape(sequences, -1, count * slots, heads.shape[-1])
 
-
-def _by_anchor(array: mx.array) -> mx.array:
-    """Undo `_by_sequence`."""
-    sequences, kv_heads, groups, count, slots, width = array.shape
-    flat = array.transpose(0, 3, 1, 2, 4, 5)
-    return flat.reshape(sequences * count, kv_heads, groups * slots, width)
+    pairs = zip(attention.keys_values(context), attention.keys_values(blocks, offsets), strict=True)
+    keys, values = (mx.concatenate([all, by_sequence(own)], axis=2) for all, own in pairs)
+    before = mx.arange(context.shape[1]) < mx.repeat(anchors, slots, axis=1)[..., None]
+    anchor = mx.arange(count * slots) // slots
+    own = mx.repeat((anchor[:, None] == anchor)[None], sequences, axis=0)
+    mask = mx.concatenate([before, own], axis=-1)[:, None]
+    queries = by_sequence(attention.queries(blocks, offsets))
+    return attention.attend(queries, keys, values, mask)
 
 
 GAMMA = 4.0
