@@ -165,7 +165,7 @@ def whole_number(
     value = default if value is None else value
     if type(value) is not int or not 1 <= value <= most:
         raise CheckpointError(
-            f"config.json has {name} {value!a:.40}: need a number from 1 to {most}"
+            f"config.json has {name} {value!a:.40}: need a whole number from 1 to {most}"
         )
     return value
 

@@ -54,7 +54,8 @@ _PER_LAYER = (
 
 
 HIDDEN_FIRST = ("mimo",)
-"""Families whose layers read the hidden state before the embedding in the inputs of `fc`."""
+"""Families in which the hidden state comes before the token's embedding when the two are joined to
+one input of the layer's projection `fc`. In all other families the embedding comes first."""
 RAW = ("step3p5", "ernie4_5", "ernie4_5_moe")
 """Families whose layers read the output of the target's last layer, or of the layer before them,
 without the norm that follows that output."""

@@ -137,8 +137,9 @@ class DrafterNetwork(nn.Module, ABC):
         return self._target.state_dtype
 
     def cache_nbytes(self, source: int, positions: int) -> int:
-        """Return the bytes of a row's keys and values, and of its waiting hidden states; see
-        `models.base.Base`."""
+        """Return the bytes that the drafter's cache takes for one row: keys and values, and the
+        target's hidden states that the drafter has not read yet. For the arguments, see
+        `models.base.Base.cache_nbytes`."""
         of_source, of_position = self._row_nbytes
         waiting = min(positions, MOST_WAITING_IN_PROMPT) * self.inputs * self.input_dtype.size
         return source * of_source + -(-positions // STEP) * STEP * of_position + waiting

@@ -1,9 +1,10 @@
-"""Contexts of mlx-lm's models, with their recurrent state and all other caches that cannot drop
-their newest entries.
+"""Contexts of mlx-lm's models.
 
-These caches are mlx-lm's own. They are copied before a pass that may be undone. A rewind restores
-the copies, and repeats the recurrence over the accepted rows; see recurrence.py. Copies are made by
-`copy.deepcopy`. They share memory until the cache or the copy is written to."""
+A rewind drops the newest entries of a KV cache. A recurrent state has no such entries: it sums up
+all tokens. So the context copies recurrent states, and any other caches of mlx-lm that cannot drop
+entries, before each pass with draft tokens. A rewind restores the copies and repeats the recurrence
+over the accepted tokens; see recurrence.py. Copies are made by `copy.deepcopy`, and share memory
+with a cache until one of the two is written to."""
 
 import copy
 import json
