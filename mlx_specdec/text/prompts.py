@@ -183,8 +183,6 @@ def tokens(
 
 
 def _documents(files: Sequence[Path]) -> list[str]:
-    if wrong := next((file for file in files if file.exists() and not file.is_file()), None):
-        raise DocumentError(f"{wrong} is no file of text: name the files of documents")
     size = sum(file.stat().st_size for file in files if file.exists())
     if size > LARGEST_DOCUMENTS:
         most = f"at most {LARGEST_DOCUMENTS / 2**20:.0f} can be searched: leave some out"

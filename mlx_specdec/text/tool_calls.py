@@ -83,11 +83,6 @@ class Cursor:
             raise ValueError(f"unexpected: {self.text[self.at : self.at + 40]!r}")
         return found
 
-    def json(self) -> Any:
-        """Pass a value in JSON and return it. Raises ValueError or RecursionError."""
-        value, self.at = DECODER.raw_decode(self.text, self.at)
-        return value
-
 
 def parse_calls(format: ToolFormat, text: str, tools: Sequence[Any]) -> ParsedCalls:
     """Parse a section of calls.
@@ -132,7 +127,8 @@ def _json_calls(format: ToolFormat, cursor: Cursor) -> ParsedCalls:
 
 def _json_call(format: ToolFormat, cursor: Cursor) -> ParsedCall:
     head = cursor.take(format.call) if format.call else None
-    called = object_of(cursor.json())
+    value, cursor.at = DECODER.raw_decode(cursor.text, cursor.at)
+    called = object_of(value)
     if head is not None:
         return {**head.groupdict(), "arguments": sendable(called)}
     name, arguments = called.get("name"), called.get("arguments", called.get("parameters"))
