@@ -85,7 +85,6 @@ class Anchored:
 
     Attributes:
         hidden: The target's hidden states, (sequences, rows, number of hidden states x width).
-        following: The token after each row, (sequences, rows) int32.
         anchors: The number of rows that each anchor attends to, (sequences, anchors) int32.
         tokens: The token at each anchor and the tokens after it, (sequences, anchors, slots) int32.
         wanted: Indices into the flattened `tokens` after which a token is drafted, (n,) int32.
@@ -96,9 +95,8 @@ class Anchored:
     """
 
     def __init__(self, *arrays: mx.array) -> None:
-        self.hidden, self.following, self.anchors, self.tokens = arrays[:4]
-        self.wanted, self.logits, self.which = arrays[4:7]
-        self.encoded = arrays[7:]
+        self.hidden, self.anchors, self.tokens, self.wanted, self.logits, self.which = arrays[:6]
+        self.encoded = arrays[6:]
 
     @property
     def slots(self) -> int:
@@ -139,7 +137,6 @@ class DSparkTask(Task):
         slots = anchors[..., None] + np.arange(self._slots)
         inside = some[..., None] & (slots < lengths[:, None, None])
         slots = np.minimum(slots, lengths[:, None, None] - 1)
-        following = self._tokens[rows]
         # A row stores the token after it, so the input token of a row is stored one row earlier.
         tokens = self._tokens[starts[:, None, None] + slots - 1]
         wanted = np.flatnonzero(inside)
@@ -147,10 +144,10 @@ class DSparkTask(Task):
         unique, which = np.unique(predicting.reshape(-1)[wanted], return_inverse=True)
         final_states = final.reshape(-1, final.shape[-1])[mx.array(unique.astype(np.int32))]
         logits = self._base.head(final_states[None])[0, :, : self._vocabulary]
-        numbers = (following, anchors, tokens, wanted, which)
+        numbers = (anchors, tokens, wanted, which)
         arrays = [mx.array(array.astype(np.int32)) for array in numbers]
         encoded = self._encoded([self._prompts[sample] for sample in examples])
-        return hidden.astype(mx.float32), *arrays[:4], logits, arrays[4], *encoded
+        return hidden.astype(mx.float32), *arrays[:3], logits, arrays[3], *encoded
 
     def loss(self, *batch: mx.array) -> mx.array:
         """Return the mean cross-entropy with the target's distribution at temperature 1, plus the
