@@ -289,7 +289,7 @@ class ChatFormat:
         late = any(message["role"] == "system" for message in messages[1:])
         if late and not renders_late_system(self.tokenizer):
             messages = with_late_system(messages)
-        if any(map(_thinks_aloud, messages)) and markers_of(self.tokenizer).channels is not None:
+        if any(map(_thinks_aloud, messages)) and markers_of(self.tokenizer).channels:
             messages = [_with_one_thought(message) for message in messages]
         try:
             return self.tokenizer.apply_chat(messages, variables, ending=ending)

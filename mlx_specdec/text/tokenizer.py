@@ -54,9 +54,9 @@ BYTES |= {chr(256 + place): byte for place, byte in enumerate(_OTHERS)}
 """Bytes by the characters of byte-level BPE."""
 BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 """A token of a single byte."""
-SENTINEL = re.compile(r"<extra_id_(\d{1,6})>", re.ASCII)
+SENTINEL = re.compile(r"<extra_id_[0-9]{1,6}>")
 """The token of a gap in a T5's prompt. The completion repeats it before the text of the gap."""
-_SENTINELS = re.compile(r" *(<extra_id_[0-9]{1,6}>) *")
+_SENTINELS = re.compile(rf" *({SENTINEL.pattern}) *")
 """A sentinel within a prompt, with the spaces around it, which are dropped."""
 
 
