@@ -105,8 +105,9 @@ def markers_of(tokenizer: Tokenizer, parser: str = "") -> Markers:
     pieces = tokenizer.ids
     template = str(templated.chat_template)
     channels = not parser and CHANNEL in template and pieces.keys() >= {*HARMONY}
+    name: str | None = "harmony"
     if channels:
-        name, (begin, end) = "harmony", THOUGHT
+        begin, end = THOUGHT
     else:
         begin, end, *_ = tokenizer_utils._infer_thinking(templated)
         if begin is None and pieces.keys() >= {*SEED_THOUGHT}:
@@ -119,7 +120,7 @@ def markers_of(tokenizer: Tokenizer, parser: str = "") -> Markers:
         name = next((OTHER_NAMES.get(name, name) for name in names if name in known), None)
     if name in NOT_READ:
         return NONE
-    calls = TOOL_FORMATS.get(name)
+    calls = TOOL_FORMATS.get(name or "")
     texts = [] if begin is None else [begin, end]
     if calls is not None:
         texts += [calls.begin, calls.end, *calls.inner]

@@ -48,7 +48,7 @@ def read_prompts(file: Path, limit: int | None = None) -> list[Prompt]:
 
 def _from_object(entry: dict[str, Any], where: str) -> Prompt:
     text = entry.get("prompt", entry.get("text"))
-    turns = entry.get("turns") if text is None else [text]
+    turns: Any = entry.get("turns") if text is None else [text]
     is_list = isinstance(turns, list) and turns
     if not is_list or not all(isinstance(turn, str) and turn.strip() for turn in turns):
         wanted = '"prompt" or "text", a string, or "turns", a list of strings'
@@ -115,8 +115,8 @@ def prompt_ids(
         if isinstance(text, str) and HALF_A_CHARACTER.search(text):
             raise PromptError("a prompt has half a character in it, a lone surrogate: leave it out")
     if is_chat(tokenizer, prompt, chat_template=chat_template):
-        text = isinstance(prompt, str)
-        messages = [{"role": "user", "content": prompt}] if text else cast(Messages, prompt)
+        is_text = isinstance(prompt, str)
+        messages: Any = [{"role": "user", "content": prompt}] if is_text else prompt
         if system_prompt is not None:
             messages = [{"role": "system", "content": system_prompt}, *messages]
         return tokenizer.apply_chat(messages, chat_settings)

@@ -4,6 +4,7 @@ import json
 import random
 import re
 from collections.abc import Sequence
+from os.path import commonprefix
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlx_specdec.engine.pair import alphabet_of
-from mlx_specdec.text.stream import LONGEST_WINDOW, SHORT_WINDOW, TextStream, common
+from mlx_specdec.text.stream import LONGEST_WINDOW, SHORT_WINDOW, TextStream
 from mlx_specdec.text.tokenizer import Kind, Tokenizer, load_tokenizer
 
 from ..support.letters import regex
@@ -100,7 +101,7 @@ def test_a_continuation_adds_up_to_the_whole_text(
 def continuation(tokenizer: Tokenizer, prompt: list[int], output: list[int]) -> str:
     """What output adds to the text of a prompt, which may end within a character."""
     read, whole = tokenizer.decode(prompt), tokenizer.decode(prompt + output)
-    return whole[common(read, whole) :]
+    return whole[len(commonprefix([read, whole])) :]  # noqa: RUF071
 
 
 def test_the_blank_before_a_continuation_is_printed(every_kind: list[Tokenizer]) -> None:
