@@ -334,8 +334,8 @@ def _by_id(vocabulary: Mapping[str, int]) -> list[str | None]:
 
 
 class SentencePieceTokenizer(Tokenizer):
-    """The sentencepiece models of T5, M2M100, mBART, NLLB, Pegasus and Marian, with the tokens that
-    only the family defines. Marian has a model for each language. Special tokens in a text are
+    """Sentencepiece models of T5, M2M100, mBART, NLLB, Pegasus and Marian, with the tokens that
+    each family adds to them. Marian has a model for each language. Special tokens in a text are
     encoded as text, except for T5's sentinels and the tag at the beginning of a source of Marian.
     """
 
