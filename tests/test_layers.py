@@ -178,9 +178,9 @@ def test_every_exported_name_exists_and_nothing_heavy_is_imported_for_the_list()
 def test_help_imports_no_mlx() -> None:
     script = (
         "import sys\n"
-        "from mlx_specdec.cli.app import generate, run_one\n"
+        "from mlx_specdec.cli.app import generate, main\n"
         "sys.argv = ['main.py', '--help']\n"
-        "try:\n    run_one(generate)\n"
+        "try:\n    main(generate)\n"
         "except SystemExit as done:\n    assert done.code == 0\n"
         "heavy = {'mlx.core', 'mlx_lm', 'transformers', 'fastapi', 'pydantic'}\n"
         "assert not heavy & set(sys.modules)\n"

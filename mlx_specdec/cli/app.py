@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from .. import system
-from ..errors import OptionError, OutputError, SpecdecError, device_problem
+from ..errors import OptionError, OutputError, message
 from . import interrupts, render
 from .batch import batch
 from .bench import bench
@@ -151,22 +151,12 @@ def _front(version: Version = False) -> None:
     """Take the flags that stand before a command."""
 
 
-def run_one(command: Command) -> None:
-    """Run one command as a program of its own, with the process's arguments."""
-    exit_with(_program((command,), add_completion=False))
-
-
-def main() -> None:
-    """Run the commands under one name."""
-    exit_with(app)
-
-
-def exit_with(program: typer.Typer) -> NoReturn:
-    """Run a program with the process's arguments and exit. The exit code is 2 after a one-line
-    error, 130 after an interrupt, and otherwise the command's own. All ranks exit with the code of
-    rank 0."""
+def main(command: Command | None = None) -> NoReturn:
+    """Run all commands under one name, or one command as a program of its own, with the process's
+    arguments, and exit. The exit code is 2 after a one-line error, 130 after an interrupt, and
+    otherwise the command's own. All ranks exit with the code of rank 0."""
     try:
-        sys.exit(_run(program))
+        sys.exit(_run(_program((command,), add_completion=False) if command else app))
     except SystemExit as end:
         if (ranks := _ranks()) is not None:
             try:
@@ -186,38 +176,32 @@ def _ranks() -> Ranks | None:
 def _run(program: typer.Typer) -> int:
     """Run a program and return the exit code."""
     _fill_streams()
-    warnings.showwarning = lambda message, *_: render.tell(f"warning: {message}")
+    warnings.showwarning = lambda warning, *_: render.tell(f"warning: {warning}")
     interrupts.at_end(str)
     try:
         code = program(standalone_mode=False)
         code = code if isinstance(code, int) else 0
-    except SpecdecError as problem:
-        if isinstance(problem, OutputError):
-            _abandon_output()
-        return _failed(str(problem))
     except render.ReaderGone:
         _abandon_output()
         return 0
     except (KeyboardInterrupt, typer.Abort):
         code = interrupts.INTERRUPTED
     except Exception as problem:
-        if line := device_problem(problem) or _about_flags(problem):
-            return _failed(line)
-        if (status := getattr(problem, "exit_code", None)) is not None:
-            return int(status)
-        if (ranks := _ranks()) is not None:
-            ranks.explain()
-        elif isinstance(problem, OSError):
-            return _failed(f"{problem!s:.300}")
-        raise
+        if isinstance(problem, OutputError):
+            _abandon_output()
+        if not (line := message(problem) or _about_flags(problem)):
+            if (status := getattr(problem, "exit_code", None)) is not None:
+                return int(status)
+            if (ranks := _ranks()) is not None:
+                ranks.explain()
+            if ranks is not None or not isinstance(problem, OSError):
+                raise
+            line = f"{problem!s:.300}"
+        render.error(line)
+        return 2
     if code == interrupts.INTERRUPTED and (line := interrupts.last_words()):
         render.tell(line)
     return code
-
-
-def _failed(line: str) -> int:
-    render.error(line)
-    return 2
 
 
 def _about_flags(problem: Exception) -> str | None:

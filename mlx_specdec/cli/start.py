@@ -23,10 +23,7 @@ def main(command: str = "") -> None:
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         interrupts.watch()
-    if command:
-        app.run_one(getattr(app, command))
-    else:
-        app.main()
+    app.main(getattr(app, command, None))
 
 
 def _find_environment() -> None:

@@ -21,7 +21,7 @@ def call():
     ctypes.CDLL(None).write(1, text, len(text))
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
-app.main = lambda: COMMAND
+app.main = lambda _: COMMAND
 start.main()
 """
 LOOP = """
