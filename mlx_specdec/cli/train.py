@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,10 +16,7 @@ from .flags import REQUIRED, command, flag
 from .loading import ModelFlags, load_pair
 
 if TYPE_CHECKING:
-    from ..training.anchors import Drafted
-    from ..training.draft import Closeness
-    from ..training.fit import Trained, Watcher
-    from ..training.medusa import Accuracy
+    from ..training.fit import Trained
 
 
 COLLECTING, DISTILLING, FITTING = DataConfig(), TrainConfig(), HeadsConfig()
@@ -58,10 +54,6 @@ class TrainingFlags(ModelFlags, panel="Training"):
         "--lr",
         show_default=f"draft {DISTILLING.learning_rate}, otherwise {FITTING.learning_rate}",
     )
-
-    def collecting(self) -> DataConfig:
-        """Return the settings of the training data. Raises OptionError if a flag is wrong."""
-        return DataConfig(self.samples, self.length, self_distill=not self.no_self_distill)
 
     def schedule(self) -> dict[str, Any]:
         """Return the settings of the training that were given. The defaults of others depend on
@@ -101,88 +93,56 @@ class Draft(TrainingFlags, panel="Draft"):
 @command("mlx-specdec train-medusa --model weights/py-llama --data texts.txt")
 def train_medusa(flags: Heads) -> None:
     """Train Medusa heads for a model on this machine. An interrupted run is resumed."""
-    collecting = flags.collecting()
-    fitting = HeadsConfig(**flags.schedule(), heads=flags.heads, own_output=flags.own_output)
-    output = flags.directory("medusa")
-    pair = load_pair(flags.model, dtype=flags.dtype)
+    config = HeadsConfig(**flags.schedule(), heads=flags.heads, own_output=flags.own_output)
     from ..training.medusa import train
 
-    _run(_by_head, partial(train, pair, flags.data, output, collecting, fitting))
+    _run(train, flags, config, "medusa")
 
 
 @command("mlx-specdec train-draft --model weights/py-llama --layers 1 --data texts.txt")
 def train_draft(flags: Draft) -> None:
     """Train a draft model for a target on this machine. An interrupted run is resumed."""
-    collecting = flags.collecting()
     if flags.kind == "dspark":
         if flags.draft_model is not None:
             raise OptionError("dspark begins with new weights: leave --draft-model out")
-        config = DrafterConfig(**flags.schedule(), num_draft=flags.num_draft)
-        output = flags.directory("dspark")
-        pair = load_pair(flags.model, dtype=flags.dtype)
+        drafting = DrafterConfig(**flags.schedule(), num_draft=flags.num_draft)
         from ..training.drafter import train as train_drafter
 
-        _run(_drafted, partial(train_drafter, pair, flags.data, output, collecting, config))
+        _run(train_drafter, flags, drafting, "dspark")
         return
     if (flags.draft_model is None) == (flags.layers is None):
         raise OptionError("give either --draft-model, a draft to begin with, or --layers")
     distilling = TrainConfig(**flags.schedule())
-    output = flags.directory("distilled", flags.draft_model)
-    pair = load_pair(flags.model, flags.draft_model, dtype=flags.dtype)
     from ..training.draft import train
 
-    _run(_closeness, partial(train, pair, flags.data, output, collecting, distilling))
+    _run(train, flags, distilling, "distilled", flags.draft_model)
 
 
-def _run(describe: Callable[[Any], str], train: Callable[[Watcher], Trained]) -> None:
-    """Train with progress bars and a line after every epoch, and print the result. describe:
-    Returns the figures of an epoch in words."""
+def _run(
+    train: Callable[..., Trained],
+    flags: TrainingFlags,
+    config: TrainConfig,
+    what: str,
+    draft_model: str | None = None,
+) -> None:
+    """Train with progress bars and a line after every epoch, and print the result. what: The end of
+    the default name of the output."""
+    collecting = DataConfig(flags.samples, flags.length, self_distill=not flags.no_self_distill)
+    output = flags.directory(what, draft_model)
+    pair = load_pair(flags.model, draft_model, dtype=flags.dtype)
     from ..training.fit import Watcher
 
     def line(epoch: int, figures: Any) -> None:
         where = f"epoch {epoch}" if epoch else "start"
-        print(f"{where}: held-out loss {figures.loss:.3f}, {describe(figures)}", file=sys.stderr)
+        print(f"{where}: held-out loss {figures.loss:.3f}, {figures.describe()}", file=sys.stderr)
 
     interrupts.at_end(lambda: "interrupted: the same command goes on from here")
     with render.progress("reading texts") as collected, render.progress("training") as steps:
-        done = train(
-            Watcher(
-                collected=collected,
-                stepped=lambda done, total, loss: steps(done, total, f"training, loss {loss:.3f}"),
-                measured=line,
-            )
+        watcher = Watcher(
+            collected=collected,
+            stepped=lambda done, total, loss: steps(done, total, f"training, loss {loss:.3f}"),
+            measured=line,
         )
+        done = train(pair, flags.data, output, collecting, config, watcher)
     interrupts.at_end(str)
-    gained = done.best > 0
-    start = f"; at the start {describe(done.start)}" if done.start is not None and gained else ""
-    again = ", with what an earlier run had left" if done.resumed else ""
-    render.tell(
-        f"{done.output}: {'' if gained else 'no gain, the start is kept, after '}"
-        f"{done.epochs} epochs on {done.rows} tokens in {done.seconds:.0f} s{again}; "
-        f"on {done.held_out} held-out tokens {describe(done.figures)}{start}"
-    )
-
-
-def _by_head(accuracy: Accuracy) -> str:
-    """Return the top-1 and top-5 accuracy of each head in words."""
-    pairs = zip(accuracy.top1, accuracy.top5, strict=True)
-    return "; ".join(
-        f"head {at} top-1 {first:.1%} top-5 {among:.1%}"
-        for at, (first, among) in enumerate(pairs, start=1)
-    )
-
-
-def _drafted(drafted: Drafted) -> str:
-    """Return, in words and for two temperatures, the tokens per pass, and how often the first 1, 2,
-    ... draft tokens are accepted."""
-    both = zip((0, 1), drafted.tokens, (drafted.greedy, drafted.sampled), strict=True)
-    return "; ".join(
-        f"temperature {temperature}: {tokens:.2f} tokens a pass, accepted "
-        f"{' '.join(f'{share:.0%}' for share in shares)}"
-        for temperature, tokens, shares in both
-    )
-
-
-def _closeness(closeness: Closeness) -> str:
-    first, second = closeness.acceptance, closeness.agreement
-    return f"acceptance at temperature 1 {first:.1%}, same first choice {second:.1%}"
+    render.tell(done.describe())

@@ -79,6 +79,16 @@ class Drafted:
     def score(self) -> float:
         return -sum(self.tokens)
 
+    def describe(self) -> str:
+        """Return, in words and for two temperatures, the tokens per pass, and how often the first
+        1, 2, ... draft tokens are accepted."""
+        both = zip((0, 1), self.tokens, (self.greedy, self.sampled), strict=True)
+        return "; ".join(
+            f"temperature {temperature}: {tokens:.2f} tokens a pass, accepted "
+            f"{' '.join(f'{share:.0%}' for share in shares)}"
+            for temperature, tokens, shares in both
+        )
+
 
 class Anchored:
     """A batch of padded sequences. Padding contributes nothing to the loss.

@@ -67,6 +67,11 @@ class Closeness:
     def score(self) -> float:
         return 1 - self.acceptance
 
+    def describe(self) -> str:
+        """Return the two acceptance rates in words."""
+        first, second = self.acceptance, self.agreement
+        return f"acceptance at temperature 1 {first:.1%}, same first choice {second:.1%}"
+
 
 class DraftTask(Task):
     """The training task of a draft model."""

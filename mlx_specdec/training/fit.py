@@ -49,7 +49,8 @@ Measured = Callable[[int, Any], None]
 
 
 class Task(ABC):
-    """A module with its loss and its examples. The figures have a `score`; a lower score is better.
+    """A module with its loss and its examples. The figures have a `loss`, a `score`, of which
+    a lower one is better, and a `describe`, which returns the other figures in words.
 
     Attributes:
         train, held_out: The indices of the examples to train on, and to evaluate on. An example is
@@ -250,6 +251,18 @@ class Trained:
     held_out: int
     seconds: float
     resumed: bool
+
+    def describe(self) -> str:
+        """Return the report in one line."""
+        gained = self.best > 0
+        shows_start = gained and self.start is not None
+        start = f"; at the start {self.start.describe()}" if shows_start else ""
+        again = ", with what an earlier run had left" if self.resumed else ""
+        return (
+            f"{self.output}: {'' if gained else 'no gain, the start is kept, after '}"
+            f"{self.epochs} epochs on {self.rows} tokens in {self.seconds:.0f} s{again}; "
+            f"on {self.held_out} held-out tokens {self.figures.describe()}{start}"
+        )
 
 
 class Training:

@@ -38,6 +38,14 @@ class Accuracy:
     def score(self) -> float:
         return self.loss
 
+    def describe(self) -> str:
+        """Return the accuracy of each head in words."""
+        pairs = zip(self.top1, self.top5, strict=True)
+        return "; ".join(
+            f"head {at} top-1 {first:.1%} top-5 {among:.1%}"
+            for at, (first, among) in enumerate(pairs, start=1)
+        )
+
 
 class HeadTask(Task):
     """The training task of Medusa heads, whose examples are rows. A batch is hidden states, (n,
