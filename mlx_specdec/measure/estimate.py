@@ -11,8 +11,8 @@ step, and V(m) is the cost of a pass of the target over m tokens."""
 import math
 import re
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,9 +25,11 @@ from ..checkpoints.files import LAYER_COUNT_KEYS, Weights, read_config
 from ..checkpoints.source import as_directory, resolve, temporary_directory
 from ..checkpoints.tensors import DTYPES, dtype_name
 from ..core.worth import values
+from ..errors import OptionError
 from ..models.drafters.kinds import kind_of
 from ..models.families import is_encoder_decoder
 from ..models.number_format import NumberFormat, evaluate, nbytes, on_cpu, stored_dtype
+from ..system import usable_memory
 
 ACCEPTANCE_RATES = (0.5, 0.6, 0.7, 0.8, 0.9)
 """The rates to show the gain for. The pair's own rate is unknown."""
@@ -168,6 +170,37 @@ def probe(bits: int | None, dtype: str) -> dict[int, float]:
             mx.eval(network(mx.zeros((rows, width), dtype=getattr(mx, dtype))))
             times.append(time.perf_counter() - started)
     return {rows: min(times) / nbytes(network) for rows, times in taken.items()}
+
+
+def estimate(
+    names: tuple[str, str], revision: str | None, numbers: Sequence[NumberFormat], prompt: int
+) -> dict[str, Any]:
+    """Return what a pair takes and gains, as `estimate --json` prints it. Raises as `side` does,
+    and OptionError if the draft cannot draft for the target.
+
+    Args:
+        names: The names of target and draft.
+        revision: The revision of the target.
+        numbers: The number formats of target and draft.
+        prompt: The number of tokens of the prompt."""
+    target = side(names[0], revision, numbers[0], prompt)
+    draft = side(names[1], None, numbers[1], prompt, target.head_bytes)
+    whole = "decoder-only", "encoder-decoder"
+    if target.kind not in whole or (draft.kind in whole and draft.kind != target.kind):
+        raise OptionError(
+            f"{draft.name} ({draft.kind}) cannot draft for {target.name} ({target.kind}): give a "
+            "whole model as the target, and a draft of the target's own kind"
+        )
+    need = sum(one.weights_bytes + one.caches_bytes for one in (target, draft))
+    fits = need <= (limit := usable_memory())
+    return {
+        "target": asdict(target),
+        "draft": asdict(draft),
+        "memory_bytes": need,
+        "memory_limit_bytes": limit,
+        "fits": fits,
+        "gains": gains(target, draft) if fits else [],
+    }
 
 
 def gains(target: Side, draft: Side) -> list[dict[str, float]]:
