@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TextIO
+from typing import TYPE_CHECKING, Self, TextIO
 
 from ..core.options import Options, proposers
 from ..errors import OptionError
@@ -21,10 +21,6 @@ if TYPE_CHECKING:
     from ..measure.methods import Length
 
 LENGTHS = "1,2,3,5,8,auto"
-ROUNDING = (
-    "In half precision a GPU sums one row and several rows in different orders, so outputs can "
-    "part where two tokens tie: that is no error, and --exact prevents it (docs/platforms.md)."
-)
 DISPENSABLE_FIGURES = dict.fromkeys(
     ("texts/s", "acceptance length", "spread", "acceptance rate", "peak memory", "same text"), ""
 )
@@ -139,7 +135,7 @@ def bench(measuring: Measuring, models: Compared, text: Decoding, output: Json) 
     from ..measure.figures import analyse
     from ..measure.methods import encoded, file_methods, measure, own_methods
     from ..measure.plot import check, draw
-    from ..measure.setting import setting
+    from ..measure.setting import setting, title
     from ..text.prompts import read_prompts
 
     if measuring.plot is not None:
@@ -168,38 +164,26 @@ def bench(measuring: Measuring, models: Compared, text: Decoding, output: Json) 
     if found.interrupted:
         interrupts.go_on()
     taken_with = setting(pairs, options, file, notes)
-    show(found, taken_with, sys.stderr if output.json else sys.stdout)
-    for method in found.methods:
-        if count := len(method.differences):
-            share = f"{method.name}: {count} of {method.compared} texts"
-            print(f"{share} are not plain decoding's own", file=sys.stderr)
-    if any(method.differences for method in found.methods) and not options.exact:
-        print(ROUNDING, file=sys.stderr)
+    heading = title(taken_with)
+    show(found, heading, notes, sys.stderr if output.json else sys.stdout)
+    for line in found.different(exact=options.exact):
+        print(line, file=sys.stderr)
     if output.json:
         payload = {"setting": taken_with, **asdict(found)}
         render.write(sys.stdout, render.as_json(payload))
     if measuring.plot is not None:
-        draw(found.methods, _title(taken_with), measuring.plot)
+        draw(found.methods, heading, measuring.plot)
         render.tell(f"plot: {measuring.plot}")
     if found.interrupted:
         raise KeyboardInterrupt
 
 
-def _title(setting: Mapping[str, Any]) -> str:
-    named = " with ".join(filter(None, (setting["model"], setting["draft_model"])))
-    form = "{}, {dtype}, temperature {temperature:g}; {device}, BLAS {blas}"
-    return form.format(named, **setting)
-
-
-def show(found: Analysis, setting: Mapping[str, Any], stream: TextIO) -> None:
+def show(found: Analysis, heading: str, notes: Sequence[str], stream: TextIO) -> None:
     """Write the table to a stream. Raises as render.write does."""
     from ..measure.figures import fastest
 
     rows, best = [method.cells() for method in found.methods], fastest(found.methods)
     bold = next((row for row, one in zip(rows, found.methods, strict=True) if one is best), None)
     laid = render.fitted(stream, rows, DISPENSABLE_FIGURES, bold)
-    caption = f"{found.texts} texts, each up to {found.repeats} times, methods in turns"
-    caption += f"; {len(found.skipped)} skipped" if found.skipped else ""
-    caption += "; interrupted" if found.interrupted else ""
-    notes = (text for text in (caption, found.verdict, *setting["notes"]) if text)
-    render.lay_out(stream, _title(setting), laid, *notes)
+    lines = filter(None, (found.caption, found.verdict, *notes))
+    render.lay_out(stream, heading, laid, *lines)

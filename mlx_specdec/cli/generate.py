@@ -7,9 +7,8 @@ import select
 import stat
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING
 
 from .. import system
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from ..engine.generate import Run
     from ..engine.pair import Pair
     from ..engine.prompt_cache import PromptCache
-    from ..results import Result
 
 BYTE_ORDER_MARK = "\ufeff"
 PIPE_SECONDS = 5.0
@@ -115,7 +113,7 @@ def generate(prompt: PromptFlags, flags: GenerateFlags, output: Output) -> None:
     if result.finish_reason == "interrupted":
         raise KeyboardInterrupt
     if demo and not (output.quiet or output.json or options.regular):
-        print_speedup(pair, text, options, result)
+        print_speedup(pair, text, options)
 
 
 def read_prompt(words: str | None, prompt: str | None, file: Path | None) -> str | None:
@@ -157,9 +155,7 @@ def _piped() -> str | None:
         mode = os.fstat(number).st_mode
     except (OSError, ValueError):
         return None
-    if stat.S_ISREG(mode):
-        return "-"
-    if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
+    if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
         return None
     if select.select([number], [], [], PIPE_SECONDS)[0]:
         return "-"
@@ -203,27 +199,29 @@ def completed(
     return run
 
 
-def print_speedup(pair: Pair, prompt: str, options: Options, first: Result) -> None:
-    """Time the prompt with and without speculation, and print the speedup in one line. first: The
-    result that was printed."""
-    from ..engine.generate import generate
+def print_speedup(pair: Pair, prompt: str, options: Options) -> None:
+    """Measure the prompt with and without speculation, and print the speedup in one line."""
+    from ..measure.figures import analyse
+    from ..measure.methods import encoded, measure, own_methods
+    from ..text.prompts import Prompt
 
-    regular = replace(options, regular=True)
-    plain = generate(pair, prompt, regular)
-    speeds: dict[bool, list[float]] = {True: [], False: []}
-    for settings in (regular, options) * TURNS:
-        speed = generate(pair, prompt, settings).stats.tokens_per_second
-        speeds[settings.regular].append(speed or 0.0)
-    speculative_speed, plain_speed = median(speeds[False]), median(speeds[True])
-    if not plain_speed:
-        return
-    same = "the same text" if first.tokens == plain.tokens else "another text"
+    proposer, encode = options.proposer or "auto", partial(encoded, pair, options)
+    methods = own_methods([pair], options, [proposer], [options.num_draft])
+    measured = measure([Prompt((prompt,))], methods, encode, repeats=TURNS)
+    if measured.interrupted:
+        raise KeyboardInterrupt
+    found = analyse(measured)
+    if found is None or not found.methods[1].speed_up:
+        return  # no tokens were generated
+    plain, fast = found.methods
+    texts = {one.tokens for samples in measured.samples.values() for one in samples.values()}
+    same = "the same text" if len(texts) == 1 else "another text"
     program = "./scripts/run.sh" if Path(sys.argv[0]).name == "main.py" else "mlx-specdec generate"
     hint = f'next: {program} --show-drafts "Where is the station?", or mlx-specdec --help'
-    if first.stats.device == "cpu" and system.blas_is_slow():
+    if system.device_name() == "cpu" and system.blas_is_slow():
         hint = f"what is missing is a fast BLAS: {system.install('fast-cpu')}"
     render.tell(
-        f"timed again, {TURNS} times each: {speculative_speed / plain_speed:.2f} times as fast as "
-        f"plain decoding ({speculative_speed:.0f} against {plain_speed:.0f} tokens/s), {same}; "
+        f"timed again, {TURNS} times each: {fast.speed_up:.2f} times as fast as plain decoding "
+        f"({fast.tokens_per_second:.0f} against {plain.tokens_per_second:.0f} tokens/s), {same}; "
         f"{hint}"
     )

@@ -14,6 +14,11 @@ OF_FILES = ("texts/s", "over plain", "peak memory")
 OF_PROMPTS = ("spread", "acceptance rate")
 """Columns of methods for single prompts."""
 
+ROUNDING = (
+    "In half precision a GPU sums one row and several rows in different orders, so outputs can "
+    "part where two tokens tie: that is no error, and --exact prevents it (docs/platforms.md)."
+)
+
 
 def figure(value: float | None, form: str) -> str:
     return "" if value is None else format(value, form)
@@ -101,6 +106,24 @@ class Analysis:
     repeats: int
     skipped: Mapping[int, str]
     interrupted: bool
+
+    @property
+    def caption(self) -> str:
+        """A line on the number of sequences."""
+        text = f"{self.texts} texts, each up to {self.repeats} times, methods in turns"
+        text += f"; {len(self.skipped)} skipped" if self.skipped else ""
+        return text + ("; interrupted" if self.interrupted else "")
+
+    def different(self, *, exact: bool) -> list[str]:
+        """Return lines on outputs that should equal the output of plain decoding, but do not.
+        exact: Whether `Options.exact` was set."""
+        lines = [
+            f"{one.name}: {len(one.differences)} of {one.compared} texts are not plain decoding's "
+            "own"
+            for one in self.methods
+            if one.differences
+        ]
+        return [*lines, ROUNDING] if lines and not exact else lines
 
     @property
     def verdict(self) -> str:

@@ -2,7 +2,7 @@
 
 import platform
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -46,6 +46,13 @@ def setting(
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "notes": [*notes],
     }
+
+
+def title(setting: Mapping[str, Any]) -> str:
+    """Return a benchmark's models, number format, temperature and device in one line."""
+    models = " with ".join(filter(None, (setting["model"], setting["draft_model"])))
+    form = "{}, {dtype}, temperature {temperature:g}; {device}, BLAS {blas}"
+    return form.format(models, **setting)
 
 
 def processor() -> str:
