@@ -6,7 +6,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from hashlib import sha256
 from pathlib import Path
@@ -29,8 +28,6 @@ if TYPE_CHECKING:
     from ..results import Labels, Step
     from ..text.chat import Messages
 
-SHOWN_EVERY = 0.2
-"""Seconds between two updates of the progress bar."""
 PER_LINE = ("max_tokens", "seed", "temperature", "top_p", "stop")
 """Settings that a line may override."""
 NO_MATTER = ("distributed", "memory_budget", "no_cost_cache")
@@ -100,11 +97,13 @@ def batch(files: Files, flags: Made) -> None:
             settings[name] = sha256(text.encode()).hexdigest()
     lines = PromptLines(files.input)
     total = len(lines.prompts)
-    with _opened(files.output) as output:
+    with temporary_directory() as directory:
+        is_printed = files.output == STANDARD_STREAM
+        output = Path(directory) / "standard output" if is_printed else files.output
         header = {"input": str(files.input), "sha256": lines.sha256, "settings": settings}
         with Journal(output, header, lines.count, overwrite=files.overwrite) as journal:
             state = f"texts are in {journal.partial}; the same command goes on from here"
-            if files.output == STANDARD_STREAM:
+            if is_printed:
                 state = "texts were made and none was written; --output FILE would have kept them"
             records = journal.records
             interrupts.at_end(lambda: f"interrupted: {len(records)} of {total} {state}")
@@ -121,13 +120,10 @@ def batch(files: Files, flags: Made) -> None:
             run = BatchRun(lines, journal, options, files.strict)
             how: dict[str, Any] = {"batch_size": batch_size, "memory_budget": budget}
             many = stream_many(pair, run.requests(), options, **how)
-            shown = 0.0
             with render.progress("prefilling prompts") as report:
                 for _ in run.over(many):
-                    if time.monotonic() - shown >= SHOWN_EVERY:
-                        shown = time.monotonic()
-                        speed = run.sums["tokens"] / run.seconds
-                        report(len(records), total, f"writing completions, {speed:.0f} tokens/s")
+                    speed = run.sums["tokens"] / run.seconds
+                    report(len(records), total, f"writing completions, {speed:.0f} tokens/s")
             errors = journal.errors()
             for line, error in errors if files.text else errors[:1]:
                 render.tell(f"line {line}: {error}")
@@ -135,32 +131,18 @@ def batch(files: Files, flags: Made) -> None:
                 where = "" if files.text else f': see "error" in {output.name}'
                 render.tell(f"{len(errors)} of {len(records)} lines gave no text{where}")
             journal.finish(as_text=files.text)
+        if is_printed:
+            render.write(sys.stdout, output.read_text(encoding="utf-8"))
     render.note(_summary(run, many))
     if errors:
         raise typer.Exit(1)
-
-
-@contextmanager
-def _opened(output: Path) -> Iterator[Path]:
-    """Yield the file to write. For "-" this is a temporary file, which is copied to standard output
-    afterwards."""
-    if output != STANDARD_STREAM:
-        yield output
-        return
-    with temporary_directory() as directory:
-        file = Path(directory) / "standard output"
-        yield file
-        render.write(sys.stdout, file.read_text(encoding="utf-8"))
 
 
 def _prompt(entry: Mapping[str, Any]) -> str | Messages:
     if ("prompt" in entry) == ("messages" in entry):
         raise PromptError('the line must have either "prompt" or "messages"')
     if "prompt" in entry:
-        prompt = _text("prompt", entry["prompt"])
-        if not prompt.strip():
-            raise PromptError("the prompt is empty: give some text")
-        return prompt
+        return _text("prompt", entry["prompt"])
     messages, parts = entry["messages"], {"role", "content"}
     is_list = isinstance(messages, list) and len(messages) > 0
     if not is_list or not all(isinstance(item, dict) and item.keys() >= parts for item in messages):
@@ -218,9 +200,8 @@ class BatchRun:
     def over(self, many: Scheduler) -> Iterator[None]:
         """Decode until every line has a result, in many small steps. Raises as stream_many and
         Journal do. many: The scheduler of `requests`."""
-        if self.strict:
-            for line, error in self.journal.errors():
-                raise self._refusal(line, error)
+        for line, error in self.journal.errors() if self.strict else ():
+            self._fail({"line": line}, error)
         self.journal.begin()
         started = time.perf_counter()
         for step in many:
@@ -281,11 +262,8 @@ class BatchRun:
 
     def _fail(self, named: Mapping[str, Any], error: str) -> None:
         if self.strict:
-            raise self._refusal(named["line"], error)
+            raise PromptError(f"line {named['line']} of {self.lines.name}: {error}")
         self.journal.append({**named, "error": error})
-
-    def _refusal(self, line: int, error: str) -> PromptError:
-        return PromptError(f"line {line} of {self.lines.name}: {error}")
 
 
 def _summary(run: BatchRun, many: Scheduler) -> str:

@@ -195,8 +195,6 @@ class Journal:
             for line in takewhile(lambda line: line.endswith(b"\n"), lines):
                 try:
                     record = json.loads(line)
-                    if record["line"] in self.records or not 1 <= record["line"] <= self._count:
-                        raise ValueError
                     self.records[record["line"]] = record
                 except (ValueError, TypeError, KeyError):
                     raise OutputError(

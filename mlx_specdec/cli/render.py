@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import sys
 import threading
@@ -39,23 +38,16 @@ SHOWN_CONTROLS = {
 """The escape sequence that is shown for each control character, except for tabs and line breaks."""
 
 
-def wants_color(stream: TextIO) -> bool:
-    """Return whether a stream is a terminal with colors, and NO_COLOR is not set (no-color.org)."""
-    dumb = os.environ.get("TERM") in ("dumb", "unknown")
-    return stream.isatty() and not dumb and not os.environ.get("NO_COLOR")
+def marks(stream: TextIO) -> tuple[str, str]:
+    """Return what is written before and after accepted draft tokens: colors if the stream is a
+    terminal with colors and NO_COLOR is not set (no-color.org), otherwise brackets."""
+    plain = os.environ.get("TERM") in ("dumb", "unknown") or os.environ.get("NO_COLOR")
+    return (GREEN_UNDERLINED, RESET) if stream.isatty() and not plain else ("⟨", "⟩")
 
 
 def as_json(payload: Mapping[str, Any]) -> str:
-    """Return a line of strict JSON, in which infinities and NaN are null."""
-    return json.dumps(_finite(payload), ensure_ascii=False, allow_nan=False) + "\n"
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    """Return a line of JSON."""
+    return json.dumps(payload, ensure_ascii=False) + "\n"
 
 
 class ReaderGone(Exception):
@@ -82,9 +74,7 @@ class TextPrinter:
 
     def __init__(self, stream: TextIO, show_drafts: bool = False) -> None:
         self._stream = stream
-        self._marks = ("", "")
-        if show_drafts:
-            self._marks = (GREEN_UNDERLINED, RESET) if wants_color(stream) else ("⟨", "⟩")
+        self._marks = marks(stream) if show_drafts else ("", "")
         self._controls = SHOWN_CONTROLS if stream.isatty() else {}
         self._wrote = ""
 
@@ -106,9 +96,7 @@ class TextPrinter:
 
 def legend(stream: TextIO) -> str:
     """Return a line that explains the marks of `show_drafts`."""
-    if wants_color(stream):
-        return f"{GREEN_UNDERLINED}accepted draft tokens{RESET}, the target's own"
-    return "⟨accepted draft tokens⟩, the target's own"
+    return "accepted draft tokens".join(marks(stream)) + ", the target's own"
 
 
 def table(*columns: str, header: bool = True) -> Table:
@@ -162,8 +150,7 @@ def console_for(stream: TextIO) -> Console:
     from rich.console import Console
 
     width = None if stream.isatty() else NOT_A_TERMINAL
-    color = wants_color(stream)
-    return Console(file=stream, width=width, no_color=not color, highlight=False, markup=False)
+    return Console(file=stream, width=width, highlight=False, markup=False)
 
 
 def lay_out(stream: TextIO, *shown: object, wrap: bool = True) -> None:
@@ -218,16 +205,11 @@ def slowly(doing: str) -> Iterator[None]:
 
     def watch() -> None:
         began = time.monotonic()
-        while True:
-            left = max(began, _Signs.newest) + A_LINE_AFTER - time.monotonic()
-            if left <= 0:
-                break
+        while (left := max(began, _Signs.newest) + A_LINE_AFTER - time.monotonic()) > 0:
             if done.wait(left):
                 return
-        if _Signs.bar is not None:
-            _Signs.bar(doing)
-        else:
-            tell(doing)
+        show = _Signs.bar or tell
+        show(doing)
 
     threading.Thread(target=watch, name="slowly", daemon=True).start()
     try:
