@@ -2,17 +2,16 @@
 
 import tomllib
 import typing
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Literal
 
 from ..errors import OptionError
 from ..system import read_text
 from .flags import Flags
 
-Group = TypeVar("Group", bound=Flags)
 SERVER_FLAGS = ("memory_budget", "distributed")
 """Flags that concern the whole server, so that the table of a model must not set them."""
 FLAG_TYPES: Mapping[Any, tuple[str, Any]] = {
@@ -26,28 +25,12 @@ FLAG_TYPES: Mapping[Any, tuple[str, Any]] = {
 table. Some numbers are flags of text, because they may also be "auto"."""
 
 
-@dataclass(frozen=True)
-class Preset(Generic[Group]):
-    """A model to serve. name, aliases: The name of its table, and the aliases in the table. Both
-    are empty if there is no file."""
-
-    flags: Group
-    name: str = ""
-    aliases: tuple[str, ...] = ()
-
-
 def read_presets(
-    file: Path, group: type[Group], make: Callable[[Mapping[str, Any]], Group]
-) -> list[Preset[Group]]:
-    """Read the tables of a file.
-
-    Args:
-        group: The flags that a table may set.
-        make: Returns the flags of a model with the settings of a table.
-    Raises:
-        OptionError: If the file cannot be read or is no TOML, or a table is wrong. Errors of `make`
-            are raised, too.
-    """
+    file: Path, group: type[Flags]
+) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
+    """Yield the names and the settings of each table of a file: the name of the table with the
+    aliases in it, and the flags by name. Raises OptionError if the file cannot be read or is no
+    TOML, or a table is wrong. group: The flags that a table may set."""
     text = read_text(file, OptionError, "--models-preset: ")
     try:
         tables = tomllib.loads(text)
@@ -57,7 +40,6 @@ def read_presets(
         raise OptionError(f"--models-preset: {file} has no table: add one for each model")
     hints = typing.get_type_hints(group)
     settable = {one.name: one for one in fields(group) if one.name not in SERVER_FLAGS}
-    presets = []
     for name, table in tables.items():
         where = f"{file}, [{name}]"
         if not isinstance(table, dict):
@@ -74,8 +56,7 @@ def read_presets(
             settings[flag] = _converted(f"{where}: {key}", hints[flag], value, least)
         if not settings.get("model"):
             raise OptionError(f'{where}: name the model, such as model = "weights/py-llama"')
-        presets.append(Preset(make(settings), name, tuple(aliases)))
-    return presets
+        yield (name, *aliases), settings
 
 
 def _converted(where: str, kind: Any, value: Any, least: float | None = None) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,7 +19,7 @@ from ..errors import OptionError
 from ..system import parse_size
 from .flags import Flags, ModelSampling, command, flag
 from .loading import DRAFTLESS, MemoryFlags, TextFlags, load_drafting, named
-from .presets import Preset, read_presets
+from .presets import read_presets
 
 if TYPE_CHECKING:
     from ..core.options import Options
@@ -150,15 +150,17 @@ class Requests(OneModel, panel="Model"):
     def begin(self) -> Requests:
         return self
 
-    def each(self) -> list[Preset[OneModel]]:
-        """Return the flags of each model. Raises OptionError."""
+    def each(self) -> list[tuple[tuple[str, ...], OneModel]]:
+        """Return the names and the flags of each model. The names come from the file of tables, and
+        there are none without a file. Raises OptionError."""
         if self.models_preset is not None:
             if self.model is not None or self.distributed is not None:
                 raise OptionError(
                     "--models-preset names all models, on one machine: leave --model and "
                     "--distributed out"
                 )
-            return read_presets(self.models_preset, OneModel, self._with)
+            tables = read_presets(self.models_preset, OneModel)
+            return [(names, self._with(settings)) for names, settings in tables]
         names: list[str | None] = list(self.model or ()) or [None]
         if len(names) > 1 and self.distributed is not None:
             raise OptionError("--distributed serves one model: leave the others out")
@@ -168,7 +170,7 @@ class Requests(OneModel, panel="Model"):
                 f"--draft-model {draft} would be the draft of every model: name each model's draft "
                 "in a file, by --models-preset"
             )
-        return [Preset(self._with({"model": name})) for name in names]
+        return [((), self._with({"model": name})) for name in names]
 
     def _with(self, settings: Mapping[str, Any]) -> OneModel:
         """Return these flags for one model, with other settings."""
@@ -189,7 +191,7 @@ def serve(server: ServerFlags, flags: Requests) -> None:
     Sampling flags are the defaults of requests that do not set them."""
     if server.idle_unload is not None and flags.distributed is not None:
         raise OptionError("--idle-unload is for one machine: leave --distributed out")
-    presets = flags.each()
+    models = flags.each()
     if not 0 <= server.port < 1 << 16:
         raise OptionError(f"--port must lie between 0 and 65535, not {server.port}")
     if not server.timeout > 0:
@@ -212,13 +214,9 @@ def serve(server: ServerFlags, flags: Requests) -> None:
     from ..serve.registry import Registry
     from ..serve.server import serve as run
 
-    store = Store(cached_bytes, server.prompt_cache_dir, len(presets))
-
-    def model_of(preset: Preset[OneModel]) -> ServedModel:
-        return _model(preset, server, store, several=len(presets) > 1)
-
+    store, several = Store(cached_bytes, server.prompt_cache_dir, len(models)), len(models) > 1
     registry = Registry(
-        [model_of(preset) for preset in presets],
+        [_model(names, one, server, store, several=several) for names, one in models],
         batch_size=server.batch_size,
         memory_budget=memory_budget,
         idle_seconds=math.inf if server.idle_unload is None else 60 * server.idle_unload,
@@ -230,14 +228,14 @@ def serve(server: ServerFlags, flags: Requests) -> None:
 
 
 def _model(
-    preset: Preset[OneModel], server: ServerFlags, store: Store, *, several: bool
+    names: Sequence[str], flags: OneModel, server: ServerFlags, store: Store, *, several: bool
 ) -> ServedModel:
-    """Return a model that may be loaded. Raises OptionError if its flags are wrong."""
+    """Return a model that may be loaded. Raises OptionError if its flags are wrong. names: Its
+    name and its aliases; if there are none, it has the names of its directory."""
     from ..checkpoints.source import check, names_of, nbytes_of
     from ..serve.registry import ServedModel
     from ..serve.settings import ServiceSettings
 
-    flags = preset.flags
     target, draft = named(flags)
     options = flags.options()
     if options.regular or options.proposer in DRAFTLESS:
@@ -249,9 +247,7 @@ def _model(
         check(target, flags.revision)
         if draft is not None and mtp_of(draft) is None:
             check(draft)
-    names = names_of(target)
-    if preset.name:
-        names = preset.name, *preset.aliases
+    names = names or names_of(target)
     directory = store.directory
     if several and directory is not None:
         store = replace(store, directory=directory / quote(names[0], safe=""))
@@ -263,7 +259,7 @@ def _model(
     return ServedModel(
         names[0],
         loading,
-        names[1:],
+        tuple(names[1:]),
         ServiceSettings(
             context=flags.max_model_len,
             seconds=server.timeout,
