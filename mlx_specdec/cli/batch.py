@@ -38,34 +38,32 @@ COMMON = frozenset(setting.name for setting in fields(Options)) - {*PER_LINE}
 
 class Files(Flags, panel="Batch"):
     input: Path = flag(
-        REQUIRED,
         "The file of prompts, or - for standard input. Each line is a prompt. If the name ends in "
         ".jsonl or the first line is a JSON object, each line is an object. It needs a prompt "
         "or messages. It may have id, max_tokens, seed, temperature, top_p and stop.",
+        REQUIRED,
         argument=True,
         metavar="INPUT",
     )
     output: Path = flag(
-        REQUIRED,
         "The file to write, as JSON lines in the order of the input; - is standard output. Only a "
         "run with a file can be resumed.",
+        REQUIRED,
         "-o",
         metavar="FILE",
     )
     batch_size: str = flag(
-        "auto",
         "The number of sequences that are decoded together. With auto, it is the number with the "
         "most tokens per second.",
+        "auto",
         metavar="N|auto",
     )
-    text: bool = flag(False, "Write only the completions, one a line, with \\n for line breaks.")
+    text: bool = flag("Write only the completions, one a line, with \\n for line breaks.")
     strict: bool = flag(
-        False, "Stop at the first line without a completion, instead of writing its error."
+        "Stop at the first line without a completion, instead of writing its error."
     )
-    overwrite: bool = flag(
-        False, "Replace an existing output, and the results of an unfinished run."
-    )
-    quiet: bool = flag(False, "Print no statistics, no progress and no notes.")
+    overwrite: bool = flag("Replace an existing output, and the results of an unfinished run.")
+    quiet: bool = flag("Print no statistics, no progress and no notes.")
 
 
 class Made(SpecialTokens, Constraints, MemoryFlags, TextFlags):

@@ -29,34 +29,30 @@ DISPENSABLE_FIGURES = dict.fromkeys(
 
 class Measuring(Flags, panel="Measuring"):
     prompts: Path | None = flag(
-        None,
         'A file with one prompt a line, or JSON lines with "prompt" or "turns" and "category".',
         argument=True,
         metavar="PROMPTS",
     )
     proposer: list[str] | None = flag(
-        None,
         "A proposer to measure, as in generate; the flag may be repeated.",
         metavar="NAME",
         autocompletion=proposers,
     )
     num_draft: str | None = flag(
-        None,
         "The draft lengths to measure, separated by commas; with --batch-size one.",
+        None,
         "--num-draft-tokens",
         metavar="N,...,auto",
         show_default=f"{LENGTHS}; with --batch-size auto",
     )
     batch_size: str | None = flag(
-        None,
         "Measure the throughput over the complete file at these batch sizes, which are separated "
         "by commas.",
         metavar="N,...",
     )
-    limit: int | None = flag(None, "The number of prompts to use, from the first one on.", min=1)
-    repeats: int = flag(3, "The number of times that each completion is generated.", min=1)
+    limit: int | None = flag("The number of prompts to use, from the first one on.", min=1)
+    repeats: int = flag("The number of times that each completion is generated.", 3, min=1)
     plot: Path | None = flag(
-        None,
         "A .png or .svg file to draw the speeds by draft length into, with matplotlib.",
         metavar="FILE",
     )
@@ -93,8 +89,8 @@ class Compared(Models):
     """Flags for a target and one or several draft models."""
 
     draft_model: list[str] | None = flag(  # type: ignore[assignment]
-        None,
         "A draft model, as in generate; the flag may be repeated to compare several.",
+        None,
         "--draft-model-name",
     )
 

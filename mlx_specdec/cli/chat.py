@@ -44,11 +44,9 @@ Ctrl-C stops an answer, but not the chat."""
 
 
 class Answers(SpecialTokens, Defaults, TextFlags):
-    max_tokens: int = flag(LONGEST_ANSWER, "The largest number of tokens of an answer.", "-m")
-    show_drafts: bool = flag(
-        False, "Mark the accepted draft tokens in the answers.", panel="Output"
-    )
-    quiet: bool = flag(False, "Print the answers only.", panel="Output")
+    max_tokens: int = flag("The largest number of tokens of an answer.", LONGEST_ANSWER, "-m")
+    show_drafts: bool = flag("Mark the accepted draft tokens in the answers.", panel="Output")
+    quiet: bool = flag("Print the answers only.", panel="Output")
 
 
 @command("mlx-specdec chat", "mlx-specdec chat --model auto")

@@ -14,32 +14,32 @@ class Conversion(Flags, panel="Conversion"):
     of the same names."""
 
     model: str = flag(
-        REQUIRED,
         "The source: a directory, a .gguf file or a name on the Hugging Face Hub.",
+        REQUIRED,
         "--model-name",
         "--hf-path",
     )
-    mlx_path: Path | None = flag(None, "The directory to write to.", show_default="weights/NAME")
-    revision: str | None = flag(None, REVISION)
-    overwrite: bool = flag(False, "Replace a model that lies at the destination.")
+    mlx_path: Path | None = flag("The directory to write to.", show_default="weights/NAME")
+    revision: str | None = flag(REVISION)
+    overwrite: bool = flag("Replace a model that lies at the destination.")
 
 
 class NumberFlags(Flags, panel="Number format"):
     dtype: Literal["float32", "float16", "bfloat16"] | None = flag(
-        None, "The type of weights that are not quantized.", show_default="as stored"
+        "The type of weights that are not quantized.", show_default="as stored"
     )
-    quantize: bool = flag(False, "Quantize the weights.", "-q")
-    q_bits: int | None = flag(None, "The bits of a quantized weight.", show_default="4")
+    quantize: bool = flag("Quantize the weights.", None, "-q")
+    q_bits: int | None = flag("The bits of a quantized weight.", show_default="4")
     q_group_size: int | None = flag(
-        None, "The number of weights that share one scale.", show_default="64"
+        "The number of weights that share one scale.", show_default="64"
     )
     q_mode: Literal["affine", "mxfp4", "nvfp4", "mxfp8"] = flag(
-        "affine", "The format of quantized weights in MLX."
+        "The format of quantized weights in MLX.", "affine"
     )
     quant_predicate: Literal["mixed_2_6", "mixed_3_4", "mixed_3_6", "mixed_4_6"] | None = flag(
-        None, "One of the mixtures of bits that mlx-lm defines."
+        "One of the mixtures of bits that mlx-lm defines."
     )
-    dequantize: bool = flag(False, "Dequantize a quantized source.", "-d")
+    dequantize: bool = flag("Dequantize a quantized source.", None, "-d")
 
     def quantization(self) -> int | str | None:
         """Return the argument `quantize` of `conversion.convert.convert`. Raises OptionError if

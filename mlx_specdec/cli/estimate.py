@@ -20,7 +20,7 @@ ESTIMATE_NOTE = (
 
 
 class PromptLength(Flags, panel="Prompt"):
-    prompt_tokens: int = flag(128, "The number of tokens of the prompt.", min=1)
+    prompt_tokens: int = flag("The number of tokens of the prompt.", 128, min=1)
 
 
 @command("mlx-specdec estimate --model Qwen/Qwen3-8B --draft-model auto --q-bits 4")

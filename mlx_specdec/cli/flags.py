@@ -29,21 +29,16 @@ uses."""
 METAVARS = {int: "N", float: "NUMBER", Path: "PATH", str: "TEXT"}
 
 
-def flag(
-    default: Any, help: str, *aliases: str, argument: bool = False, panel: str = "", **more: Any
-) -> Any:
+def flag(help: str, default: Any = None, *aliases: str, **more: Any) -> Any:
     """Return a field of a group, which becomes a flag or an argument of the command.
 
     Args:
-        default: The default value, or REQUIRED.
         help: The help text.
+        default: The default value, or REQUIRED. For None, a flag without a value is off.
         aliases: Names of the flag besides the one that is made of the field's name.
-        argument: Whether it is an argument without a name.
-        panel: The heading of the flag in --help, by default that of the group.
-        more: Arguments of typer.Option or typer.Argument."""
-    more |= {"names": aliases, "argument": argument, "help": help}
-    more |= {"rich_help_panel": panel} if panel else {}
-    return field(default=default, metadata=more)
+        more: Arguments of typer.Option or typer.Argument. panel: The heading of the flag in --help,
+            by default that of the group. argument: Whether it is an argument without a name."""
+    return field(default=default, metadata={"help": help, "names": aliases, **more})
 
 
 @dataclass_transform(
@@ -114,13 +109,14 @@ def _parameters(group: type[Flags]) -> list[inspect.Parameter]:
     for one in fields(group):
         kind = hints[one.name]
         homes: list[Any] = [b for b in group.mro() if one.name in inspect.get_annotations(b)]
-        settings: dict[str, Any] = {"metavar": _metavar(kind), "rich_help_panel": homes[-1].panel}
-        settings |= one.metadata
-        names, is_argument = settings.pop("names"), settings.pop("argument")
+        settings: dict[str, Any] = {"metavar": _metavar(kind), **one.metadata}
+        settings["rich_help_panel"] = settings.pop("panel", homes[-1].panel)
+        names, is_argument = settings.pop("names"), settings.pop("argument", False)
         name = f"--{one.name.replace('_', '-')}"
         if kind == bool | None:
             name += f"/--no-{name.removeprefix('--')}"
         default = ... if one.default is REQUIRED else one.default
+        default = False if kind is bool and default is None else default
         if is_argument:
             info = typer.Argument(default, **settings)
         else:
@@ -157,26 +153,23 @@ def by_model(otherwise: str) -> str:
 
 
 class Json(Flags, panel="Output"):
-    json: bool = flag(False, "Print one JSON object on standard output.")
+    json: bool = flag("Print one JSON object on standard output.")
 
 
 class SpecialTokens(Flags, panel="Output"):
     show_special_tokens: bool = flag(
-        False,
         "Print special tokens too, except for tokens that end or pad a completion. The sentinels "
-        "of a T5 that fills in gaps, such as extra_id_0, are printed anyway.",
+        "of a T5 that fills in gaps, such as extra_id_0, are printed anyway."
     )
 
 
 class Constraints(Flags, panel="Constraints"):
     json_schema: str | None = flag(
-        None,
         "The JSON schema of the completion: a file, or the schema itself in braces.",
         metavar="FILE|JSON",
     )
-    regex: str | None = flag(None, "The regular expression of the completion.")
+    regex: str | None = flag("The regular expression of the completion.")
     grammar: Path | None = flag(
-        None,
         "A file with the grammar of the completion, in llguidance's variant of Lark or in GBNF.",
         metavar="FILE",
     )
@@ -199,24 +192,22 @@ def _contents(name: str, file: Path, hint: str = "") -> str:
 
 class PromptSettings(Flags, panel="Prompt"):
     no_chat_template: bool = flag(
-        False, "Do not apply the chat template to the prompt.", "--ignore-chat-template"
+        "Do not apply the chat template to the prompt.", None, "--ignore-chat-template"
     )
     system_prompt: str | None = flag(
-        None, "The system message, which the chat template puts before the prompt."
+        "The system message, which the chat template puts before the prompt."
     )
     chat_template_config: str | None = flag(
-        None,
         "Variables for the chat template, for example '{\"enable_thinking\": false}'.",
         metavar="JSON",
     )
     target_lang: str | None = flag(
-        None, "The target language, as a code that the model knows.", metavar="CODE"
+        "The target language, as a code that the model knows.", metavar="CODE"
     )
     source_lang: str | None = flag(
-        None, "The language of the prompt, if a translation model needs it.", metavar="CODE"
+        "The language of the prompt, if a translation model needs it.", metavar="CODE"
     )
     prefill_step_size: int | None = flag(
-        None,
         "The number of prompt tokens that are prefilled in one pass.",
         show_default="512; 2048 on a GPU with memory for it",
     )
@@ -224,40 +215,33 @@ class PromptSettings(Flags, panel="Prompt"):
 
 class RuleFlags(Flags, panel="Verification"):
     rule: Literal["coupled", "token", "block", "typical"] | None = flag(
-        None,
         "The rule by which draft tokens are accepted. With coupled, completions are the same as in "
         "plain decoding. Token and block keep the distribution. Typical is lossy.",
         show_default="coupled",
     )
     exact: bool = flag(
-        False,
         "Keep the output equal to plain decoding where kernels round one row and several rows "
         "differently. A round then has at most 4 draft tokens, a pass has one prompt, and only "
-        "whole chunks of prompts are cached.",
+        "whole chunks of prompts are cached."
     )
 
 
 class Decoding(RuleFlags, PromptSettings, panel="Sampling"):
     """The flags of a completion that `bench` has too."""
 
-    no_cost_cache: bool = flag(
-        False, "Neither use nor save measured costs of rounds.", panel="Drafting"
-    )
-    max_tokens: int = flag(100, "The largest number of tokens to generate.", "-m")
-    seed: int = flag(0, "The seed, which decides the completion above temperature 0.")
+    no_cost_cache: bool = flag("Neither use nor save measured costs of rounds.", panel="Drafting")
+    max_tokens: int = flag("The largest number of tokens to generate.", 100, "-m")
+    seed: int = flag("The seed, which decides the completion above temperature 0.", 0)
     temperature: float | None = flag(
-        None, "The sampling temperature; 0 is greedy.", "--temp", show_default=by_model("0")
+        "The sampling temperature; 0 is greedy.", None, "--temp", show_default=by_model("0")
     )
     top_p: float | None = flag(
-        None,
-        "The total probability of the tokens to keep; 1 keeps all.",
-        show_default=by_model("1"),
+        "The total probability of the tokens to keep; 1 keeps all.", show_default=by_model("1")
     )
     top_k: int | None = flag(
-        None, "The number of likeliest tokens to keep; 0 keeps all.", show_default=by_model("0")
+        "The number of likeliest tokens to keep; 0 keeps all.", show_default=by_model("0")
     )
     min_p: float | None = flag(
-        None,
         "The least share of the likeliest token's probability; 0 keeps all.",
         show_default=by_model("0"),
     )
@@ -284,38 +268,33 @@ class ModelSampling(Decoding):
     that were not given."""
 
     delta: float = flag(
-        0.0, "The lenience from 0 to 1. Completions are lossy above 0.", panel="Verification"
+        "The lenience from 0 to 1. Completions are lossy above 0.", 0.0, panel="Verification"
     )
-    greedy: bool = flag(
-        False, "Decode greedily, whatever the model's generation_config.json recommends."
-    )
+    greedy: bool = flag("Decode greedily, whatever the model's generation_config.json recommends.")
     repetition_penalty: float | None = flag(
-        None,
         "The penalty factor for tokens of the prompt and the completion; 1 is off.",
         show_default="the model's own, or 1",
     )
     xtc_probability: float = flag(
-        0.0, "The share of positions at which XTC excludes the top choices; 0 turns XTC off."
+        "The share of positions at which XTC excludes the top choices; 0 turns XTC off.", 0.0
     )
     xtc_threshold: float = flag(
-        0.1, "The probability above which XTC excludes tokens, except for the least likely of them."
+        "The probability above which XTC excludes tokens, except for the least likely of them.", 0.1
     )
     presence_penalty: float = flag(
-        0.0, "The amount to subtract from the logits of tokens that the completion has."
+        "The amount to subtract from the logits of tokens that the completion has.", 0.0
     )
     frequency_penalty: float = flag(
-        0.0, "The amount to subtract for each time that the completion has a token."
+        "The amount to subtract for each time that the completion has a token.", 0.0
     )
     logit_bias: list[str] | None = flag(
-        None,
-        "A value to add to the logit of one token id; the flag may be repeated.",
-        metavar="ID=VALUE",
+        "A value to add to the logit of one token id; the flag may be repeated.", metavar="ID=VALUE"
     )
     stop: list[str] | None = flag(
-        None, "A string before which the completion ends; the flag may be repeated."
+        "A string before which the completion ends; the flag may be repeated."
     )
     extra_eos_token: list[str] | None = flag(
-        None, "A token, or its id, that also ends the completion; the flag may be repeated."
+        "A token, or its id, that also ends the completion; the flag may be repeated."
     )
 
     def for_options(self) -> dict[str, Any]:

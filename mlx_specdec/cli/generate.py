@@ -32,16 +32,14 @@ TURNS = 3
 
 class PromptFlags(Flags, panel="Prompt"):
     prompt_words: str | None = flag(
-        None,
         "The prompt; - reads standard input. Without a prompt, a pipe on standard input is read.",
         argument=True,
         metavar="PROMPT",
     )
-    prompt: str | None = flag(None, "The prompt, as a flag.", "-p")
-    prompt_file: Path | None = flag(None, "A file that holds the prompt.", metavar="FILE")
+    prompt: str | None = flag("The prompt, as a flag.", None, "-p")
+    prompt_file: Path | None = flag("A file that holds the prompt.", metavar="FILE")
 
     prompt_cache_dir: Path | None = flag(
-        None,
         "The directory of a prefix cache on disk. If an earlier prompt began in the same way, its "
         "beginning is not prefilled again. With --max-tokens 0, the prompt is only prefilled.",
         metavar="DIR",
@@ -53,9 +51,9 @@ class GenerateFlags(SpecialTokens, Constraints, TextFlags):
 
 
 class Output(Json):
-    show_drafts: bool = flag(False, "Mark the accepted draft tokens in the completion.")
-    verbose: bool = flag(False, "Print the chosen draft length, and the reason.")
-    quiet: bool = flag(False, "Print the completion only, without statistics, progress and notes.")
+    show_drafts: bool = flag("Mark the accepted draft tokens in the completion.")
+    verbose: bool = flag("Print the chosen draft length, and the reason.")
+    quiet: bool = flag("Print the completion only, without statistics, progress and notes.")
 
 
 @command(

@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 class Checkpoint(Flags, panel="Checkpoint"):
     checkpoint: str = flag(
-        REQUIRED,
         "The model's directory, a .gguf file, one file of tensors, or a name on the Hub.",
+        REQUIRED,
         argument=True,
         metavar="MODEL",
     )
-    revision: str | None = flag(None, REVISION)
+    revision: str | None = flag(REVISION)
 
 
 @command("mlx-specdec inspect weights/t5-enfr")

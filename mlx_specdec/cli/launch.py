@@ -29,23 +29,23 @@ PACKAGE = __name__.partition(".")[0]
 
 class Machines(Flags, panel="Machines"):
     hosts: str | None = flag(
-        None,
         "The machines, as ssh knows them, or a hostfile that mlx.distributed_config wrote; the "
         "first one is rank 0.",
+        None,
         "--hostfile",
         metavar="A,B|FILE",
     )
-    n: int | None = flag(None, "The number of ranks on this machine, instead of hosts.", "-n")
+    n: int | None = flag("The number of ranks on this machine, instead of hosts.", None, "-n")
     backend: Literal["ring", "jaccl", "jaccl-ring", "mpi", "nccl"] = flag(
-        "ring", "The back end of mx.distributed; jaccl is RDMA over Thunderbolt 5."
+        "The back end of mx.distributed; jaccl is RDMA over Thunderbolt 5.", "ring"
     )
     env: list[str] | None = flag(
-        None, "A variable for all ranks; the flag may be repeated.", metavar="NAME=VALUE"
+        "A variable for all ranks; the flag may be repeated.", metavar="NAME=VALUE"
     )
     words: list[str] = flag(
-        REQUIRED,
         "A command of mlx-specdec with its flags, after --. If it has no --distributed, "
         "--distributed tensor is added.",
+        REQUIRED,
         argument=True,
         metavar="COMMAND...",
         panel="Command",

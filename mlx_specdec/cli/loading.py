@@ -54,37 +54,36 @@ def drafts() -> list[str]:
 
 class ModelFlags(Flags, panel="Model"):
     model: str = flag(
-        REQUIRED, f"The model: a {MODEL}", "--model-name", autocompletion=stored_names
+        f"The model: a {MODEL}", REQUIRED, "--model-name", autocompletion=stored_names
     )
-    dtype: Dtype = flag("auto", DTYPE)
+    dtype: Dtype = flag(DTYPE, "auto")
 
 
 class Sources(Flags, panel="Model"):
     model: str | None = flag(
-        None,
         "The target: a directory, a name on the Hub, lmstudio:PUBLISHER/NAME or ollama:NAME:TAG. "
         "With auto, auto:code or auto:fast, the table of pairs names the best pair for chat or "
         "code, or the fastest one.",
+        None,
         "--model-name",
         show_default="the shipped translator",
         autocompletion=targets,
     )
     draft_model: str | None = flag(
-        None,
         "The draft model or hidden-state drafter: a directory or a name on the Hub. With mtp, the "
         "target drafts with its layers for multi-token prediction; mtp:NAME fetches such layers "
         "from another model. With auto, the table of pairs names the fastest draft.",
+        None,
         "--draft-model-name",
         autocompletion=drafts,
     )
-    revision: str | None = flag(None, REVISION)
-    dtype: Dtype = flag("auto", DTYPE)
-    q_bits: int | None = flag(None, "Quantize the target to this many bits on load.")
+    revision: str | None = flag(REVISION)
+    dtype: Dtype = flag(DTYPE, "auto")
+    q_bits: int | None = flag("Quantize the target to this many bits on load.")
     draft_q_bits: int | None = flag(
-        None, "Quantize the draft to this many bits on load.", "--draft-bits"
+        "Quantize the draft to this many bits on load.", None, "--draft-bits"
     )
     expand_weights: bool | None = flag(
-        None,
         "Dequantize a model's weights on load if they are quantized.",
         show_default="on a CPU, up to a quarter of the memory for each model",
     )
@@ -117,16 +116,14 @@ class Sources(Flags, panel="Model"):
 
 class Models(Sources):
     adapter_path: Path | None = flag(
-        None, "An adapter for the target: a directory that mlx-lm has trained.", metavar="DIR"
+        "An adapter for the target: a directory that mlx-lm has trained.", metavar="DIR"
     )
     draft_vocab: Literal["same", "intersect"] = flag(
-        "same",
-        "With intersect, a draft model of another vocabulary drafts shared tokens only.",
+        "With intersect, a draft model of another vocabulary drafts shared tokens only.", "same"
     )
     distributed: Literal["tensor", "pipeline"] | None = flag(
-        None,
         "Share the target between the machines that mlx-specdec launch or mlx.launch has started. "
-        "With tensor, each machine has a part of every layer; with pipeline, it has some layers.",
+        "With tensor, each machine has a part of every layer; with pipeline, it has some layers."
     )
 
     def loading(self) -> dict[str, Any]:
@@ -155,7 +152,6 @@ class Models(Sources):
 
 class MemoryFlags(Flags, panel="Model"):
     memory_budget: str | None = flag(
-        None,
         "The memory for all completions together, without the models, such as 8GB. Completions "
         "that do not fit wait.",
         metavar="SIZE",
@@ -173,21 +169,17 @@ class TextFlags(ModelSampling, Models, panel="Drafting"):
     """The flags of all commands that generate completions."""
 
     kv_bits: int | None = flag(
-        None,
         "Quantize the KV cache to 2, 3, 4, 6 or 8 bits; outputs with drafts can then differ from "
         "plain decoding.",
         panel="Model",
     )
     kv_group_size: int = flag(
-        64, "The number of values in the KV cache that share one scale.", panel="Model"
+        "The number of values in the KV cache that share one scale.", 64, panel="Model"
     )
     max_kv_size: int | None = flag(
-        None,
-        "The number of newest tokens that the KV cache keeps.",
-        panel="Model",
+        "The number of newest tokens that the KV cache keeps.", panel="Model"
     )
     proposer: str | None = flag(
-        None,
         "The proposer: draft (a draft model), ngram (lookup in prompt and completion), medusa "
         f"(Medusa heads), a hidden-state drafter by its kind ({', '.join(DRAFTER_KINDS)}), "
         "auto (lookup first, then one of the others), or none.",
@@ -196,24 +188,22 @@ class TextFlags(ModelSampling, Models, panel="Drafting"):
         show_default="auto; if --num-draft is a number, lookup only if nothing else drafts",
     )
     num_draft: str = flag(
-        "auto",
         "The number of draft tokens in a round; auto learns it on this machine.",
+        "auto",
         "--num-draft-tokens",
         metavar="N|auto",
     )
     ngram_min: int | None = flag(
-        None,
         "The shortest match, in tokens, after which lookup drafts.",
         show_default="2, or 4 before another drafter",
     )
     lookup_file: list[Path] | None = flag(
-        None,
         "A text file that lookup also searches; the flag may be repeated.",
         metavar="FILE",
         exists=True,
         dir_okay=False,
     )
-    regular_decode: bool = flag(False, "Decode plainly, without speculation.")
+    regular_decode: bool = flag("Decode plainly, without speculation.")
 
     @property
     def searches(self) -> bool:

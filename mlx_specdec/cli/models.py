@@ -18,14 +18,10 @@ from .flags import Flags, command, flag
 
 class ModelsFlags(Flags, panel="Models"):
     action: Literal["list", "remove"] = flag(
-        "list", "List the models, or remove one.", argument=True, metavar="[remove]"
+        "List the models, or remove one.", "list", argument=True, metavar="[remove]"
     )
     name: str | None = flag(
-        None,
-        "The name of the model to remove.",
-        argument=True,
-        metavar="[NAME]",
-        autocompletion=names,
+        "The name of the model to remove.", argument=True, metavar="[NAME]", autocompletion=names
     )
 
 

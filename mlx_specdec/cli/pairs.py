@@ -44,10 +44,10 @@ SLOW_ROWS = (
 
 class Which(Flags, panel="Pairs"):
     name: str | None = flag(
-        None, "Show the pairs whose names contain this word.", argument=True, metavar="NAME"
+        "Show the pairs whose names contain this word.", argument=True, metavar="NAME"
     )
     memory: str | None = flag(
-        None, "Show what a Mac can run: its memory, such as 32GB or 'M4 Pro 48GB'.", metavar="SIZE"
+        "Show what a Mac can run: its memory, such as 32GB or 'M4 Pro 48GB'.", metavar="SIZE"
     )
 
 

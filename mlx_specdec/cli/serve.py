@@ -32,49 +32,42 @@ SERVER_PACKAGES = ("fastapi", "uvicorn")
 
 
 class ServerFlags(Flags, panel="Server"):
-    host: str = flag("127.0.0.1", "The address to listen on; 0.0.0.0 is every one.")
-    port: int = flag(8080, "The port to listen on; 0 takes a free one.")
+    host: str = flag("The address to listen on; 0.0.0.0 is every one.", "127.0.0.1")
+    port: int = flag("The port to listen on; 0 takes a free one.", 8080)
     api_key: list[str] | None = flag(
-        None,
         "A key that clients have to send, as a bearer token or in x-api-key; the flag may be "
         "repeated. Nothing is drafted from what another key's requests have written.",
         envvar="MLX_SPECDEC_API_KEY",
         show_envvar=True,
     )
     cors_origin: list[str] | None = flag(
-        None,
         "An origin whose pages may ask, such as https://example.org; the flag may be repeated.",
         metavar="ORIGIN",
     )
     strict_model: bool = flag(
-        False,
         "Refuse requests that name another model, instead of answering them with this one; several "
-        "models always refuse them.",
+        "models always refuse them."
     )
     log_level: Literal["debug", "info", "warning", "error"] = flag(
-        "info", "The lines that are written to standard error; info has a line for each request."
+        "The lines that are written to standard error; info has a line for each request.", "info"
     )
-    batch_size: int = flag(16, "The number of requests that are decoded at once.", min=1)
-    timeout: float = flag(600.0, "The seconds after which an answer is cut.")
+    batch_size: int = flag("The number of requests that are decoded at once.", 16, min=1)
+    timeout: float = flag("The seconds after which an answer is cut.", 600.0)
     idle_unload: float | None = flag(
-        None,
         "The minutes without a request after which a model is unloaded, until the next request.",
         metavar="MINUTES",
         show_default="never",
         min=0,
     )
     no_wait: bool = flag(
-        False,
-        "Answer 503 with Retry-After while a model is loaded, instead of letting requests wait.",
+        "Answer 503 with Retry-After while a model is loaded, instead of letting requests wait."
     )
     prompt_cache_bytes: str | None = flag(
-        None,
         "The size limit of the prompt cache, such as 4GB; 0 keeps nothing.",
         metavar="SIZE",
         show_default="an eighth of the memory, 8 GiB at most",
     )
     prompt_cache_dir: Path | None = flag(
-        None,
         "A directory in which the prompt cache is kept across restarts. It takes a quarter of the "
         "free space, 32 GiB at most.",
         metavar="DIR",
@@ -93,29 +86,24 @@ class ServerFlags(Flags, panel="Server"):
 
 class Defaults(ModelSampling):
     max_tokens: int = flag(
-        512, "The largest number of tokens of an answer whose request names none.", "-m"
+        "The largest number of tokens of an answer whose request names none.", 512, "-m"
     )
-    seed: int | None = flag(  # type: ignore[assignment]
-        None, "The seed of requests that name none.", show_default="random"
-    )
+    seed: int | None = flag("The seed of requests that name none.", show_default="random")  # type: ignore[assignment]
 
 
 class ModelLimits(Flags, panel="Server"):
     max_model_len: int | None = flag(
-        None,
         "The largest number of tokens of a prompt and its answer together.",
         show_default="the model's own, or 4096",
         min=2,
     )
     tool_call_parser: str | None = flag(
-        None,
         "The format in which the model calls tools, for a model whose chat template does not show "
         "it; an unknown name lists all.",
         metavar="NAME",
         show_default="by the chat template",
     )
     thinking_budget: int | None = flag(
-        None,
         "The largest number of tokens of thoughts of an answer whose request names none.",
         metavar="TOKENS",
         show_default="no limit",
@@ -131,15 +119,14 @@ class Requests(OneModel, panel="Model"):
     """These flags for several models, which requests select by name."""
 
     model: list[str] | None = flag(  # type: ignore[assignment]
-        None,
         "A target: a directory, a name on the Hub, or auto, auto:code or auto:fast for a pair of "
         "the table that fits this machine. The flag may be repeated: requests select one of the "
         "models by its name, and each is loaded for its first request.",
+        None,
         "--model-name",
         show_default="the shipped translator",
     )
     models_preset: Path | None = flag(
-        None,
         "A TOML file with a table for each model, by the name that requests select it by. A table "
         "has flags of this command without dashes, such as draft-model, and aliases, a list.",
         metavar="FILE",

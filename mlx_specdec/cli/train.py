@@ -25,32 +25,28 @@ DRAFTING = DrafterConfig()
 
 class TrainingFlags(ModelFlags, panel="Training"):
     data: Path = flag(
-        REQUIRED,
         'A file with one prompt a line, or JSON lines with "prompt" and maybe "target".',
+        REQUIRED,
         metavar="FILE",
     )
-    no_self_distill: bool = flag(False, "Train on the data, instead of completions by the model.")
-    samples: int = flag(COLLECTING.samples, "The largest number of texts to learn from.")
-    length: int = flag(COLLECTING.length, "The number of tokens of a text.")
+    no_self_distill: bool = flag("Train on the data, instead of completions by the model.")
+    samples: int = flag("The largest number of texts to learn from.", COLLECTING.samples)
+    length: int = flag("The number of tokens of a text.", COLLECTING.length)
     output: Path | None = flag(
-        None,
-        "The directory to write to.",
-        show_default="weights/NAME-medusa, -distilled or -dspark",
+        "The directory to write to.", show_default="weights/NAME-medusa, -distilled or -dspark"
     )
     layers: int | None = flag(
-        None,
         "The number of layers: of residual ones in a head (1), of the target's own that a draft "
-        "begins with, or of new ones in a dspark.",
+        "begins with, or of new ones in a dspark."
     )
     batch: int | None = flag(
-        None,
         "The number of hidden states (heads) or texts in one step.",
         show_default=f"heads {FITTING.batch}, draft {DISTILLING.batch}, dspark {DRAFTING.batch}",
     )
-    epochs: int = flag(FITTING.epochs, "The largest number of passes over the data.")
+    epochs: int = flag("The largest number of passes over the data.", FITTING.epochs)
     learning_rate: float | None = flag(
-        None,
         "The highest learning rate.",
+        None,
         "--lr",
         show_default=f"draft {DISTILLING.learning_rate}, otherwise {FITTING.learning_rate}",
     )
@@ -73,20 +69,19 @@ class TrainingFlags(ModelFlags, panel="Training"):
 
 
 class Heads(TrainingFlags, panel="Heads"):
-    heads: int = flag(FITTING.heads, "The number of heads. Each head drafts one token.")
+    heads: int = flag("The number of heads. Each head drafts one token.", FITTING.heads)
     own_output: bool = flag(
-        FITTING.own_output, "Train an output layer for each head, which is better and larger."
+        "Train an output layer for each head, which is better and larger.", FITTING.own_output
     )
 
 
 class Draft(TrainingFlags, panel="Draft"):
     kind: Literal["draft", "dspark"] = flag(
-        "draft",
-        "Train a draft model (draft), or a drafter on the target's hidden states (dspark).",
+        "Train a draft model (draft), or a drafter on the target's hidden states (dspark).", "draft"
     )
-    draft_model: str | None = flag(None, "The draft model to begin with, instead of layers.")
+    draft_model: str | None = flag("The draft model to begin with, instead of layers.")
     num_draft: int = flag(
-        DRAFTING.num_draft, "The number of tokens that a dspark learns to draft at once."
+        "The number of tokens that a dspark learns to draft at once.", DRAFTING.num_draft
     )
 
 
