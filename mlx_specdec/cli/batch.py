@@ -119,9 +119,7 @@ def batch(files: Files, flags: Made) -> None:
             how: dict[str, Any] = {"batch_size": batch_size, "memory_budget": budget}
             many = stream_many(pair, run.requests(), options, **how)
             with render.progress("prefilling prompts") as report:
-                for _ in run.over(many):
-                    speed = run.sums["tokens"] / run.seconds
-                    report(len(records), total, f"writing completions, {speed:.0f} tokens/s")
+                run.decode(many, report)
             errors = journal.errors()
             for line, error in errors if files.text else errors[:1]:
                 render.tell(f"line {line}: {error}")
@@ -184,7 +182,7 @@ class BatchRun:
         seconds: The time since the beginning of the run.
         sums: Statistics of the run.
         labels: The labels of the newest completion.
-        pending: Numbers and ids of lines without a result, by the number of the request."""
+        named: The numbers and ids of lines, by the number of the request."""
 
     lines: PromptLines
     journal: Journal
@@ -193,11 +191,11 @@ class BatchRun:
     seconds: float = 0.0
     sums: Counter[str] = field(default_factory=Counter)
     labels: Labels | None = None
-    pending: dict[int, dict[str, Any]] = field(default_factory=dict)
+    named: list[dict[str, Any]] = field(default_factory=list)
 
-    def over(self, many: Scheduler) -> Iterator[None]:
-        """Decode until every line has a result, in many small steps. Raises as stream_many and
-        Journal do. many: The scheduler of `requests`."""
+    def decode(self, many: Scheduler, report: render.Report) -> None:
+        """Decode until every line has a result. Raises as stream_many and Journal do. many: The
+        scheduler of `requests`. report: Called with the numbers of results and of lines."""
         for line, error in self.journal.errors() if self.strict else ():
             self._fail({"line": line}, error)
         self.journal.begin()
@@ -205,13 +203,13 @@ class BatchRun:
         for step in many:
             self.sums["tokens"] += len(step.tokens)
             if step.last:
-                self._write(self.pending.pop(step.number), step)
+                self._write(self.named[step.number], step)
             self.seconds = time.perf_counter() - started
-            yield
+            label = f"writing completions, {self.sums['tokens'] / self.seconds:.0f} tokens/s"
+            report(len(self.journal.records), len(self.lines.prompts), label)
 
     def requests(self) -> Iterator[Request]:
         """Yield the requests of lines, which are read when the scheduler needs them."""
-        number = 0
         for line, text in self.lines.prompts.items():
             if line in self.journal.records:
                 continue
@@ -221,8 +219,7 @@ class BatchRun:
             except SpecdecError as problem:
                 self._fail(named, str(problem))
                 continue
-            self.pending[number] = named
-            number += 1
+            self.named.append(named)
             yield request
 
     def _request(self, text: str, named: dict[str, Any]) -> Request:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, TextIO
 
@@ -14,7 +13,7 @@ from ..errors import OptionError
 from ..system import check_not_read
 from . import interrupts, render
 from .flags import Decoding, Flags, Json, command, flag
-from .loading import Models, load_pair, named, sample
+from .loading import Models, load_pair, sample
 
 if TYPE_CHECKING:
     from ..measure.figures import Analysis
@@ -56,11 +55,6 @@ class Measuring(Flags, panel="Measuring"):
         "A .png or .svg file to draw the speeds by draft length into, with matplotlib.",
         metavar="FILE",
     )
-
-    @property
-    def names(self) -> list[str]:
-        """The drafters without repetitions."""
-        return list(dict.fromkeys(self.proposer or []))
 
     def sizes(self) -> list[int]:
         """Return the batch sizes, or an empty list if single completions are measured. Raises
@@ -112,9 +106,10 @@ def bench(measuring: Measuring, models: Compared, text: Decoding, output: Json) 
     results so far."""
     options = Options(**text.for_options())
     sizes, lengths = measuring.sizes(), measuring.lengths()
+    names = list(dict.fromkeys(measuring.proposer or []))
     drafts = list(dict.fromkeys(models.draft_model or []))
     if sizes:
-        counts = {"length in --num-draft": len(lengths), "--proposer": len(measuring.names)}
+        counts = {"length in --num-draft": len(lengths), "--proposer": len(names)}
         for flags, count in {**counts, "--draft-model": len(drafts)}.items():
             if count > 1:
                 raise OptionError(f"with --batch-size, name one {flags}")
@@ -123,13 +118,12 @@ def bench(measuring: Measuring, models: Compared, text: Decoding, output: Json) 
     if measuring.plot is not None and sizes:
         raise OptionError("--plot draws draft lengths: leave it out, or --batch-size")
     one = Models(**{**vars(models), "draft_model": drafts[0] if drafts else None})
-    model, draft_model = named(one)
+    model, draft_model = one.named()
     file = measuring.prompts or sample(model)
     if output.json:
         check_not_read("standard output", [1], [file])
     from ..engine.loading import with_draft_model
-    from ..measure.figures import analyse
-    from ..measure.methods import encoded, file_methods, measure, own_methods
+    from ..measure.figures import benchmark
     from ..measure.plot import check, draw
     from ..measure.setting import setting, title
     from ..text.prompts import read_prompts
@@ -143,18 +137,13 @@ def bench(measuring: Measuring, models: Compared, text: Decoding, output: Json) 
     of_target = ("revision", "q_bits", "adapter_path", "distributed")
     of_draft = {name: value for name, value in loading.items() if name not in of_target}
     for name in drafts[1:]:
-        _, draft = named(replace(one, draft_model=name))
+        _, draft = replace(one, draft_model=name).named()
         with render.progress("downloading", in_bytes=True) as report:
             of_draft |= {"progress": report, "announce": render.tell}
             pairs.append(with_draft_model(pairs[0], str(draft), **of_draft))
-    if sizes:
-        proposer = next(iter(measuring.names), None)
-        methods, notes = file_methods(pairs[0], options, proposer, lengths[0], sizes)
-    else:
-        methods, notes = own_methods(pairs, options, measuring.names, lengths), []
+    measured = pairs, options, prompts, names, lengths, sizes
     with render.progress("measuring") as bar:
-        encode, repeats = partial(encoded, pairs[0], options), measuring.repeats
-        found = analyse(measure(prompts, methods, encode, repeats=repeats, progress=bar))
+        found, notes = benchmark(*measured, repeats=measuring.repeats, progress=bar)
     if found is None:
         raise KeyboardInterrupt  # it came before there were any figures
     if found.interrupted:

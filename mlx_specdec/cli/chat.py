@@ -86,7 +86,9 @@ class ChatSession:
         self._cache = Store().open(pair)
         self._options = options
         self._shows_drafts = show_drafts
-        self._remembers = chat_format(pair, options).way != "single user message"
+        # The messages begin with the system prompt.
+        self._format = chat_format(pair, replace(options, system_prompt=None))
+        self._remembers = self._format.way != "single user message"
         self._messages: list[dict[str, Any]] = []
         self._last: Result | None = None
         self._start_anew(options.system_prompt)
@@ -100,12 +102,9 @@ class ChatSession:
 
     def answer(self, message: str) -> None:
         """Print the answer to a message. Raises PromptError if the conversation is too long."""
-        from ..engine.request import chat_format
-
         messages = [*self._messages, {"role": "user", "content": message}]
         read = messages if self._remembers else messages[-1:]
-        # The conversation already begins with the system prompt.
-        ids = chat_format(self._pair, replace(self._options, system_prompt=None)).ids(read)
+        ids = self._format.ids(read)
         longest = self._pair.target.max_length
         if longest is not None and len(ids) >= longest:
             raise PromptError(

@@ -10,7 +10,7 @@ from ..errors import OptionError
 from ..system import show_size
 from . import render
 from .flags import Flags, Json, command, flag
-from .loading import Sources, named
+from .loading import Sources
 from .pairs import told_gain
 
 ESTIMATE_NOTE = (
@@ -28,7 +28,7 @@ def estimate(sources: Sources, prompt: PromptLength, output: Json) -> None:
     """Predict what a pair takes and gains before a download.
 
     Only config.json and the headers of the weights are read."""
-    model, draft_model = named(sources)
+    model, draft_model = sources.named()
     if draft_model is None or mtp_of(draft_model) is not None:
         raise OptionError("name a draft model, or the directory of a drafter, with --draft-model")
     from ..measure.estimate import GENERATED

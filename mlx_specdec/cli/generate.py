@@ -7,7 +7,6 @@ import select
 import stat
 import sys
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -110,7 +109,7 @@ def generate(prompt: PromptFlags, flags: GenerateFlags, output: Output) -> None:
         print(render.lengths(run.reason, result), file=sys.stderr)
     if result.finish_reason == "interrupted":
         raise KeyboardInterrupt
-    if demo and not (output.quiet or output.json or options.regular):
+    if demo and result.tokens and not (output.quiet or output.json or options.regular):
         print_speedup(pair, text, options)
 
 
@@ -199,21 +198,16 @@ def completed(
 
 def print_speedup(pair: Pair, prompt: str, options: Options) -> None:
     """Measure the prompt with and without speculation, and print the speedup in one line."""
-    from ..measure.figures import analyse
-    from ..measure.methods import encoded, measure, own_methods
+    from ..measure.figures import benchmark
     from ..text.prompts import Prompt
 
-    proposer, encode = options.proposer or "auto", partial(encoded, pair, options)
-    methods = own_methods([pair], options, [proposer], [options.num_draft])
-    measured = measure([Prompt((prompt,))], methods, encode, repeats=TURNS)
-    if measured.interrupted:
+    prompts, proposers = [Prompt((prompt,))], [options.proposer or "auto"]
+    measured = [pair], options, prompts, proposers, [options.num_draft]
+    found, _ = benchmark(*measured, repeats=TURNS)
+    if found is None or found.interrupted:
         raise KeyboardInterrupt
-    found = analyse(measured)
-    if found is None or not found.methods[1].speed_up:
-        return  # no tokens were generated
     plain, fast = found.methods
-    texts = {one.tokens for samples in measured.samples.values() for one in samples.values()}
-    same = "the same text" if len(texts) == 1 else "another text"
+    same = "the same text" if fast.compared and not fast.differences else "another text"
     program = "./scripts/run.sh" if Path(sys.argv[0]).name == "main.py" else "mlx-specdec generate"
     hint = f'next: {program} --show-drafts "Where is the station?", or mlx-specdec --help'
     if system.device_name() == "cpu" and system.blas_is_slow():

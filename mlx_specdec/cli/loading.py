@@ -113,6 +113,17 @@ class Sources(Flags, panel="Model"):
         chosen: dict[str, Any] = {"model": target, "draft_model": draft}
         return replace(self, **chosen, q_bits=q_bits, draft_q_bits=draft_q_bits)
 
+    def named(self) -> tuple[str, str | None]:
+        """Return the names of the target and the draft model, by default of the shipped ones.
+        Raises OptionError if the shipped models are missing, or if there is no draft "auto" for the
+        target."""
+        target = self.model or SHIPPED_TARGET
+        if self.model is None and not any((place / target).is_dir() for place in (Path(), ROOT)):
+            raise OptionError(NOT_SHIPPED)
+        if self.draft_model == AUTO:
+            return target, draft_for(target)
+        return target, self.draft_model or (SHIPPED_DRAFT if self.model is None else None)
+
 
 class Models(Sources):
     adapter_path: Path | None = flag(
@@ -143,7 +154,7 @@ class Models(Sources):
 
         ranks = join()
         # Only rank 0 needs a draft model. It reports errors of all ranks.
-        target, _ = ranks.together(lambda: named(replace(self, draft_model=None)))
+        target, _ = ranks.together(replace(self, draft_model=None).named)
         if ranks.rank:
             with render.silence(True):
                 load_pair(target, **self.loading())
@@ -210,6 +221,10 @@ class TextFlags(ModelSampling, Models, panel="Drafting"):
         """Whether lookup searches documents."""
         return bool(self.lookup_file) and not self.regular_decode
 
+    def named(self) -> tuple[str, str | None]:
+        target, draft = super().named()
+        return target, None if self.regular_decode or self.proposer in DRAFTLESS else draft
+
     def loading(self) -> dict[str, Any]:
         caches = CacheSettings(self.kv_bits, self.kv_group_size, self.max_kv_size)
         return {**super().loading(), "caches": caches}
@@ -234,17 +249,6 @@ class TextFlags(ModelSampling, Models, panel="Drafting"):
             "num_draft": count_or_auto("--num-draft", self.num_draft),
         }
         return Options(**settings)
-
-
-def named(sources: Sources) -> tuple[str, str | None]:
-    """Return the names of the target and the draft model, by default of the shipped ones. Raises
-    OptionError if the shipped models are missing, or if there is no draft "auto" for the target."""
-    target = sources.model or SHIPPED_TARGET
-    if sources.model is None and not any((place / target).is_dir() for place in (Path(), ROOT)):
-        raise OptionError(NOT_SHIPPED)
-    if sources.draft_model == AUTO:
-        return target, draft_for(target)
-    return target, sources.draft_model or (SHIPPED_DRAFT if sources.model is None else None)
 
 
 def load_pair(model: str, draft_model: str | None = None, **settings: Any) -> Pair:
@@ -278,10 +282,7 @@ def load_drafting(
         settings for which no flag was given.
     Raises:
         SpecdecError: If `load_pair` or `engine.pair.with_documents` raises it."""
-    model, draft_model = named(drafting)
-    if options.regular or options.proposer in DRAFTLESS:
-        draft_model = None
-    pair = load_pair(model, draft_model, **drafting.loading())
+    pair = load_pair(*drafting.named(), **drafting.loading())
     if drafting.searches:
         from ..engine.pair import with_documents
 

@@ -245,15 +245,12 @@ def progress(
     bars = bar.Progress(*columns, bar.TimeRemainingColumn(), console=console, transient=True)
     task = bars.add_task(label, total=None)
 
-    def rename(label: str) -> None:
-        bars.update(task, description=label)
-
     def report(done: int, total: int, label: str | None = None) -> None:
         bars.update(task, completed=done, total=total, description=label)
         _Signs.newest = time.monotonic()
         if done < total:
             bars.start()
-            _Signs.bar = rename
+            _Signs.bar = lambda label: bars.update(task, description=label)
         else:
             hide()
 

@@ -18,7 +18,8 @@ from ..engine.known_pairs import AUTO
 from ..errors import OptionError
 from ..system import parse_size
 from .flags import Flags, ModelSampling, command, flag
-from .loading import DRAFTLESS, MemoryFlags, TextFlags, load_drafting, named
+from .launch import PACKAGE
+from .loading import MemoryFlags, TextFlags, load_drafting
 from .presets import read_presets
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from ..engine.prompt_cache import Store
     from ..serve.registry import ServedModel
 
-PROGRAM = __name__.partition(".")[0]
 SERVER_PACKAGES = ("fastapi", "uvicorn")
 
 
@@ -195,7 +195,7 @@ def serve(server: ServerFlags, flags: Requests) -> None:
         raise OptionError(f"the server needs {' and '.join(missing)}: {system.install('server')}")
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
     # Set the level of this package only, not of other libraries.
-    logging.getLogger(PROGRAM).setLevel(server.log_level.upper())
+    logging.getLogger(PACKAGE).setLevel(server.log_level.upper())
     from ..engine.prompt_cache import Store
     from ..serve.app import Access
     from ..serve.registry import Registry
@@ -222,13 +222,14 @@ def _model(
     from ..checkpoints.source import check, names_of, nbytes_of
     from ..serve.registry import ServedModel
     from ..serve.settings import ServiceSettings
+    from ..text.tool_formats import parser_names
 
-    target, draft = named(flags)
-    options = flags.options()
-    if options.regular or options.proposer in DRAFTLESS:
-        draft = None
-    if flags.tool_call_parser is not None:
-        _check_parser(flags.tool_call_parser)
+    (target, draft), options = flags.named(), flags.options()
+    if flags.tool_call_parser not in (None, *(parsers := parser_names())):
+        raise OptionError(
+            f"--tool-call-parser {flags.tool_call_parser:.80} is unknown: it must be one of "
+            f"{', '.join(parsers)}"
+        )
     if not several:
         # The model is loaded at once. Otherwise, lines of the log would precede this error.
         check(target, flags.revision)
@@ -258,13 +259,3 @@ def _model(
         sum(map(nbytes_of, filter(None, (target, draft)))),
         stays=flags.distributed is not None,
     )
-
-
-def _check_parser(name: str) -> None:
-    """Raise OptionError for an unknown format of tool calls."""
-    from ..text.tool_formats import parser_names
-
-    if name not in (names := parser_names()):
-        raise OptionError(
-            f"--tool-call-parser {name:.80} is unknown: it must be one of {', '.join(names)}"
-        )

@@ -1,13 +1,29 @@
-"""Computes the figures of a benchmark's methods from samples."""
+"""Runs a benchmark, and computes the figures of its methods from samples."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby, zip_longest
 from operator import itemgetter
 from statistics import median
+from typing import Any
 
+from ..core.options import Options
 from ..core.statistics import ratio
-from .methods import Case, Key, Length, Measurements, Method, Sample
+from ..engine.pair import Pair
+from ..text.prompts import Prompt
+from .methods import (
+    Case,
+    Key,
+    Length,
+    Measurements,
+    Method,
+    Sample,
+    encoded,
+    file_methods,
+    measure,
+    own_methods,
+)
 
 OF_FILES = ("texts/s", "over plain", "peak memory")
 """Columns of methods for complete files."""
@@ -155,6 +171,35 @@ def fastest(methods: Iterable[Figures]) -> Figures | None:
     """Return the method with the highest speedup, if any has one."""
     known = (method for method in methods if method.speed_up)
     return max(known, key=lambda method: method.speed_up or 0.0, default=None)
+
+
+def benchmark(
+    pairs: Sequence[Pair],
+    options: Options,
+    prompts: Sequence[Prompt],
+    proposers: Sequence[str],
+    lengths: Sequence[Length],
+    sizes: Sequence[int] = (),
+    **measuring: Any,
+) -> tuple[Analysis | None, list[str]]:
+    """Measure pairs, and return the figures, or None if an interrupt came before there were any.
+    Also return notes on models that cannot decode several sequences at once.
+
+    Args:
+        pairs: One target with each of the drafts to compare.
+        proposers, lengths: See `own_methods`.
+        sizes: The batch sizes to measure complete files at, with one pair, one length and at most
+            one proposer. If there are none, prompts are decoded one by one.
+        measuring: Further arguments of `measure`.
+    """
+    notes: list[str] = []
+    if sizes:
+        proposer = next(iter(proposers), None)
+        methods, notes = file_methods(pairs[0], options, proposer, lengths[0], sizes)
+    else:
+        methods = own_methods(pairs, options, proposers, lengths)
+    encode = partial(encoded, pairs[0], options)
+    return analyse(measure(prompts, methods, encode, **measuring)), notes
 
 
 def analyse(measured: Measurements) -> Analysis | None:
