@@ -13,10 +13,10 @@ import os
 import platform
 import re
 import resource
+import secrets
 import shlex
 import shutil
 import sys
-import tempfile
 import threading
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -202,14 +202,14 @@ def replacing(file: Path, *, make_parents: bool = True) -> Iterator[BinaryIO]:
     file stays as it was. Raises OSError."""
     if make_parents:
         file.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=file.parent, prefix=".", suffix=".partial")
+    partial = file.parent / f".{secrets.token_hex(4)}.partial"
     try:
-        with os.fdopen(handle, "wb") as stream:
+        with partial.open("xb") as stream:
             yield stream
-        os.replace(name, file)
+        partial.replace(file)
     except BaseException:
         with contextlib.suppress(OSError):
-            os.unlink(name)
+            partial.unlink()
         raise
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from ..errors import OutputError, PromptError
+from ..system import replacing
 from ..version import __version__
 
 STANDARD_STREAM = Path("-")
@@ -66,10 +67,9 @@ class PromptLines:
             self.as_json |= isinstance(json.loads(next(iter(self.prompts.values()))), dict)
 
 
-def written(output: Path) -> tuple[Path, Path, Path]:
-    """Return the files that a run writes: the output, the journal, and the sorted results."""
-    directory, name = output.parent, output.name
-    return output, directory / f"{name}.partial", directory / f"{name}.sorted"
+def written(output: Path) -> tuple[Path, Path]:
+    """Return the files that a run writes: the output and the journal."""
+    return output, output.parent / f"{output.name}.partial"
 
 
 class Journal:
@@ -92,7 +92,7 @@ class Journal:
     def __init__(
         self, output: Path, header: Mapping[str, Any], count: int, *, overwrite: bool = False
     ) -> None:
-        self.output, self.partial, self._sorted = written(output)
+        self.output, self.partial = written(output)
         self.records: dict[int, dict[str, Any]] = {}
         header = {"format": BATCH_FORMAT, "version": __version__, **header}
         self._header: dict[str, Any] = json.loads(json.dumps(header, default=str))
@@ -146,15 +146,12 @@ class Journal:
         """Write the output and remove the journal. as_text: Write only the completions, one line
         for each line of the input. The line is empty if there is no completion, and `\\n` stands
         for a line break."""
-        try:
-            with self._writing():
-                records = [self.records.get(line) for line in range(1, self._count + 1)]
-                lines = map(_text_line, records) if as_text else map(_line, filter(None, records))
-                self._sorted.write_bytes(b"".join(lines))
-                os.replace(self._sorted, self.output)
-                self.partial.unlink()
-        finally:
-            self._sorted.unlink(missing_ok=True)
+        records = [self.records.get(line) for line in range(1, self._count + 1)]
+        lines = map(_text_line, records) if as_text else map(_line, filter(None, records))
+        with self._writing():
+            with replacing(self.output, make_parents=False) as stream:
+                stream.writelines(lines)
+            self.partial.unlink()
 
     def _open(self) -> FileIO:
         with self._writing():
