@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Self, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from ..core.options import Options, proposers
 from ..errors import OptionError
@@ -88,11 +88,6 @@ class Compared(Models):
         "--draft-model-name",
     )
 
-    def begin(self) -> Self:
-        first = super().begin()
-        draft = first.draft_model
-        return replace(first, draft_model=[draft] if isinstance(draft, str) else draft)
-
 
 @command(
     "mlx-specdec bench prompts/translation.jsonl --limit 10 --plot speed.svg",
@@ -107,7 +102,9 @@ def bench(measuring: Measuring, models: Compared, text: Decoding, output: Json) 
     options = Options(**text.for_options())
     sizes, lengths = measuring.sizes(), measuring.lengths()
     names = list(dict.fromkeys(measuring.proposer or []))
-    drafts = list(dict.fromkeys(models.draft_model or []))
+    drafts = models.draft_model or []
+    # The table of pairs names one draft.
+    drafts = [drafts] if isinstance(drafts, str) else list(dict.fromkeys(drafts))
     if sizes:
         counts = {"length in --num-draft": len(lengths), "--proposer": len(names)}
         for flags, count in {**counts, "--draft-model": len(drafts)}.items():

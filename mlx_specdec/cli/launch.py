@@ -96,13 +96,12 @@ def mlx_launch(machines: Machines, status: Path) -> list[str]:
 
 def hosts_of(machines: Machines) -> list[str]:
     """Return the machines in the order of ranks. Raises OptionError if flags are wrong."""
-    if (machines.hosts is None) == (machines.n is None):
-        raise OptionError("give hosts, or n for ranks on this machine")
-    if machines.hosts is None:
-        assert machines.n is not None
+    if machines.hosts is None and machines.n is not None:
         if machines.n < 2:
             raise OptionError(f"n must be 2 or more, not {machines.n}")
         return [LOCAL] * machines.n
+    if machines.hosts is None or machines.n is not None:
+        raise OptionError("give hosts, or n for ranks on this machine")
     hosts = [host.strip() for host in machines.hosts.split(",")]
     if os.path.isfile(machines.hosts):
         try:
