@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from .. import system
 from ..errors import OptionError, OutputError, message
 from . import interrupts, render
 from .batch import batch
@@ -69,11 +68,6 @@ CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 
 
 class PanelCommand(TyperCommand):
     """A command whose --help lists flags by panel and shows names in full."""
-
-    def invoke(self, ctx: Any) -> Any:
-        """Load the BLAS before MLX is imported, and run the command. Called by typer."""
-        system.load_blas()
-        return super().invoke(ctx)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the flags of --help by panel. Called by typer."""

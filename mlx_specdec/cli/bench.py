@@ -13,17 +13,13 @@ from ..errors import OptionError
 from ..system import check_not_read
 from . import interrupts, render
 from .flags import Decoding, Flags, Json, command, flag
-from .loading import Models, load_pair, sample
+from .loading import Models, load_pair
 
 if TYPE_CHECKING:
     from ..measure.figures import Analysis
     from ..measure.methods import Length
 
 LENGTHS = "1,2,3,5,8,auto"
-DISPENSABLE_FIGURES = dict.fromkeys(
-    ("texts/s", "acceptance length", "spread", "acceptance rate", "peak memory", "same text"), ""
-)
-"""Columns that are left out on a narrow terminal, in this order."""
 
 
 class Measuring(Flags, panel="Measuring"):
@@ -116,15 +112,15 @@ def bench(measuring: Measuring, models: Compared, text: Decoding, output: Json) 
         raise OptionError("--plot draws draft lengths: leave it out, or --batch-size")
     one = Models(**{**vars(models), "draft_model": drafts[0] if drafts else None})
     model, draft_model = one.named()
-    file = measuring.prompts or sample(model)
-    if output.json:
-        check_not_read("standard output", [1], [file])
     from ..engine.loading import with_draft_model
     from ..measure.figures import benchmark
     from ..measure.plot import check, draw
-    from ..measure.setting import setting, title
+    from ..measure.setting import sample, setting, title
     from ..text.prompts import read_prompts
 
+    file = measuring.prompts or sample(model)
+    if output.json:
+        check_not_read("standard output", [1], [file])
     if measuring.plot is not None:
         check(measuring.plot)
         check_not_read("--plot", [measuring.plot], [file, model, draft_model])
@@ -162,10 +158,10 @@ def bench(measuring: Measuring, models: Compared, text: Decoding, output: Json) 
 
 def show(found: Analysis, heading: str, notes: Sequence[str], stream: TextIO) -> None:
     """Write the table to a stream. Raises as render.write does."""
-    from ..measure.figures import fastest
+    from ..measure.figures import DISPENSABLE, fastest
 
     rows, best = [method.cells() for method in found.methods], fastest(found.methods)
     bold = next((row for row, one in zip(rows, found.methods, strict=True) if one is best), None)
-    laid = render.fitted(stream, rows, DISPENSABLE_FIGURES, bold)
+    laid = render.fitted(stream, rows, DISPENSABLE, bold)
     lines = filter(None, (found.caption, found.verdict, *notes))
     render.lay_out(stream, heading, laid, *lines)

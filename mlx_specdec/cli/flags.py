@@ -16,7 +16,7 @@ import typer
 
 from ..core.options import Options
 from ..errors import OptionError
-from ..system import read_text
+from ..system import load_blas, read_text
 from ..version import __version__
 from . import render
 
@@ -82,6 +82,7 @@ def command(*examples: str) -> Callable[[Command], Command]:
         flat = [parameter for group in groups.values() for parameter in _parameters(group)]
 
         def run(**values: Any) -> None:
+            load_blas()  # before MLX is imported
             for name, value in values.items():
                 if name != "seed" and isinstance(value, int) and value > LARGEST_INT32:
                     flag_name = name.replace("_", "-")

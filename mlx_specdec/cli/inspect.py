@@ -38,11 +38,7 @@ def inspect(source: Checkpoint, output: Json) -> None:
         facts, lines = look(source.checkpoint, revision=source.revision, progress=report)
     if output.json:
         render.write(sys.stdout, render.as_json(facts))
-    else:
-        _show_inspection(facts, lines)
-
-
-def _show_inspection(facts: Mapping[str, Any], lines: Sequence[str]) -> None:
+        return
     types = render.table("type", ">tensors", ">size")
     for dtype, entry in facts["dtypes"].items():
         types.add_row(dtype, str(entry["tensors"]), show_size(entry["bytes"]))

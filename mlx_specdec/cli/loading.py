@@ -16,7 +16,7 @@ from ..models.cache_settings import CacheSettings
 from ..models.drafters import DRAFTER_KINDS
 from ..system import parse_size, show_size
 from . import render
-from .flags import REQUIRED, Flags, ModelSampling, flag
+from .flags import Flags, ModelSampling, flag
 from .pairs import told_speed
 
 if TYPE_CHECKING:
@@ -28,8 +28,6 @@ SHIPPED_PROMPT = (
     "translate English to French: Let's go to the store and buy some groceries including eggs, "
     "avocadoes, and bread."
 )
-SAMPLES = {"t5-enfr": "translation.jsonl", "py-llama": "python.jsonl"}
-"""Files of sample prompts, by the name of a shipped target's directory."""
 NOT_SHIPPED = (
     "this installation lacks the sample models, which wheels and clones have: name a pair, such as "
     "--model google/flan-t5-large --draft-model google/flan-t5-small; mlx-specdec pairs lists more"
@@ -37,7 +35,6 @@ NOT_SHIPPED = (
 DRAFTLESS = ("ngram", "medusa", "none")
 """Proposers that use no draft model."""
 Dtype = Literal["auto", "float32", "float16", "bfloat16"]
-MODEL = "directory, a name on the Hugging Face Hub, lmstudio:PUBLISHER/NAME or ollama:NAME:TAG."
 REVISION = "The branch, tag or commit of the model on the Hub."
 DTYPE = "The number format to compute in."
 
@@ -50,13 +47,6 @@ def targets() -> list[str]:
 def drafts() -> list[str]:
     """Return names that --draft-model may have, for the completion of a shell."""
     return [AUTO, "mtp", *stored_names()]
-
-
-class ModelFlags(Flags, panel="Model"):
-    model: str = flag(
-        f"The model: a {MODEL}", REQUIRED, "--model-name", autocompletion=stored_names
-    )
-    dtype: Dtype = flag(DTYPE, "auto")
 
 
 class Sources(Flags, panel="Model"):
@@ -310,11 +300,3 @@ def count_or_auto(name: str, text: str) -> int | Literal["auto"]:
         return int(text)
     except ValueError:
         raise OptionError(f"{name} must be a number or auto, not {text!r}") from None
-
-
-def sample(model: str) -> Path:
-    """Return the prompt file of a shipped target. Raises OptionError for any other target."""
-    name = SAMPLES.get(Path(model).name.removesuffix("-medusa"))
-    if name is None or not (ROOT / "prompts" / name).is_file():
-        raise OptionError("no prompts: name a file with one prompt a line")
-    return ROOT / "prompts" / name

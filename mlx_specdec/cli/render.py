@@ -194,11 +194,11 @@ def silence(wanted: bool) -> Iterator[None]:
 @contextmanager
 def slowly(doing: str) -> Iterator[None]:
     """Print once what the block does, if nothing has been printed for A_LINE_AFTER seconds. If
-    there is a progress bar, change its label instead. Only rank 0 prints.
+    there is a progress bar, change its label instead.
 
     Args:
         doing: The line to print, such as "loading MODEL"."""
-    if os.environ.get("MLX_RANK", "0") != "0" or _Signs.silent:
+    if _Signs.silent:
         yield
         return
     done = threading.Event()

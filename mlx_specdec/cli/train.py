@@ -8,12 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from ..checkpoints.stored_models import names as stored_names
 from ..errors import OptionError
 from ..system import check_not_read
 from ..training.config import DataConfig, DrafterConfig, HeadsConfig, TrainConfig
 from . import interrupts, render
-from .flags import REQUIRED, command, flag
-from .loading import ModelFlags, load_pair
+from .flags import REQUIRED, Flags, command, flag
+from .loading import DTYPE, Dtype, load_pair
 
 if TYPE_CHECKING:
     from ..training.fit import Trained
@@ -23,7 +24,16 @@ COLLECTING, DISTILLING, FITTING = DataConfig(), TrainConfig(), HeadsConfig()
 DRAFTING = DrafterConfig()
 
 
-class TrainingFlags(ModelFlags, panel="Training"):
+class TrainingFlags(Flags, panel="Training"):
+    model: str = flag(
+        "The model: a directory, a name on the Hugging Face Hub, lmstudio:PUBLISHER/NAME or "
+        "ollama:NAME:TAG.",
+        REQUIRED,
+        "--model-name",
+        panel="Model",
+        autocompletion=stored_names,
+    )
+    dtype: Dtype = flag(DTYPE, "auto", panel="Model")
     data: Path = flag(
         'A file with one prompt a line, or JSON lines with "prompt" and maybe "target".',
         REQUIRED,

@@ -29,6 +29,10 @@ OF_FILES = ("texts/s", "over plain", "peak memory")
 """Columns of methods for complete files."""
 OF_PROMPTS = ("spread", "acceptance rate")
 """Columns of methods for single prompts."""
+DISPENSABLE = dict.fromkeys(
+    ("texts/s", "acceptance length", "spread", "acceptance rate", "peak memory", "same text"), ""
+)
+"""Columns that are left out on a narrow terminal, in this order."""
 
 ROUNDING = (
     "In half precision a GPU sums one row and several rows in different orders, so outputs can "

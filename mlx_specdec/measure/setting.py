@@ -1,4 +1,4 @@
-"""Describes the settings of a benchmark."""
+"""The prompts of a benchmark that names none, and the description of its settings."""
 
 import platform
 import subprocess
@@ -10,12 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from .. import system
+from ..checkpoints.source import ROOT
 from ..core.options import Options
 from ..engine.pair import Pair
+from ..errors import OptionError
 from ..version import __version__
 
 CPU_NAMES = Path("/proc/cpuinfo")
 CPU_NAME_OF_MAC = ("sysctl", "-n", "machdep.cpu.brand_string")
+SAMPLES = {"t5-enfr": "translation.jsonl", "py-llama": "python.jsonl"}
+"""Files of sample prompts, by the name of a shipped target's directory."""
 
 
 def setting(
@@ -46,6 +50,14 @@ def setting(
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "notes": [*notes],
     }
+
+
+def sample(model: str) -> Path:
+    """Return the prompt file of a shipped target. Raises OptionError for any other target."""
+    name = SAMPLES.get(Path(model).name.removesuffix("-medusa"))
+    if name is None or not (ROOT / "prompts" / name).is_file():
+        raise OptionError("no prompts: name a file with one prompt a line")
+    return ROOT / "prompts" / name
 
 
 def title(setting: Mapping[str, Any]) -> str:
