@@ -5,13 +5,11 @@ from __future__ import annotations
 import sys
 
 from ..core.options import mtp_of
-from ..engine.known_pairs import USES, known_pair
 from ..errors import OptionError
 from ..system import show_size
 from . import render
 from .flags import Flags, Json, command, flag
 from .loading import Sources
-from .pairs import told_gain
 
 ESTIMATE_NOTE = (
     "These figures come from sizes and from the speed of matrices on this machine. Drafts of one "
@@ -42,10 +40,8 @@ def estimate(sources: Sources, prompt: PromptLength, output: Json) -> None:
     count = prompt.prompt_tokens
     found = predict((model, draft_model), sources.revision, numbers, count)
     target, fits = found["target"], found["fits"]
-    pair = known_pair(model, draft_model)
-    known = pair and told_gain(pair, target["bits"] or 16, USES[0])
     if output.json:
-        render.write(sys.stdout, render.as_json({**found, "known_gain": known}))
+        render.write(sys.stdout, render.as_json(found))
         return
     caches = f">caches of {count} + {GENERATED} tokens"
     sides = render.table("model", "numbers", ">weights", caches, ">read in a step")
@@ -62,5 +58,5 @@ def estimate(sources: Sources, prompt: PromptLength, output: Json) -> None:
         for row in found["gains"]:
             table.add_row(*form.format(**row).split())
         lines += [table]
-    lines += [f"The table of pairs: {known}."] if known else []
+    lines += [f"The table of pairs: {found['known_gain']}."] if found["known_gain"] else []
     render.lay_out(sys.stdout, *lines, ESTIMATE_NOTE)

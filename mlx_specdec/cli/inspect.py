@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..system import show_size
 from . import render
 from .flags import REQUIRED, Flags, Json, command, flag
 from .loading import REVISION
-
-_PARTS = ("weight", "scales", "biases")
-_LAYER = re.compile(r"(?<=[a-z])\.\d+\.")
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -32,6 +28,7 @@ class Checkpoint(Flags, panel="Checkpoint"):
 @command("mlx-specdec inspect weights/t5-enfr")
 def inspect(source: Checkpoint, output: Json) -> None:
     """Show what a checkpoint holds, without loading its weights."""
+    from ..conversion.inspect import grouped
     from ..conversion.inspect import inspect as look
 
     with render.progress("downloading", in_bytes=True) as report:
@@ -44,7 +41,11 @@ def inspect(source: Checkpoint, output: Json) -> None:
         types.add_row(dtype, str(entry["tensors"]), show_size(entry["bytes"]))
     problem = [f"Not convertible: {facts['problem']}"] if facts["problem"] else []
     sentences = (render.escaped(line) for line in (*lines, *problem))
-    tables = (_summary(facts), types, _tensors(facts["tensors"]))
+    tensors = render.table("tensor", ">", "type", "shape", ">size")
+    for (name, dtype, shape), sizes in grouped(facts["tensors"]).items():
+        size = show_size(sum(sizes))
+        tensors.add_row(render.escaped(name), str(len(sizes)), dtype, shape, size)
+    tables = (_summary(facts), types, tensors)
     render.lay_out(sys.stdout, *tables, *sentences)
 
 
@@ -80,27 +81,3 @@ def _drafts_for(facts: Mapping[str, Any]) -> str:
     return (
         f"a target of width {facts['target_hidden_size']}, {tokens} tokens; reads {states}{encoder}"
     )
-
-
-def _tensors(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """Return a table of tensors. Equal tensors of all layers share one row, and the size of a
-    quantized tensor includes its scales and biases."""
-    groups: dict[tuple[str, ...], list[int]] = {}
-    sizes = {row["name"]: row["nbytes"] for row in rows}
-    for row in rows:
-        path, _, part = row["name"].rpartition(".")
-        packed = f"{path}.scales" in sizes and part in _PARTS
-        if packed and part != "weight":
-            continue
-        nbytes = sum(sizes.get(f"{path}.{p}", 0) for p in _PARTS) if packed else row["nbytes"]
-        dtype = f"{row['dtype']}, quantized" if packed else row["dtype"]
-        shape = " x ".join(map(str, row["shape"])) or "scalar"
-        becomes = f"-> {row['becomes']}" if row["becomes"] not in (None, row["name"]) else ""
-        parts = [_LAYER.sub(".*.", part, 1) for part in (row["name"], becomes, row["note"]) if part]
-        groups.setdefault(("\n".join(parts), dtype, shape), []).append(nbytes)
-    table = render.table("tensor", ">", "type", "shape", ">size")
-    for (name, dtype, shape), members in groups.items():
-        table.add_row(
-            render.escaped(name), str(len(members)), dtype, shape, show_size(sum(members))
-        )
-    return table

@@ -12,12 +12,12 @@ from ..checkpoints.stored_models import names as stored_names
 from ..core.options import Options, proposers
 from ..engine.known_pairs import AUTO, FAST, TOKENS, USES, best_for, draft_for, this_machine
 from ..errors import OptionError
+from ..measure.published import told_speed
 from ..models.cache_settings import CacheSettings
 from ..models.drafters import DRAFTER_KINDS
 from ..system import parse_size, show_size
 from . import render
 from .flags import Flags, ModelSampling, flag
-from .pairs import told_speed
 
 if TYPE_CHECKING:
     from ..engine.pair import Pair

@@ -18,6 +18,7 @@ from ..engine.known_pairs import (
     this_machine,
 )
 from ..errors import OptionError
+from ..measure.published import measured_by, told_speed
 from ..system import show_size
 from . import render
 from .flags import Flags, Json, command, flag
@@ -121,15 +122,10 @@ def _row(several: Sequence[KnownPair], machine: Machine) -> dict[str, str]:
         "kind": one.kind,
         "bits": str(bits or ""),
         "tokens/s": _speeds(one, bits, machine) if choice else "",
-        "measured by": _by(one) if one.gains else "",
+        "measured by": measured_by(one) if one.gains else "",
         "contrary": one.contrary,
         "others": ", ".join(pair.kind for pair in several if pair is not one),
     }
-
-
-def _by(one: KnownPair) -> str:
-    """Return the publisher of a pair's figures, and the machine."""
-    return " on ".join(filter(None, map((one.source or {}).get, ("by", "machine"))))
 
 
 def command_line(one: KnownPair, bits: int, command: str = "chat") -> str:
@@ -139,26 +135,6 @@ def command_line(one: KnownPair, bits: int, command: str = "chat") -> str:
     for which, (name, q_bits) in sources.items():
         words += [f"--{which}model", name, *([f"--{which}q-bits", str(q_bits)] if q_bits else [])]
     return " ".join(words)
-
-
-def told_speed(one: KnownPair, bits: int, use: str, machine: Machine) -> str:
-    """Return a sentence on the speed of a pair on a machine, and on who has measured it."""
-    if not (speed := machine.speed * one.speed(bits, use)):
-        return "nobody has published what it gains"
-    plain = machine.speed * one.speed(bits, "plain")
-    gain = told_gain(one, bits, use)
-    return f"about {speed:.0f} tokens/s for {use}, {plain:.0f} without drafts; {gain}"
-
-
-def told_gain(one: KnownPair, bits: int, use: str) -> str:
-    """Return what others have measured at exactly these bits, and what contradicts it."""
-    if (gain := one.gain(bits, use)) is None or one.source is None:
-        return f"nobody has published the gain at {bits} bits"
-    source = f"{_by(one)}, {one.source['date']}, {one.source['where']}"
-    plain = one.plain.get(str(bits))
-    speeds = f"{plain:g} to {plain * gain:.1f} tokens/s, " if plain else ""
-    contrary = f"; others found {one.contrary}" if one.contrary else ""
-    return f"{speeds}{gain:.2f} times plain decoding for {use}, measured by {source}{contrary}"
 
 
 def _speeds(one: KnownPair, bits: int, machine: Machine) -> str:

@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 from collections import ChainMap, Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -25,6 +26,8 @@ _SIZES = (
     *("num_layers", "num_hidden_layers", "n_layer", "num_decoder_layers"),
     *("num_heads", "num_attention_heads", "n_head", "num_key_value_heads", "vocab_size"),
 )
+_PARTS = ("weight", "scales", "biases")
+_LAYER = re.compile(r"(?<=[a-z])\.\d+\.")
 
 
 Inspection = tuple[dict[str, Any], Sequence[str]]
@@ -107,6 +110,30 @@ def _row(name: str, reader: TensorReader, report: TensorReport | None) -> dict[s
         note = f"the bytes of {reader.shared[name]}"
     size = {"dtype": info.dtype, "shape": list(info.shape), "nbytes": info.nbytes}
     return {"name": name, **size, "becomes": becomes or None, "note": note}
+
+
+def grouped(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str, str], list[int]]:
+    """Group tensors of an inspection that differ only in the number of their layer. The size of a
+    quantized tensor includes its scales and biases.
+
+    Returns:
+        The names of a tensor here and in the result with a note, each on a line; its type; its
+        shape -> the bytes of each of these tensors.
+    """
+    groups: dict[tuple[str, str, str], list[int]] = {}
+    sizes = {row["name"]: row["nbytes"] for row in rows}
+    for row in rows:
+        path, _, part = row["name"].rpartition(".")
+        packed = f"{path}.scales" in sizes and part in _PARTS
+        if packed and part != "weight":
+            continue
+        nbytes = sum(sizes.get(f"{path}.{p}", 0) for p in _PARTS) if packed else row["nbytes"]
+        dtype = f"{row['dtype']}, quantized" if packed else row["dtype"]
+        shape = " x ".join(map(str, row["shape"])) or "scalar"
+        becomes = f"-> {row['becomes']}" if row["becomes"] not in (None, row["name"]) else ""
+        parts = [_LAYER.sub(".*.", part, 1) for part in (row["name"], becomes, row["note"]) if part]
+        groups.setdefault(("\n".join(parts), dtype, shape), []).append(nbytes)
+    return groups
 
 
 def _quantization(stored: Mapping[str, TensorInfo], plan: Plan | None) -> str:

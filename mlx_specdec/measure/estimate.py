@@ -25,11 +25,13 @@ from ..checkpoints.files import LAYER_COUNT_KEYS, Weights, read_config
 from ..checkpoints.source import as_directory, resolve, temporary_directory
 from ..checkpoints.tensors import DTYPES, dtype_name
 from ..core.worth import values
+from ..engine.known_pairs import USES, known_pair
 from ..errors import OptionError
 from ..models.drafters.kinds import kind_of
 from ..models.families import is_encoder_decoder
 from ..models.number_format import NumberFormat, evaluate, nbytes, on_cpu, stored_dtype
 from ..system import usable_memory
+from .published import told_gain
 
 ACCEPTANCE_RATES = (0.5, 0.6, 0.7, 0.8, 0.9)
 """The rates to show the gain for. The pair's own rate is unknown."""
@@ -193,6 +195,7 @@ def estimate(
         )
     need = sum(one.weights_bytes + one.caches_bytes for one in (target, draft))
     fits = need <= (limit := usable_memory())
+    pair = known_pair(*names)
     return {
         "target": asdict(target),
         "draft": asdict(draft),
@@ -200,6 +203,7 @@ def estimate(
         "memory_limit_bytes": limit,
         "fits": fits,
         "gains": gains(target, draft) if fits else [],
+        "known_gain": pair and told_gain(pair, target.bits or 16, USES[0]),
     }
 
 
