@@ -7,11 +7,11 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from io import FileIO
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from ..errors import OutputError, PromptError
 from ..system import replacing
@@ -72,7 +72,7 @@ def written(output: Path) -> tuple[Path, Path]:
     return output, output.parent / f"{output.name}.partial"
 
 
-class Journal:
+class Journal(AbstractContextManager["Journal"]):
     """The results of an unfinished run, as a context manager.
 
     The file has JSON lines: a header, then the results in the order in which they were complete.
@@ -115,9 +115,6 @@ class Journal:
         except BaseException:
             self.__exit__()
             raise
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *problem: object) -> None:
         if self._stream is not None:

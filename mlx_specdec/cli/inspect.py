@@ -1,18 +1,13 @@
 """The inspect command: show the contents of a checkpoint as tables or one JSON object."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..system import show_size
 from . import render
 from .flags import REQUIRED, Flags, Json, command, flag
 from .loading import REVISION
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 
 class Checkpoint(Flags, panel="Checkpoint"):
@@ -36,34 +31,29 @@ def inspect(source: Checkpoint, output: Json) -> None:
     if output.json:
         render.write(sys.stdout, render.as_json(facts))
         return
+    files = [f"{name} ({show_size(nbytes)})" for name, nbytes in facts["files"].items()]
+    sizes = ", ".join(f"{name} {size}" for name, size in facts["sizes"].items())
+    bits = f"{facts['bits_per_weight']:.2f} bits each"
+    summary = render.table("", "", header=False)
+    summary.add_row("format", facts["format"])
+    summary.add_row("model type", render.escaped(facts["model_type"] or "unknown"))
+    summary.add_row("sizes", sizes or "unknown")
+    summary.add_row("weights", f"{facts['parameters']:,}, {show_size(facts['bytes'])}, {bits}")
+    if facts["drafter"] is not None:
+        summary.add_row("drafts for", _drafts_for(facts["drafter"]))
+    summary.add_row("quantized", render.escaped(facts["quantization"] or "no"))
+    summary.add_row("tokenizer", render.escaped(facts["tokenizer"] or "none"))
+    summary.add_row("files", render.escaped("\n".join(files)))
     types = render.table("type", ">tensors", ">size")
     for dtype, entry in facts["dtypes"].items():
         types.add_row(dtype, str(entry["tensors"]), show_size(entry["bytes"]))
     problem = [f"Not convertible: {facts['problem']}"] if facts["problem"] else []
     sentences = (render.escaped(line) for line in (*lines, *problem))
     tensors = render.table("tensor", ">", "type", "shape", ">size")
-    for (name, dtype, shape), sizes in grouped(facts["tensors"]).items():
-        size = show_size(sum(sizes))
-        tensors.add_row(render.escaped(name), str(len(sizes)), dtype, shape, size)
-    tables = (_summary(facts), types, tensors)
-    render.lay_out(sys.stdout, *tables, *sentences)
-
-
-def _summary(facts: Mapping[str, Any]) -> Table:
-    table = render.table("", "", header=False)
-    files = [f"{name} ({show_size(nbytes)})" for name, nbytes in facts["files"].items()]
-    sizes = ", ".join(f"{name} {size}" for name, size in facts["sizes"].items())
-    bits = f"{facts['bits_per_weight']:.2f} bits each"
-    table.add_row("format", facts["format"])
-    table.add_row("model type", render.escaped(facts["model_type"] or "unknown"))
-    table.add_row("sizes", sizes or "unknown")
-    table.add_row("weights", f"{facts['parameters']:,}, {show_size(facts['bytes'])}, {bits}")
-    if facts["drafter"] is not None:
-        table.add_row("drafts for", _drafts_for(facts["drafter"]))
-    table.add_row("quantized", render.escaped(facts["quantization"] or "no"))
-    table.add_row("tokenizer", render.escaped(facts["tokenizer"] or "none"))
-    table.add_row("files", render.escaped("\n".join(files)))
-    return table
+    for (name, dtype, shape), members in grouped(facts["tensors"]).items():
+        size = show_size(sum(members))
+        tensors.add_row(render.escaped(name), str(len(members)), dtype, shape, size)
+    render.lay_out(sys.stdout, summary, types, tensors, *sentences)
 
 
 def _drafts_for(facts: Mapping[str, Any]) -> str:

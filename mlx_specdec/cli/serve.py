@@ -7,6 +7,7 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -23,8 +24,6 @@ from .loading import MemoryFlags, TextFlags, load_drafting
 from .presets import read_presets
 
 if TYPE_CHECKING:
-    from ..core.options import Options
-    from ..engine.pair import Pair
     from ..engine.prompt_cache import Store
     from ..serve.registry import ServedModel
 
@@ -240,13 +239,10 @@ def _model(
     if several and directory is not None:
         store = replace(store, directory=directory / quote(names[0], safe=""))
 
-    def loading() -> tuple[Pair, Options]:
-        history = store.max_bytes != 0
-        return load_drafting(flags, options, history=history, rows=server.batch_size)
-
+    history, rows = store.max_bytes != 0, server.batch_size
     return ServedModel(
         names[0],
-        loading,
+        partial(load_drafting, flags, options, history=history, rows=rows),
         tuple(names[1:]),
         ServiceSettings(
             context=flags.max_model_len,
