@@ -28,6 +28,7 @@ ROOMS = (
     "training",
     "measure",
     "serve",
+    "llm_plugin",
     "cli",
     "__main__",
 )

@@ -24,7 +24,7 @@ PYTHON, DRAFT = "weights/py-llama", "weights/py-llama-draft"
 
 def model(name: str) -> llm.Model:
     """Return a model of the plugin by its name."""
-    entry = metadata.EntryPoint("mlx-specdec", "mlx_specdec.cli.llm_plugin", "llm")
+    entry = metadata.EntryPoint("mlx-specdec", "mlx_specdec.llm_plugin", "llm")
     found: dict[str, llm.Model] = {}
     entry.load().register_models(lambda one: found.update({one.model_id: one}))
     return found[f"mlx-specdec/{name}"]
@@ -66,12 +66,12 @@ def test_a_conversation_goes_on_with_a_model_that_is_loaded_once(tmp_path: Path)
 
 def test_llm_finds_the_models_by_the_entry_point(tmp_path: Path) -> None:
     site = tmp_path / "site"
-    if not metadata.entry_points(group="llm", value="mlx_specdec.cli.llm_plugin"):
+    if not metadata.entry_points(group="llm", value="mlx_specdec.llm_plugin"):
         # An installation from before the entry point does not state it yet.
         stated = site / "mlx_specdec_plugin-0.dist-info"
         stated.mkdir(parents=True)
         (stated / "METADATA").write_text("Metadata-Version: 2.1\nName: p\nVersion: 0\n")
-        entry = "[llm]\nmlx-specdec = mlx_specdec.cli.llm_plugin\n"
+        entry = "[llm]\nmlx-specdec = mlx_specdec.llm_plugin\n"
         (stated / "entry_points.txt").write_text(entry)
     path = os.pathsep.join(filter(None, (str(ROOT), str(site), os.environ.get("PYTHONPATH"))))
     environment = {**os.environ, "LLM_USER_PATH": str(tmp_path), "PYTHONPATH": path}

@@ -9,10 +9,10 @@ from typing import Any
 import llm
 from pydantic import Field
 
-from ..checkpoints.source import SHIPPED
-from ..checkpoints.stored_models import typed_names
-from ..engine.known_pairs import AUTO, draft_for
-from ..errors import SpecdecError
+from .checkpoints.source import SHIPPED
+from .checkpoints.stored_models import typed_names
+from .engine.known_pairs import AUTO, draft_for
+from .errors import SpecdecError
 
 PLUGIN_PREFIX = "mlx-specdec/"
 CACHE_BYTES = 2 * 10**9
@@ -25,8 +25,8 @@ _loaded: dict[tuple[str, str | None], tuple[Any, Any]] = {}
 def _pair(name: str, draft_model: str | None) -> tuple[Any, Any]:
     """Return a pair with a prefix cache, loaded unless it is the newest one."""
     if (name, draft_model) not in _loaded:
-        from ..engine.loading import load
-        from ..engine.prompt_cache import PromptCache
+        from .engine.loading import load
+        from .engine.prompt_cache import PromptCache
 
         _loaded.clear()
         draft = draft_for(name) if draft_model == AUTO else draft_model
@@ -65,8 +65,8 @@ class SpecdecModel(llm.Model):
         self, prompt: Any, stream: bool, response: Any, conversation: Any = None
     ) -> Iterator[str]:
         """Yield the pieces of a completion. Called by llm. Raises llm.ModelError."""
-        from ..core.options import Options
-        from ..engine.generate import stream_generate
+        from .core.options import Options
+        from .engine.generate import stream_generate
 
         settings = {key: value for key, value in prompt.options if value is not None}
         draft_model = settings.pop("draft_model", None)
