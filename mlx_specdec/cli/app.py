@@ -173,8 +173,7 @@ def _run(program: typer.Typer) -> int:
     warnings.showwarning = lambda warning, *_: render.tell(f"warning: {warning}")
     interrupts.at_end(str)
     try:
-        code = program(standalone_mode=False)
-        code = code if isinstance(code, int) else 0
+        code = int(program(standalone_mode=False) or 0)
     except render.ReaderGone:
         _abandon_output()
         return 0

@@ -113,8 +113,7 @@ class ChatSession:
             )
         plain = replace(self._options, system_prompt=None, chat_template_config={})
         printer = render.TextPrinter(sys.stdout, self._shows_drafts)
-        handled = interrupts.go_on
-        run = completed(self._pair, ids, plain, self._cache, printer, interrupted=handled)
+        run = completed(self._pair, ids, plain, self._cache, printer, interrupts.go_on)
         self._last = run.result()
         self._messages = [*messages, {"role": "assistant", "content": self._last.text}]
         full = longest is not None and len(ids) + len(self._last.tokens) >= longest

@@ -54,8 +54,7 @@ def _software() -> Iterator[Finding]:
         advice = f"MLX needs macOS {OLDEST_MACOS} or newer: update macOS"
     if mac_version and platform.machine() != "arm64":
         advice = "this Python runs under Rosetta, where MLX has no GPU: install an arm64 Python"
-    python = f"Python {platform.python_version()}, {platform.machine()}, {kernel}"
-    yield "system", python, advice
+    yield "system", f"Python {platform.python_version()}, {platform.machine()}, {kernel}", advice
     versions = {name: _version(name) for name in PACKAGES}
     missing = [name for name, version in versions.items() if version == "missing"]
     advice = f"install what is missing: pip install {' '.join(missing)}" if missing else ""

@@ -166,7 +166,6 @@ def completed(
     options: Options,
     cache: PromptCache | None,
     printer: render.TextPrinter | None,
-    *,
     interrupted: Callable[[], None] = lambda: None,
 ) -> Run:
     """Generate a completion and print its text as soon as it is known. Return the finished run.

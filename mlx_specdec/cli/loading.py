@@ -232,13 +232,9 @@ class TextFlags(ModelSampling, Models, panel="Drafting"):
         proposer = "auto" if self.lookup_file and self.proposer is None else self.proposer
         if self.searches and proposer not in ("auto", "ngram"):
             raise OptionError("--lookup-file is for lookup: give --proposer ngram or auto")
-        settings: dict[str, Any] = {
-            **self.for_options(),
-            "proposer": proposer,
-            "regular": self.regular_decode,
-            "num_draft": count_or_auto("--num-draft", self.num_draft),
-        }
-        return Options(**settings)
+        count = count_or_auto("--num-draft", self.num_draft)
+        own = {"proposer": proposer, "regular": self.regular_decode, "num_draft": count}
+        return Options(**{**self.for_options(), **own})
 
 
 def load_pair(model: str, draft_model: str | None = None, **settings: Any) -> Pair:
