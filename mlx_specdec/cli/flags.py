@@ -34,10 +34,10 @@ def flag(help: str, default: Any = None, *aliases: str, **more: Any) -> Any:
 
     Args:
         help: The help text.
-        default: The default value, or REQUIRED. For None, a flag without a value is off.
+        default: The default value, or REQUIRED. A flag of type bool is off by default.
         aliases: Names of the flag besides the one that is made of the field's name.
-        more: Arguments of typer.Option or typer.Argument. panel: The heading of the flag in --help,
-            by default that of the group. argument: Whether it is an argument without a name."""
+        more: Arguments of typer.Option or typer.Argument, and two more. `argument` says whether it
+            is an argument without a name. `panel` replaces the group's heading in --help."""
     return field(default=default, metadata={"help": help, "names": aliases, **more})
 
 
