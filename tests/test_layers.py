@@ -104,10 +104,11 @@ def test_no_command_but_serve_imports_the_server() -> None:
 
 
 def test_training_is_a_leaf() -> None:
-    """It uses the public names, the class of what `load` returns, models and their files, and the
-    report of a conversion, which its results have too. The types that models share are in
-    types."""
+    """It uses the public names, the class of what `load` returns, models and their files, the
+    report of a conversion, which its results have too, and the reader of prompt files. The types
+    that models share are in types."""
     allowed = ("", "conversion.report", "engine.pair", "system", "types", "core.options")
+    allowed += ("text.prompts",)
     wrong = [
         f"{module} imports {imported}"
         for module in modules()
