@@ -146,8 +146,8 @@ def _score_text(loaded: Loaded, tokenizer: Path) -> tuple[mx.array, mx.array]:
     """Return the log-probability of each token of the fixed text, (tokens,) float32, and the token
     that the model finds most likely at each position, (tokens,) integer. Raises CheckpointError,
     PromptError."""
-    encode = load_tokenizer(tokenizer, kind=loaded.kind).encode
-    if loaded.kind == "encoder-decoder":
+    encode = load_tokenizer(tokenizer, kind=loaded.model.kind).encode
+    if loaded.model.kind == "encoder-decoder":
         texts = [(encode(prompt), encode(text)) for prompt, text in PAIRS]
     else:
         ids = encode(PASSAGE)

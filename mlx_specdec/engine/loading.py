@@ -129,7 +129,7 @@ def load(
         sampling=_usable(target.sampling),
     )
     if source is not None:
-        pair = loader.with_draft(pair, target.kind, source, draft_q_bits, draft_vocab)
+        pair = loader.with_draft(pair, source, draft_q_bits, draft_vocab)
     elif heads is None:
         pair = _with_mtp_layers(pair, directory, loader.numbers(draft_q_bits))
     return replace(pair, load_seconds=time.perf_counter() - started)
@@ -159,7 +159,7 @@ def with_draft_model(
     alone = replace(pair, draft=None, drafter_network=None, translation=None, vocabulary=size)
     alone = replace(alone, draft_name=str(draft_model), judged=set())
     source = loader.find_draft(draft_model, pair.name, None)
-    return loader.with_draft(alone, pair.target.kind, source, draft_q_bits, draft_vocab)
+    return loader.with_draft(alone, source, draft_q_bits, draft_vocab)
 
 
 DraftSource = DrafterFiles | Path
@@ -229,15 +229,16 @@ class Loader:
         return target, tokenizer, None if heads is None else medusa.attach(heads, target.model)
 
     def with_draft(
-        self, pair: Pair, kind: str, source: DraftSource, q_bits: int | None, draft_vocab: str
+        self, pair: Pair, source: DraftSource, q_bits: int | None, draft_vocab: str
     ) -> Pair:
-        """Return the pair with a draft for a target of this kind. Raises the errors of `load`."""
+        """Return the pair with a draft. Raises the errors of `load`."""
         if isinstance(source, DrafterFiles):
             network = kinds.attach(source, pair.target, self.numbers(q_bits))
             return replace(pair, drafter_network=network, draft_bytes=network.nbytes)
         loaded, tokenizer = self._load_draft(source, q_bits)
-        if loaded.kind != kind:
-            kinds_differ = f"the draft model is {loaded.kind} and the target {kind}"
+        kind, wanted = loaded.model.kind, pair.target.kind
+        if kind != wanted:
+            kinds_differ = f"the draft model is {kind} and the target {wanted}"
             raise OptionError(f"{kinds_differ}: give a draft of the target's own kind")
         draft = loaded.model
         notes = (*pair.notes, loaded.note) if loaded.note else pair.notes
@@ -276,7 +277,7 @@ class Loader:
             directory = opened.enter_context(as_directory(source))
             settings |= {"expand": self.expand_weights, "caches": self.caches}
             loaded = load_model(directory, dtype=self.dtype, **settings)
-            tokenizer = load_tokenizer(directory, kind=loaded.kind)
+            tokenizer = load_tokenizer(directory, kind=loaded.model.kind)
             # Keep the directory, since the chat template's files are read at its first use.
             weakref.finalize(tokenizer, opened.pop_all().close)
         return loaded, tokenizer

@@ -12,7 +12,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..text.languages import Languages
-from ..text.tokenizer import Kind, Tokenizer
+from ..text.tokenizer import Tokenizer
 from .base import Base, Trainable
 from .cache_settings import CacheSettings
 from .number_format import NumberFormat
@@ -28,8 +28,6 @@ ENCODER_DECODERS = {
 
 class Family(Protocol):
     """A family of models, which is a module or an object."""
-
-    kind: Kind
 
     def load(
         self,

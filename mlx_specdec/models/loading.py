@@ -12,9 +12,8 @@ import mlx.nn as nn
 from ..checkpoints import files
 from ..checkpoints.formats.gguf import GgufFile
 from ..errors import CheckpointError, OptionError
-from ..text.tokenizer import Kind
 from . import families
-from .base import Base, Trainable
+from .base import Base, Trainable, family_of
 from .cache_settings import CacheSettings
 from .number_format import NumberFormat, dequantize, twin_of
 
@@ -33,7 +32,6 @@ class Loaded:
 
     model: Base
     eos_token_ids: tuple[int, ...]
-    kind: Kind
     dtype: str
     task_prefix: str = ""
     note: str = ""
@@ -75,7 +73,7 @@ def load_model(
     note = numbers.choice(directory.name, model.network, "quantization" in config)
     note = "; ".join(filter(None, (note, model.network.note)))
     sampling = files.sampling_settings(directory)
-    return Loaded(model, eos_token_ids, family.kind, words, task_prefix(config), note, sampling)
+    return Loaded(model, eos_token_ids, words, task_prefix(config), note, sampling)
 
 
 def why_not(source: Path) -> str:
@@ -111,7 +109,6 @@ def trainable(model: Base) -> Trainable:
     try:
         mx.eval(nn.value_and_grad(network, lambda *arrays: trained.logits(*arrays).sum())(*inputs))
     except (ValueError, RuntimeError, AttributeError) as problem:
-        kind = type(network).__module__.rpartition(".")[2]
-        message = f"drafts of type {kind} cannot be trained: take another kind"
+        message = f"drafts of type {family_of(network)} cannot be trained: take another kind"
         raise OptionError(message) from problem
     return trained

@@ -119,8 +119,8 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def token_by_token(directory: Path) -> list[float]:
     """Log p of every token of the text, one pass a token."""
     loaded = load_model(directory, dtype="float32")
-    tokenizer = load_tokenizer(directory, kind=loaded.kind)
-    if loaded.kind == "encoder-decoder":
+    tokenizer = load_tokenizer(directory, kind=loaded.model.kind)
+    if loaded.model.kind == "encoder-decoder":
         texts = [(tokenizer.encode(prompt), tokenizer.encode(text)) for prompt, text in PAIRS]
     else:
         ids = tokenizer.encode(PASSAGE)

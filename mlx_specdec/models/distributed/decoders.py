@@ -9,8 +9,8 @@ from mlx_lm.models.cache import KVCache, make_prompt_cache
 
 from ...checkpoints.files import text_config
 from ...errors import OptionError, first_line
+from ..base import family_of
 from ..mlx_lm.loader import classes
-from ..mlx_lm.network import type_name
 from .sharding import check_even, refine
 
 SHARES_KEYS = ("qwen3_5", "qwen3_5_moe", "qwen3_5_text")
@@ -86,7 +86,7 @@ def _pipeline(network: nn.Module, group: mx.distributed.Group) -> None:
     plain = all(type(cache) is KVCache for cache in make_prompt_cache(network))
     if not hasattr(inner, "pipeline") or not plain:
         raise OptionError(
-            f"models of type {type_name(network)} cannot be a pipeline: try distributed tensor, or "
+            f"models of type {family_of(network)} cannot be a pipeline: try distributed tensor, or "
             "one machine"
         )
     layers = len(inner.layers)

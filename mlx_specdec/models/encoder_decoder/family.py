@@ -17,7 +17,7 @@ from ...checkpoints.quantization import MIXED, MODES, Quantization, stored_quant
 from ...checkpoints.tensors import DTYPES, check_weights, dtype_name
 from ...errors import CheckpointError, OptionError
 from ...text.languages import Languages
-from ...text.tokenizer import Kind, Tokenizer
+from ...text.tokenizer import Tokenizer
 from .. import foreign, number_format
 from ..base import Base, Ids, Trainable, identity_of, padded, places
 from ..cache_settings import CacheSettings
@@ -51,7 +51,6 @@ class EncoderDecoderFamily(ABC):
         decoder_depth: The entry of config.json with the number of decoder layers.
     """
 
-    kind: Kind = "encoder-decoder"
     overflows: ClassVar[bool] = False
     copies: ClassVar[Mapping[str, str]] = {}
     decoder_depth = "decoder_layers"

@@ -19,7 +19,7 @@ from ...checkpoints.files import LAYER_COUNT_KEYS, text_config
 from ...checkpoints.formats import safetensors
 from ...checkpoints.tensors import dtype_name
 from ...errors import CheckpointError, OptionError, SpecdecError, device_problem, first_line
-from ...text.tokenizer import Kind, Tokenizer
+from ...text.tokenizer import Tokenizer
 from ...types import FINAL
 from ..base import Base, Ids, Trainable, identity_of, padded, places
 from ..cache_settings import CacheSettings
@@ -50,9 +50,6 @@ def trainable(network: nn.Module) -> Trainable:
         return model.head(states.reshape(-1, states.shape[-1])[trained][None])[0]
 
     return Trainable(network, inputs, logits)
-
-
-kind: Kind = "decoder-only"
 
 
 def languages(network: nn.Module, tokenizer: Tokenizer) -> None:

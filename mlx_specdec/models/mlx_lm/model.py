@@ -39,7 +39,7 @@ from .attention import SCORES_NBYTES, attend_in_parts, divide_recurrences, repla
 from .caches import BatchedCache, MakeCache, batched, copier, leaves
 from .context import DecoderOnlyContext
 from .mends import factors_of
-from .network import CapturingNetwork, type_name
+from .network import CapturingNetwork
 from .recurrence import Recurrences
 from .trials import absorb, misfit, rows_agree, try_batches, try_recurrences
 
@@ -56,7 +56,7 @@ def cache_maker(network: nn.Module, settings: CacheSettings) -> MakeCaches:
     if special:
         flag = "max-kv-size" if settings.bits is None else "kv-bits"
         raise OptionError(
-            f"{type_name(network)} models bring caches of their own ({', '.join(special)}): leave "
+            f"{family_of(network)} models bring caches of their own ({', '.join(special)}): leave "
             f"{flag} out"
         )
     if settings.max_size is not None:
@@ -71,7 +71,7 @@ def cache_maker(network: nn.Module, settings: CacheSettings) -> MakeCaches:
     if settings.group_size not in fits:
         raise OptionError(
             f"kv-bits quantizes groups of {settings.group_size} values, and the heads of this "
-            f"{type_name(network)} model have {' and '.join(map(str, sorted(sizes)))}: "
+            f"{family_of(network)} model have {' and '.join(map(str, sorted(sizes)))}: "
             + (f"take kv-group-size {max(fits)}" if fits else "leave kv-bits out")
         )
     QUANTIZED_ATTENTION.apply(base, "quantized_scaled_dot_product_attention", attend_in_parts)
@@ -84,7 +84,7 @@ def cache_maker(network: nn.Module, settings: CacheSettings) -> MakeCaches:
         network(token, cache=quantized())
     except Exception as problem:  # some models compute with the keys, which are packed here
         raise OptionError(
-            f"{type_name(network)} cannot use a quantized cache with groups of "
+            f"{family_of(network)} cannot use a quantized cache with groups of "
             f"{settings.group_size}: {first_line(problem)}"
         ) from problem
     return quantized
@@ -266,7 +266,7 @@ class DecoderOnlyModel(CapturingNetwork):
             check_prompt(prompt, self.vocabulary, self.max_length)
         if len(prompts) > 1 and self.why_not_batched:
             raise OptionError(
-                f"{type_name(self.network)} models decode one sequence at a time: "
+                f"{family_of(self.network)} models decode one sequence at a time: "
                 f"{self.why_not_batched}"
             )
         # The trial runs only if sequences of different lengths share a pass.

@@ -11,7 +11,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from ...errors import CheckpointError, OptionError
 from ...types import FINAL, Scores
-from ..base import layer_of
+from ..base import family_of, layer_of
 from ..cpu_layers import begin
 from ..patches import HIDDEN_STATES
 
@@ -101,10 +101,6 @@ def _innermost(module: nn.Module) -> nn.Module:
     while isinstance(inner := getattr(module, "language_model", None), nn.Module):
         module = inner
     return module
-
-
-def type_name(network: nn.Module) -> str:
-    return type(network).__module__.rpartition(".")[2]
 
 
 class CapturingNetwork:
@@ -254,7 +250,7 @@ class CapturingNetwork:
         return self._captures[name]
 
     def _closed(self, what: str) -> OptionError:
-        return OptionError(f"models of type {type_name(self.network)} do not show {what}")
+        return OptionError(f"models of type {family_of(self.network)} do not show {what}")
 
     def _final_state(self) -> tuple[int, mx.Dtype]:
         """Return the width and dtype of the output head's input."""

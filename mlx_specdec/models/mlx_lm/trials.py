@@ -16,12 +16,13 @@ from mlx.utils import tree_flatten
 
 from ...errors import OptionError, first_line
 from ...types import after, rectangle
+from ..base import family_of
 from ..distributed.sharding import of_rank_0
 from ..number_format import on_cpu
 from .attention import absorbed_calls, expanding, intercept, release, replace_in
 from .caches import MakeCache, WindowCache, leaves
 from .context import DecoderOnlyContext
-from .network import CapturingNetwork, type_name
+from .network import CapturingNetwork
 from .recurrence import Recurrences
 
 BEGUN = 5
@@ -273,7 +274,7 @@ def absorb(model: CapturingNetwork, open_: Open) -> bool:
 
 
 def _warn(model: CapturingNetwork, what: str) -> None:
-    text = f"mlx-lm's {type_name(model.network)} models {what}"
+    text = f"mlx-lm's {family_of(model.network)} models {what}"
     warnings.warn(text, RuntimeWarning, stacklevel=3)
 
 
