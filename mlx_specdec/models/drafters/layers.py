@@ -10,7 +10,6 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-import numpy as np
 
 from ..attention_parts import attend_by_kernel
 from ..encoder_decoder.layers import Attention, Mask, Offset, RotaryAttention
@@ -21,69 +20,23 @@ SINKS = "attention_sink_bias"
 """Tensor with the score of an additional key of each head, which has no value."""
 Names = Collection[str]
 """Names of all tensors of a drafter. A layer has a bias or a norm only if its name is listed."""
-BETA_FAST, BETA_SLOW = 32, 1
-"""YaRN's defaults, in rotations within the original context length. A pair of entries that rotates
-more often than BETA_FAST is not scaled; one that rotates less than BETA_SLOW is scaled fully."""
 
 
 def rope_of(sizes: LayerSizes) -> Callable[..., mx.array]:
-    """Return a function that rotates (batch, heads, m, head_dim) from position `offset` on."""
-    scaling = sizes.rope_scaling
-    if scaling is None:
+    """Return a module that rotates (batch, heads, m, head_dim) from position `offset` on."""
+    if sizes.rope_scaling is None:
         return nn.RoPE(sizes.head_dim, traditional=sizes.interleaved, base=sizes.rope_theta)
-    if "yarn" in (scaling.get("rope_type"), scaling.get("type")):
-        return yarn(sizes, scaling)
+    # Imported here, because T5 targets also import the drafters and must not import mlx-lm.
     from mlx_lm.models.rope_utils import initialize_rope
 
-    scaled: Callable[..., mx.array] = initialize_rope(
-        sizes.head_dim,
-        sizes.rope_theta,
-        sizes.interleaved,
-        {"original_max_position_embeddings": sizes.max_positions, **scaling},
-        sizes.max_positions,
+    from ..mlx_lm.mends import yarn
+
+    settings = {"original_max_position_embeddings": sizes.max_positions, **sizes.rope_scaling}
+    rope: Any = initialize_rope(
+        sizes.head_dim, sizes.rope_theta, sizes.interleaved, settings, sizes.max_positions
     )
-    return scaled
-
-
-def yarn(sizes: LayerSizes, scaling: Mapping[str, Any]) -> Callable[..., mx.array]:
-    """Return YaRN's rotation as transformers computes it. mlx-lm's version ignores
-    `attention_factor` and `truncate`, which gpt-oss sets. Source: Peng et al., arXiv 2309.00071,
-    section 3.2."""
-    original = scaling.get("original_max_position_embeddings") or sizes.max_positions
-    factor, pairs = scaling["factor"], sizes.head_dim // 2
-
-    def pair(turns: float) -> float:
-        return pairs * math.log(original / (turns * 2 * math.pi)) / math.log(sizes.rope_theta)
-
-    low = pair(scaling.get("beta_fast") or BETA_FAST)
-    high = pair(scaling.get("beta_slow") or BETA_SLOW)
-    if scaling.get("truncate", True):
-        low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, sizes.head_dim - 1)
-    scaled = np.clip((np.arange(pairs) - low) / (high - low or 0.001), 0, 1)
-    plain = sizes.rope_theta ** (np.arange(pairs) / pairs)
-    # The unit is positions per radian.
-    periods = mx.array(1 / (scaled / (factor * plain) + (1 - scaled) / plain), dtype=mx.float32)
-
-    def mscale(share: float) -> float:
-        return 1.0 if factor <= 1 else 0.1 * share * math.log(factor) + 1
-
-    one, all_dim = scaling.get("mscale"), scaling.get("mscale_all_dim")
-    usual = mscale(one) / mscale(all_dim) if one and all_dim else mscale(1)
-    gain = float(scaling.get("attention_factor") or usual)
-
-    def rotate(heads: mx.array, offset: int | mx.array = 0) -> mx.array:
-        return mx.fast.rope(
-            heads if gain == 1 else heads * gain,
-            sizes.head_dim,
-            traditional=sizes.interleaved,
-            base=None,
-            scale=1.0,
-            offset=offset,
-            freqs=periods,
-        )
-
-    return rotate
+    yarn(rope, {"rope_scaling": settings, "rope_theta": sizes.rope_theta})
+    return rope
 
 
 Source = tuple[mx.array, mx.array, mx.array | None] | None
