@@ -278,8 +278,7 @@ class Bart(Network):
             positions = mx.where(counted, mx.cumsum(counted.astype(mx.int32), axis=1) - 1, -1)
         states = self._scaled(table(tokens)) + self._rows(encoder, positions)
         states = encoder.normed("layernorm_embedding", states)
-        hidden = None if mask is None else mask[:, None, None]
-        attend = partial(attend_in_parts, lambda *_: (slice(None), hidden))
+        attend = partial(attend_in_parts, lambda *_: (slice(None), mask))
         for layer in encoder.layers:
             states = layer(states, attend)
         return encoder.normed("layer_norm", states)
@@ -301,9 +300,8 @@ class Bart(Network):
             positions = mx.where(tokens == config.pad, -1, positions)
         states = self.embed(tokens) + self._rows(decoder, positions)
         states = decoder.normed("layernorm_embedding", states)
-        hidden = None if source.mask is None else source.mask[:, None, None]
         for layer, cache, pair in zip(decoder.layers, caches, source.by_layer, strict=True):
-            states = layer(states, partial(attend_cached, cache, mask), pair, hidden)
+            states = layer(states, partial(attend_cached, cache, mask), pair, source.mask)
             yield states
         yield decoder.normed("layer_norm", states)
 

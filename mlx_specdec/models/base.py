@@ -78,6 +78,9 @@ class Base(TargetModel, Protocol):
         """Estimate the bytes that prefill of `prompt` tokens takes in addition to the caches, with
         `step` tokens per pass. An encoder processes all tokens in one pass."""
 
+    def capture(self, name: str) -> Any:
+        """Prepare to return the hidden state `name`. Raises OptionError if the model lacks it."""
+
     def caution(self, prompt_tokens: int) -> str:
         """Return a warning about a prompt of this length, mostly "". Raises PromptError if the
         memory does not suffice for its prefill."""

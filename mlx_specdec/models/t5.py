@@ -174,9 +174,11 @@ class T5Block(nn.Module):
             place[name] = part
             place.layer_norm = nn.RMSNorm(config.d_model, config.epsilon)
 
-    @property
-    def attention(self) -> T5Attention:
-        return self.layer[0].SelfAttention
+    def shard(self, group: mx.distributed.Group) -> None:
+        first, *cross, last = self.layer
+        for attention in (first.SelfAttention, *(part.EncDecAttention for part in cross)):
+            attention.shard(group)
+        last.DenseReluDense.shard(group)
 
     def __call__(
         self, states: mx.array, attend: Attend, source: KeysValues = (), hidden: Mask = None
@@ -238,7 +240,7 @@ class T5Stack(nn.Module):
         )
         tables = []
         for block in self.block if config.bias_per_layer else self.block[:1]:
-            table = block.attention.relative_attention_bias(index).T
+            table = block.layer[0].SelfAttention.relative_attention_bias(index).T
             if self._is_decoder:
                 hidden = mx.full((table.shape[0], reach), -mx.inf, dtype=table.dtype)
                 table = mx.concatenate([table, hidden], axis=1)
@@ -296,9 +298,8 @@ class T5(Network):
     def shard(self, group: mx.distributed.Group) -> None:
         """Keep only this rank's heads and its part of the feed-forward networks, without computing
         anything yet. Raises OptionError if quantization groups would have to be split."""
-        for module in list(self.modules()):
-            if isinstance(module, T5Attention | Dense):
-                module.shard(group)
+        for block in (*self.encoder.block, *self.decoder.block):
+            block.shard(group)
         for name in ("heads", "inner", "row"):
             setattr(self, name, getattr(self, name) // group.size())
 
@@ -306,12 +307,11 @@ class T5(Network):
         length = tokens.shape[1]
         states = self.shared(tokens)
         biases = self.encoder.source_biases(length, min(length, layers.SOURCE_ROWS))
-        hidden = _hide(mask, states.dtype)
 
         def visible(bias: mx.array, first: int, last: int) -> tuple[slice, mx.array]:
             nearest = bias.shape[-1] - length - first
             part = bias[:, :, : last - first, nearest : nearest + length]
-            return slice(None), part if hidden is None else part + hidden
+            return slice(None), part if mask is None else mx.where(mask, part, -mx.inf)
 
         for block, bias in zip(self.encoder.block, biases, strict=True):
             states = block(states, partial(attend_in_parts, partial(visible, bias)))
@@ -328,11 +328,10 @@ class T5(Network):
     ) -> Iterator[mx.array]:
         masks = self.decoder.masks(tables, place.positions[:1] if place.even else place.positions)
         states = self.shared(tokens)
-        hidden = _hide(source.mask, states.dtype)
         for block, cache, pair, mask in zip(
             self.decoder.block, caches, source.by_layer, masks, strict=True
         ):
-            states = block(states, partial(attend_cached, cache, mask), pair, hidden)
+            states = block(states, partial(attend_cached, cache, mask), pair, source.mask)
             yield states
         states = self.decoder.final_layer_norm(states)
         yield states * self.config.d_model**-0.5 if self.config.scales_output else states
@@ -342,13 +341,6 @@ class T5(Network):
 
     def head(self, states: mx.array) -> mx.array:
         return self.lm_head(states) if self.config.own_head else self.shared.as_linear(states)
-
-
-def _hide(mask: mx.array | None, dtype: mx.Dtype) -> mx.array | None:
-    """Return a mask, (batch, n) bool, as (batch, 1, 1, n) floats: 0 for True and -inf for False."""
-    if mask is None:
-        return None
-    return mx.where(mask, 0.0, -mx.inf).astype(dtype)[:, None, None]
 
 
 Config = Mapping[str, Any]

@@ -199,7 +199,7 @@ class T5Gemma2(Network):
             if source.by_layer and source.mask is not None:
                 # Sources are padded only in training, when a pass runs over complete sequences.
                 decoder = place.visible(window)
-                padding = mx.repeat(source.mask[:, None, None], place.rows, axis=2)
+                padding = mx.repeat(source.mask, place.rows, axis=2)
                 return mx.concatenate([padding, decoder], axis=-1)
             if window is not None and window < max(starts) + place.rows:
                 # A window limits only the decoder's positions. The source is always visible.
@@ -225,15 +225,15 @@ def _visible(
     Args:
         window: The number of positions that a row attends to; None for all. It reaches equally far
             back and ahead, and one position farther ahead if it is even.
-        mask: (batch, length) bool, False for padding. A row of padding attends to itself, because a
-            softmax over no keys is undefined.
+        mask: (batch, 1, 1, length) bool, False for padding. A row of padding attends to itself,
+            because a softmax over no keys is undefined.
     """
     back, ahead = (length, length) if window is None else ((window - 1) // 2, window // 2)
     begin, end = max(0, first - back), min(length, last + ahead)
     distances = mx.arange(begin, end) - mx.arange(first, last)[:, None]
     visible = None if window is None else (distances >= -back) & (distances <= ahead)
     if mask is not None:
-        real = mask[:, None, None, begin:end] | (distances == 0)
+        real = mask[..., begin:end] | (distances == 0)
         visible = real if visible is None else real & visible
     return slice(begin, end), visible
 

@@ -101,7 +101,7 @@ class Anchored:
         logits: The target's logits at the distinct rows of `wanted`, (m, vocabulary).
         which: The row in `logits` of each index in `wanted`, (n,) int32.
         encoded: The encoder's output of the prompts, (sequences, n, width), and the mask of their
-            tokens, (sequences, n) bool; empty if the target has no encoder.
+            tokens, (sequences, 1, 1, n) bool; empty if the target has no encoder.
     """
 
     def __init__(self, *arrays: mx.array) -> None:
@@ -233,13 +233,16 @@ class DSparkTask(Task):
         if not isinstance(self._base, EncoderDecoderModel):
             return ()
         lengths = mx.array([len(prompt) for prompt in prompts])
-        mask = mx.arange(max(map(len, prompts))) < lengths[:, None]
+        mask = mx.arange(max(map(len, prompts))) < lengths[:, None, None, None]
         return self._base.network.encode(rectangle(prompts), mask), mask
 
     def _sources(self, anchored: Anchored) -> list[Source]:
-        """Return each layer's keys and values of the encoder's output, None without an encoder."""
-        layers = self.network.layers
-        return self.network.sources(*anchored.encoded) if anchored.encoded else [None] * len(layers)
+        """Return each layer's keys and values of the encoder's output, or None."""
+        projected = self.network.project_encoded(anchored.encoded[0]) if anchored.encoded else ()
+        if not projected:
+            return [None] * len(self.network.layers)
+        pairs = zip(projected[::2], projected[1::2], strict=True)
+        return [(keys, values, anchored.encoded[1]) for keys, values in pairs]
 
     def _anchors(
         self, examples: np.ndarray, chance: np.random.Generator

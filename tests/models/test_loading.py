@@ -52,7 +52,7 @@ def test_quantizing_on_load_leaves_positions_and_norms_alone(wide: Path) -> None
     exact = logits(load_model(wide).model)
     loaded = load_model(wide, q_bits=8, q_group_size=32)
     network = loaded.model.network
-    attention = network.encoder.block[0].attention
+    attention = network.encoder.block[0].layer[0].SelfAttention
     assert isinstance(attention.q, nn.QuantizedLinear)
     assert isinstance(network.shared, nn.QuantizedEmbedding)
     assert isinstance(attention.relative_attention_bias, nn.Embedding)

@@ -25,7 +25,7 @@ def test_attention_in_parts_is_attention_at_once(
 ) -> None:
     network = load_model(FIXTURES / kind, dtype="float32").model.network
     tokens = source(100, texts=2)
-    hidden = mx.arange(100)[None] < mx.array([[100], [83]])
+    hidden = mx.arange(100) < mx.array([100, 83])[:, None, None, None]
     for mask in (None, hidden):
         at_once = network.encode(tokens, mask)
         monkeypatch.setattr(layers, "SOURCE_ROWS", rows)

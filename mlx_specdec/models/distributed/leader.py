@@ -224,15 +224,15 @@ class LedModel:
         number, lengths = next(self._leader.numbers), map(len, prompts)
         numbers = (len(prompts), *lengths, *itertools.chain.from_iterable(prompts))
         self._leader.queue(("open", number, tuple(map(int, numbers))))
-        return LedContext(self._leader, number, context, getattr(self._model, "capture", None))
+        return LedContext(self._leader, number, context, self._model.capture)
 
 
 class LedContext:
-    """A `types.Context` that all ranks hold under the same number. `capture` is the method
-    `CapturingNetwork.capture` of the model, which raises for hidden states that the model lacks."""
+    """A `types.Context` that all ranks hold under the same number. `capture` is the model's method,
+    which raises for hidden states that the model lacks."""
 
     def __init__(
-        self, leader: Leader, number: int, context: Context, capture: Callable[[str], Any] | None
+        self, leader: Leader, number: int, context: Context, capture: Callable[[str], Any]
     ) -> None:
         self._leader = leader
         self._number = number
@@ -248,9 +248,8 @@ class LedContext:
 
     def advance(self, tokens: mx.array, proposed: int = 0, hidden: Sequence[str] = ()) -> Scores:
         batch, rows = tokens.shape
-        if self._capture is not None:
-            for name in hidden:
-                self._capture(name)  # may raise, which must happen before an order is sent
+        for name in hidden:
+            self._capture(name)  # may raise, which must happen before an order is sent
         with self._leader.whole():
             order = ("advance", self._number, (batch, rows, proposed))
             received = self._leader.send(order, tokens).tokens(batch, rows)

@@ -111,7 +111,7 @@ class DrafterLayer(nn.Module):
 
     def finish(self, rows: mx.array, attended: mx.array, source: Source = None) -> mx.array:
         """Return the layer's output, from the residual and the output of the self-attention,
-        (batch, m, width) each. `source` is the layer's entry of `DrafterNetwork.sources`."""
+        (batch, m, width) each. For `source`, see `Source`."""
         rows = self.look_at(source, rows + attended)
         return rows + self.mlp(self.post_attention_layernorm(rows))
 

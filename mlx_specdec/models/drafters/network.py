@@ -193,17 +193,15 @@ class DrafterNetwork(nn.Module, ABC):
         rows: mx.array = embed(tokens)
         return rows.astype(self.dtype)
 
-    def sources(self, encoded: mx.array, mask: mx.array | None = None) -> list[Source]:
+    def project_encoded(self, encoded: mx.array) -> list[mx.array]:
         """Return each layer's keys and values of the encoder's output, (batch, n, encoder's width),
-        or None for layers without an attention to the encoder. `mask`, (batch, n) bool, is False
-        for padding."""
+        alternately; [] if no layer attends to the encoder."""
         if "encoder_norm" not in self:
-            return [None] * len(self.layers)
+            return []
         states = self.encoder_norm(encoded.astype(self.dtype))
-        hidden = None if mask is None else mask[:, None, None]
         pairs = (layer.encoder_attn.keys_values(states) for layer in self.layers)
         # Copied once into contiguous arrays: every later pass would copy a transposed view.
-        return [(mx.contiguous(keys), mx.contiguous(values), hidden) for keys, values in pairs]
+        return [mx.contiguous(array) for pair in pairs for array in pair]
 
     def own_logits(self, states: mx.array) -> mx.array:
         """Return logits, (batch, m, the drafter's vocabulary), of the head's inputs, (batch, m,
@@ -239,27 +237,19 @@ class DrafterContext(RowsContext, ABC):
         self.waiting, self.most_waiting = rows.lengths, MOST_WAITING
         self._parts: list[tuple[mx.array, Sequence[int]]] = []
         self._encoded: EncodedSources | None = None
-        self._sources: list[Source] = [None] * len(self._entries)
 
     @property
-    def attends(self) -> bool:
-        """Whether the target has an encoder, whose output is known."""
-        return self._encoded is not None
+    def _sources(self) -> list[Source]:
+        encoded = self._encoded
+        if encoded is None or not encoded.projected:
+            return [None] * len(self._entries)
+        return [(keys, values, encoded.mask) for keys, values in encoded.by_layer]
 
     def attend(self, encoded: Sequence[mx.array]) -> None:
         """Set the output of the target's encoder for each row, (1, n, width). Call this first."""
-        parts = []
-        for states in encoded:
-            layers = self._network.sources(states) if "encoder_norm" in self._network else []
-            arrays = [array for source in layers if source for array in source[:2]]
-            parts.append(EncodedSources((states,), arrays))
-        self._set_sources(reduce(EncodedSources.merge, parts))
-
-    def _set_sources(self, encoded: EncodedSources) -> None:
-        self._encoded, mask = encoded, encoded.mask
-        hidden = None if mask is None else mask[:, None, None]
-        if encoded.projected:
-            self._sources = [(keys, values, hidden) for keys, values in encoded.by_layer]
+        project = self._network.project_encoded
+        parts = [EncodedSources((states,), project(states)) for states in encoded]
+        self._encoded = reduce(EncodedSources.merge, parts)
 
     def add(self, hidden: mx.array, counts: Sequence[int]) -> None:
         """Let the target's hidden states of committed tokens wait.
@@ -335,7 +325,7 @@ class DrafterContext(RowsContext, ABC):
             padded = [mx.pad(s, [(0, 0), (0, longest - s.shape[1]), (0, 0)]) for s in states]
             self.add(mx.concatenate(padded), waiting)
         if self._encoded is not None and joining._encoded is not None:
-            self._set_sources(self._encoded.merge(joining._encoded))
+            self._encoded = self._encoded.merge(joining._encoded)
 
     def keep(self, rows: Sequence[int]) -> None:
         most, waiting = self.most_waiting, [self.waiting[row] for row in rows]
@@ -345,12 +335,12 @@ class DrafterContext(RowsContext, ABC):
         if any(waiting):
             self.add(hidden, waiting)
         if self._encoded is not None:
-            self._set_sources(self._encoded.keep(rows))
+            self._encoded = self._encoded.keep(rows)
 
     def snapshot(self, sequence: int) -> Reusable:
         """See `Context`. Each position depends on a hidden state and on the token after it. If the
         target has an encoder, nothing is reusable, since another prompt has another source."""
-        if self.attends:
+        if self._encoded is not None:
             return Reusable()
         return replace(super().snapshot(sequence), lag=1)
 
@@ -423,7 +413,7 @@ class Chain(DrafterNetwork):
     ) -> tuple[mx.array, mx.array]:
         """Run all layers over tokens, (batch, m), and the states of the positions before them,
         (batch, m, width). Add keys and values to the layers' caches, at `place`, and return the
-        inputs of the head and of the next step. For `sources`, see `DrafterNetwork.sources`."""
+        inputs of the head and of the next step. `sources` has an entry per layer."""
         mask, offset = place.causal_mask(), place.offset
         residual, rows = self.first(tokens, states)
         for number, layer in enumerate(self.layers):

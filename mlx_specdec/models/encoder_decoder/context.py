@@ -85,8 +85,8 @@ class Network(nn.Module, ABC):
 
     @abstractmethod
     def encode(self, tokens: mx.array, mask: mx.array | None = None) -> mx.array:
-        """Run the encoder: (batch, n) int32 -> (batch, n, width). `mask`, (batch, n) bool, is False
-        for padding."""
+        """Run the encoder: (batch, n) int32 -> (batch, n, width). `mask`, (batch, 1, 1, n) bool, is
+        False for padding."""
 
     @abstractmethod
     def source_attention(self, layer: nn.Module) -> Attention:
@@ -181,10 +181,10 @@ class EncodedSources:
 
 
 def padding_mask(lengths: Sequence[int]) -> mx.array | None:
-    """Return (batch, longest) bool, False for padding; None without padding."""
+    """Return (batch, 1, 1, longest) bool, False for padding; None without padding."""
     if min(lengths) == max(lengths):
         return None
-    return mx.arange(max(lengths)) < mx.array(list(lengths))[:, None]
+    return mx.arange(max(lengths)) < mx.array(list(lengths))[:, None, None, None]
 
 
 class EncoderDecoderModel:
@@ -291,6 +291,11 @@ class EncoderDecoderModel:
         outputs = tuple(encoded[row : row + 1, :length] for row, length in enumerate(lengths))
         return EncodedSources(outputs, self.network.project_encoded(encoded))
 
+    def capture(self, name: str) -> int:
+        """See `Base`. Return the number of the hidden state among the results of
+        `Network.decode`."""
+        return -1 if name == FINAL else layer_of(name, self.layers)
+
     def share_encoder(self, target: EncoderDecoderModel) -> None:
         """Encode with the target's encoder from now on, and use the target's encodings of sources
         that it still holds."""
@@ -354,7 +359,7 @@ class EncoderDecoderContext(RowsContext):
 
     def advance(self, tokens: mx.array, proposed: int = 0, hidden: Sequence[str] = ()) -> Scores:
         model, source = self._model, self._source
-        places = {name: -1 if name == FINAL else layer_of(name, model.layers) for name in hidden}
+        places = {name: model.capture(name) for name in hidden}
         place = self._rows.advance(tokens, proposed)
         outputs = model.network.decode(tokens, self._caches, source, place, model.tables(place))
         states = [begin(output) for output in outputs]

@@ -183,7 +183,7 @@ class EncoderDecoderFamily(ABC):
             fed = padded([[*start, *text[:-1]] for text in texts])
             first = len(start) - 1
             wanted = places([(first, first + len(text)) for text in texts], fed.shape[1])
-            return mx.array(sources), mx.array(mask), mx.array(fed), mx.array(wanted)
+            return mx.array(sources), mx.array(mask[:, None, None]), mx.array(fed), mx.array(wanted)
 
         def logits(sources: mx.array, mask: mx.array, fed: mx.array, wanted: mx.array) -> mx.array:
             states = network.teach(sources, mask, fed)
