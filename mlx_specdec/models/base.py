@@ -181,14 +181,6 @@ class Trainable:
     logits: Callable[..., mx.array]
 
 
-def padded(texts: Sequence[Ids]) -> np.ndarray:
-    """Return sequences as (sequences, longest) int32, with zeros after the shorter ones."""
-    result = np.zeros((len(texts), max(map(len, texts))), np.int32)
-    for row, text in enumerate(texts):
-        result[row, : len(text)] = text
-    return result
-
-
 def places(spans: Sequence[tuple[int, int]], width: int) -> np.ndarray:
     """Return indices into a flattened (sequences, width) array. They select, one sequence after the
     other, the positions begin .. end - 1 of the sequence's span."""

@@ -81,7 +81,3 @@ def check_type(config: Config) -> None:
 
 def of_network(network: nn.Module) -> Family:
     return of_config({"model_type": getattr(network, "model_type", None)})
-
-
-def of_model(model: Base) -> Family:
-    return of_network(model.network)

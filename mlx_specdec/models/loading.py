@@ -104,7 +104,7 @@ def trainable(model: Base) -> Trainable:
     dequantized or have no gradient."""
     network = twin_of(model.network)
     dequantize(network)
-    trained = families.of_model(model).trainable(network)
+    trained = families.of_network(model.network).trainable(network)
     inputs = trained.inputs([[1, 2], [1]], [[2, 1], [1]])
     try:
         mx.eval(nn.value_and_grad(network, lambda *arrays: trained.logits(*arrays).sum())(*inputs))

@@ -213,13 +213,15 @@ class RowsContext:
         return Reusable(self.lengths[sequence], positions)
 
     def restore(self, cached: Sequence[Cached | None]) -> None:
-        """Begin with the cached positions of each sequence, before any pass."""
-        slices = [None if entry is None or entry.is_snapshot else entry for entry in cached]
-        if not any(slices):
+        """Begin with the cached state of each sequence, before any pass."""
+        if not any(cached):
             return
-        self._rows.begin(tuple(0 if part is None else part.length for part in slices))
-        for number, buffer in enumerate(self._buffers()):
-            buffer.hold([None if part is None else part.arrays[number] for part in slices])
+        self._rows.begin(tuple(0 if part is None else part.length for part in cached))
+        first = 0
+        for cache in self._caches:
+            last = first + len(cache.buffers)
+            cache.hold([None if part is None else part.arrays[first:last] for part in cached])
+            first = last
 
     def _buffers(self) -> list[Any]:
         return [buffer for cache in self._caches for buffer in cache.buffers]
@@ -333,6 +335,11 @@ class KVCache:
     def positions(self, start: int) -> tuple[mx.array, mx.array]:
         end = max(self._rows.ends)
         return self._keys.positions(end)[:, :, start:], self._values.positions(end)[:, :, start:]
+
+    def hold(self, stored: Sequence[Sequence[mx.array] | None]) -> None:
+        """Begin with the entries of each sequence, or with none of a sequence."""
+        for number, buffer in enumerate(self.buffers):
+            buffer.hold([None if arrays is None else arrays[number] for arrays in stored])
 
     def merge(self, joining: KVCache) -> None:
         """Append the sequences of another cache. The context's rows must have been joined."""

@@ -242,7 +242,7 @@ def shaped(model: Base, config: Mapping[str, Any], layers: int) -> tuple[Base, d
     """Copy a model with fewer decoder layers, which are evenly spaced and include the first and the
     last, and return the copy with its config.json. Raises OptionError if the family cannot have
     this number of layers. config: The target's config.json."""
-    family, network = families.of_model(model), model.network
+    family, network = families.of_network(model.network), model.network
     depth = len(network.layers)
     if layers > depth:
         raise OptionError(f"layers must be 1 to the target's {depth}, not {layers}")

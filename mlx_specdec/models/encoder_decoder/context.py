@@ -193,6 +193,8 @@ class EncoderDecoderModel:
     kind: Kind = "encoder-decoder"
     # A row's mask does not depend on how many rows a pass has.
     rows_agree = True
+    # The encoder itself divides the rows of a prompt.
+    holds_scores = False
     lost = False
     why_not_batched = ""
     _shares = False
@@ -214,11 +216,6 @@ class EncoderDecoderModel:
     @cached_property
     def nbytes(self) -> int:
         return nbytes(self.network)
-
-    @property
-    def holds_scores(self) -> bool:
-        """See `Base`. False, because the encoder itself divides the rows of a prompt."""
-        return False
 
     def prefill_nbytes(self, prompt: int, step: int) -> int:
         return self.network.source_nbytes(prompt)

@@ -4,12 +4,12 @@
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 import mlx.core as mx
 import mlx.nn as nn
-import numpy as np
 from mlx.utils import tree_flatten
 
 from ...checkpoints import files
@@ -18,8 +18,9 @@ from ...checkpoints.tensors import DTYPES, check_weights, dtype_name
 from ...errors import CheckpointError, OptionError
 from ...text.languages import Languages
 from ...text.tokenizer import Tokenizer
+from ...types import rectangle
 from .. import foreign, number_format
-from ..base import Base, Ids, Trainable, identity_of, padded, places
+from ..base import Base, Ids, Trainable, identity_of, places
 from ..cache_settings import CacheSettings
 from ..number_format import NumberFormat
 from .context import EncoderDecoderModel, Network
@@ -112,7 +113,7 @@ class EncoderDecoderFamily(ABC):
         try:
             network = self.network(config, places)
             if stored is not None:
-                _quantize(network, stored, lambda path, _: f"{path}.scales" in places)
+                nn.quantize(network, class_predicate=partial(_stored, stored, places))
             shapes = {name: array.shape for name, array in tree_flatten(network.parameters())}
             check_weights(shapes, {n: weights.infos[place].shape for n, place in places.items()})
         except CheckpointError as problem:
@@ -178,12 +179,12 @@ class EncoderDecoderFamily(ABC):
 
         def inputs(prompts: Sequence[Ids], texts: Sequence[Ids]) -> tuple[mx.array, ...]:
             start = network.start
-            sources, lengths = padded(prompts), [len(prompt) for prompt in prompts]
-            mask = np.arange(sources.shape[1]) < np.array(lengths)[:, None]
-            fed = padded([[*start, *text[:-1]] for text in texts])
+            sources, lengths = rectangle(prompts), mx.array([len(prompt) for prompt in prompts])
+            mask = mx.arange(sources.shape[1]) < lengths[:, None, None, None]
+            fed = rectangle([[*start, *text[:-1]] for text in texts])
             first = len(start) - 1
             wanted = places([(first, first + len(text)) for text in texts], fed.shape[1])
-            return mx.array(sources), mx.array(mask[:, None, None]), mx.array(fed), mx.array(wanted)
+            return sources, mask, fed, mx.array(wanted)
 
         def logits(sources: mx.array, mask: mx.array, fed: mx.array, wanted: mx.array) -> mx.array:
             states = network.teach(sources, mask, fed)
@@ -280,15 +281,11 @@ def _is_float(dtype: mx.Dtype) -> bool:
     return mx.issubdtype(dtype, mx.floating)
 
 
-def _quantize(
-    network: Network, stored: Mapping[str, Any], choose: Callable[[str, tuple[int, ...]], bool]
-) -> None:
-    """Quantize as config.json states (`stored`) all matrices whose rows divide into groups and that
-    `choose` accepts, called with path and shape."""
-
-    def predicate(path: str, module: nn.Module) -> bool | dict[str, Any]:
-        how, able = Quantization.of(stored, path), hasattr(module, "to_quantized")
-        fits = able and module.weight.shape[-1] % how.group_size == 0
-        return how.as_dict() if fits and choose(path, module.weight.shape) else False
-
-    nn.quantize(network, class_predicate=predicate)
+def _stored(
+    entry: Mapping[str, Any], places: Collection[str], path: str, module: nn.Module
+) -> bool | dict[str, Any]:
+    """Return the quantization of a module as config.json states it (`entry`), or False for a module
+    without scales among the tensors, or whose rows do not divide into groups."""
+    how, able = Quantization.of(entry, path), hasattr(module, "to_quantized")
+    fits = able and module.weight.shape[-1] % how.group_size == 0
+    return how.as_dict() if fits and f"{path}.scales" in places else False

@@ -19,7 +19,7 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx_lm.models import base, mla
+from mlx_lm.models import base
 
 from ..attention_parts import FEW, attend_by_kernel, in_parts
 from ..exact import rows_stand_alone
@@ -211,8 +211,6 @@ def _scores(queries: mx.array, keys: mx.array, mask: mx.array | str | None) -> m
 
 def expanding(network: nn.Module) -> list[nn.Module]:
     """Return the attention modules that mlx-lm absorbs in passes of one row only."""
-    if hasattr(mla, "max_absorbed_queries"):  # A later mlx-lm absorbs passes of a few rows itself.
-        return []
     return [part for part in network.modules() if "embed_q" in part and "unembed_out" in part]
 
 

@@ -85,11 +85,6 @@ class BatchedCache(KVCache):
         length = self._rows.lengths[row]
         return [array[row : row + 1, :, :length] for array in self.state]
 
-    def hold(self, stored: Sequence[Sequence[mx.array] | None]) -> None:
-        """Begin with the entries of each sequence, or with none of a sequence."""
-        for number, buffer in enumerate(self.buffers):
-            buffer.hold([None if arrays is None else arrays[number] for arrays in stored])
-
 
 def _as_array(rows: int, return_array: bool) -> bool:
     # On a CPU every layer would turn "causal" into an array again: make the array once.

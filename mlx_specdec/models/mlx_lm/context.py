@@ -106,16 +106,8 @@ class DecoderOnlyContext(RowsContext):
         return Reusable(snapshot=snapshot)
 
     def restore(self, cached: Sequence[Cached | None]) -> None:
-        """Begin with the cached state of each sequence, before any pass."""
-        if not any(cached):
-            return
-        self.rows.begin(tuple(0 if part is None else part.length for part in cached))
-        first = 0
-        for cache in self.attention:
-            last = first + len(cache.buffers)
-            cache.hold([None if part is None else part.arrays[first:last] for part in cached])
-            first = last
-        if self.states:
+        super().restore(cached)
+        if any(cached) and self.states:
             parts = [copy.deepcopy(self.states.caches) for _ in cached]
             for caches, part in zip(parts, cached, strict=True):
                 if part is not None and part.description is not None:

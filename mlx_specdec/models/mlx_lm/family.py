@@ -20,8 +20,8 @@ from ...checkpoints.formats import safetensors
 from ...checkpoints.tensors import dtype_name
 from ...errors import CheckpointError, OptionError, SpecdecError, device_problem, first_line
 from ...text.tokenizer import Tokenizer
-from ...types import FINAL
-from ..base import Base, Ids, Trainable, identity_of, padded, places
+from ...types import FINAL, rectangle
+from ..base import Base, Ids, Trainable, identity_of, places
 from ..cache_settings import CacheSettings
 from ..distributed.decoders import check_shares, divide
 from ..number_format import NumberFormat, count, evaluate, is_quantized, on_cpu, quantize
@@ -40,9 +40,9 @@ def trainable(network: nn.Module) -> Trainable:
 
     def inputs(prompts: Sequence[Ids], texts: Sequence[Ids]) -> tuple[mx.array, ...]:
         pairs = list(zip(prompts, texts, strict=True))
-        tokens = padded([[*prompt, *text[:-1]] for prompt, text in pairs])
+        tokens = rectangle([[*prompt, *text[:-1]] for prompt, text in pairs])
         spans = [(len(prompt) - 1, len(prompt) - 1 + len(text)) for prompt, text in pairs]
-        return mx.array(tokens), mx.array(places(spans, tokens.shape[1]))
+        return tokens, mx.array(places(spans, tokens.shape[1]))
 
     def logits(tokens: mx.array, trained: mx.array) -> mx.array:
         # The head is computed for the trained rows only.

@@ -189,20 +189,17 @@ class DecoderOnlyModel(CapturingNetwork):
     def _cache_sizes(self) -> tuple[int, Counter[int | None]]:
         return sizes_of(self._begun_caches())
 
-    @cached_property
-    def _head_sizes(self) -> set[tuple[int, int]]:
-        return head_sizes(self._begun_caches())
-
     def _begun_caches(self) -> list[Any]:
         """Return the caches of a sequence of one token. Nothing is computed."""
         caches = self._make_caches()
         self.network(mx.zeros((1, 1), dtype=mx.int32), cache=caches)
         return caches
 
-    @property
+    @cached_property
     def holds_scores(self) -> bool:
-        # Over a quantized cache, `attend_in_parts` computes a few rows at a time.
-        return not self._quantizes_cache and (on_cpu() or not self._head_sizes <= PROMPT_SIZES)
+        if self._quantizes_cache:  # `attend_in_parts` computes a few rows at a time
+            return False
+        return on_cpu() or not head_sizes(self._begun_caches()) <= PROMPT_SIZES
 
     def prefill_nbytes(self, prompt: int, step: int) -> int:
         """Return the bytes of one layer's attention scores, or 0 if they are not held in memory."""

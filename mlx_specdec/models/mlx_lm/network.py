@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import mlx.core as mx
@@ -125,11 +125,11 @@ class CapturingNetwork:
         self._layers_capture = (
             capturing(*network.layers) if group is None and not pipeline else Capture()
         )
-        self._state: tuple[int, mx.Dtype] | None = None
         # Shapes are known as soon as the graph is built; nothing is computed here.
         probe = network(mx.zeros((1, 1), dtype=mx.int32), cache=make_prompt_cache(network))
         self.vocabulary: int = probe.shape[-1]  # padding included
-        self._logits_dtype = probe.dtype
+        # The width and the dtype of the hidden states, as soon as FINAL is captured.
+        self._state = 0, probe.dtype
         masked = getattr(network, "_dummy_tokenizer_ids", None)  # of phi3small
         if masked is not None and (most := max(masked.tolist())) >= self.vocabulary:
             raise CheckpointError(
@@ -140,15 +140,15 @@ class CapturingNetwork:
     @property
     def width(self) -> int:
         """Width of the hidden states. Raises OptionError if the model hides them."""
-        return self._final_state()[0]
+        self.capture(FINAL)
+        return self._state[0]
 
     @property
     def state_dtype(self) -> mx.Dtype:
         """Dtype of the hidden states, or of the logits if the model hides the hidden states."""
-        try:
-            return self._final_state()[1]
-        except OptionError:
-            return self._logits_dtype
+        with suppress(OptionError):
+            self.capture(FINAL)
+        return self._state[1]
 
     @property
     def layers(self) -> int:
@@ -204,21 +204,16 @@ class CapturingNetwork:
             tokens: (batch, m) int32.
             entries: The caches, or None for complete sequences, as in training.
             hidden: Names of the hidden states to return."""
-        # Training differentiates passes without caches, so these must stay lazy.
-        self._layers_capture.begins = entries is not None
-        try:
-            return self._run(tokens, entries, hidden)
-        finally:
-            self._layers_capture.begins = False
-
-    def _run(self, tokens: mx.array, entries: list[Any] | None, hidden: Sequence[str]) -> Scores:
-        if not hidden and self.group is None:
-            return Scores(self.network(tokens, cache=entries))
         together = () if self.group is None or FINAL in hidden else (FINAL,)
         armed = {name: self.capture(name) for name in (*hidden, *together)}
         for capture in armed.values():
             capture.arm()
-        logits = self.network(tokens, cache=entries)
+        # Training differentiates passes without caches, so these must stay lazy.
+        self._layers_capture.begins = entries is not None
+        try:
+            logits = self.network(tokens, cache=entries)
+        finally:
+            self._layers_capture.begins = False
         states = {name: state_of(capture.take(), name) for name, capture in armed.items()}
         if self.group is not None:
             # Submit now, so that all ranks submit passes in the same order.
@@ -251,8 +246,3 @@ class CapturingNetwork:
 
     def _closed(self, what: str) -> OptionError:
         return OptionError(f"models of type {family_of(self.network)} do not show {what}")
-
-    def _final_state(self) -> tuple[int, mx.Dtype]:
-        """Return the width and dtype of the output head's input."""
-        self.capture(FINAL)
-        return self._state or (0, mx.float32)
