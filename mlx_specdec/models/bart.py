@@ -21,6 +21,7 @@ from ..checkpoints.tensors import MOST_LAYERS, same
 from ..errors import CheckpointError
 from ..text.languages import Encode, Languages, LanguageTags
 from ..text.tokenizer import Tokenizer
+from .base import LoadSettings
 from .encoder_decoder import layers
 from .encoder_decoder.context import Caches, EncodedSources, Network, Tables
 from .encoder_decoder.family import EncoderDecoderFamily
@@ -375,11 +376,11 @@ class BartFamily(EncoderDecoderFamily):
         f"{table}.{part}": f"model.shared.{part}" for table in TABLES for part in ALL_PARTS
     }
 
-    def load(self, directory: Path, config: Config, *rest: Any, **named: Any) -> Any:
+    def load(self, directory: Path, config: Config, how: LoadSettings) -> Any:
         file = directory / "generation_config.json"
         stored = read_json(file) if file.is_file() else {}
         generation = {name: stored[name] for name in GENERATION if stored.get(name) is not None}
-        return super().load(directory, {**config, **generation}, *rest, **named)
+        return super().load(directory, {**config, **generation}, how)
 
     def network(self, config: Config, tensors: Collection[str]) -> Network:
         shape = BartConfig.from_dict(config)

@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any, Protocol
 
 import mlx.core as mx
@@ -18,8 +19,9 @@ from ..errors import OptionError, PromptError, RewindError
 from ..text.tokenizer import Kind
 from ..types import TargetModel, after
 from ..version import __version__
-from .cache_settings import CacheSettings
+from .cache_settings import OWN_CACHES, CacheSettings
 from .exact import ExactPasses
+from .number_format import NumberFormat
 
 
 class Base(TargetModel, Protocol):
@@ -86,6 +88,17 @@ class Base(TargetModel, Protocol):
         memory does not suffice for its prefill."""
 
 
+@dataclass(frozen=True)
+class LoadSettings:
+    """The settings with which a family loads a model; see `loading.load_model`."""
+
+    numbers: NumberFormat
+    caches: CacheSettings = OWN_CACHES
+    adapter: Path | None = None
+    group: mx.distributed.Group | None = None
+    pipeline: bool = False
+
+
 def family_of(network: nn.Module) -> str:
     """Return the name of the module that defines a network."""
     return type(network).__module__.rpartition(".")[2]
@@ -94,7 +107,7 @@ def family_of(network: nn.Module) -> str:
 def identity_of(
     config: Mapping[str, Any],
     dtype: str,
-    caches: CacheSettings | None = None,
+    caches: CacheSettings = OWN_CACHES,
     adapter: Mapping[str, Any] | None = None,
 ) -> str:
     """Return a digest of everything but the weights that a model's passes depend on: config.json,

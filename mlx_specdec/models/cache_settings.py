@@ -33,3 +33,7 @@ class CacheSettings:
             raise OptionError(f"max-kv-size must be 1 or more, not {self.max_size}")
         if self.bits is not None and self.max_size is not None:
             raise OptionError("kv-bits and max-kv-size exclude each other: leave one of them out")
+
+
+OWN_CACHES = CacheSettings()
+"""The settings that leave a model the caches that it brings."""

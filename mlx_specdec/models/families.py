@@ -8,14 +8,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-import mlx.core as mx
 import mlx.nn as nn
 
 from ..text.languages import Languages
 from ..text.tokenizer import Tokenizer
-from .base import Base, Trainable
-from .cache_settings import CacheSettings
-from .number_format import NumberFormat
+from .base import Base, LoadSettings, Trainable
 
 Config = Mapping[str, Any]
 ENCODER_DECODERS = {
@@ -30,15 +27,7 @@ class Family(Protocol):
     """A family of models, which is a module or an object."""
 
     def load(
-        self,
-        directory: Path,
-        config: Config,
-        numbers: NumberFormat,
-        caches: CacheSettings | None,
-        adapter: Path | None = None,
-        group: mx.distributed.Group | None = None,
-        *,
-        pipeline: bool = False,
+        self, directory: Path, config: Config, how: LoadSettings
     ) -> tuple[Base, tuple[int, ...], str]:
         """Return the model, the tokens that end a completion (maybe none), and the dtype in words,
         such as "bfloat16" or "4-bit, bfloat16". See `loading.load_model`."""

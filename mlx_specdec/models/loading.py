@@ -13,8 +13,8 @@ from ..checkpoints import files
 from ..checkpoints.formats.gguf import GgufFile
 from ..errors import CheckpointError, OptionError
 from . import families
-from .base import Base, Trainable, family_of
-from .cache_settings import CacheSettings
+from .base import Base, LoadSettings, Trainable, family_of
+from .cache_settings import OWN_CACHES, CacheSettings
 from .number_format import NumberFormat, dequantize, twin_of
 
 
@@ -63,13 +63,12 @@ def load_model(
         OptionError: If settings do not suit the model, or ranks cannot share it.
     """
     numbers = NumberFormat(dtype, q_bits, q_group_size, expand)
+    how = LoadSettings(numbers, caches or OWN_CACHES, adapter, group, pipeline)
     config = files.read_config(directory)
     family = families.of_config(config)
     if group is not None and adapter is not None:
         raise OptionError("ranks cannot share an adapter: fuse it with its model, by mlx_lm.fuse")
-    model, eos_token_ids, words = family.load(
-        directory, config, numbers, caches, adapter, group, pipeline=pipeline
-    )
+    model, eos_token_ids, words = family.load(directory, config, how)
     note = numbers.choice(directory.name, model.network, "quantization" in config)
     note = "; ".join(filter(None, (note, model.network.note)))
     sampling = files.sampling_settings(directory)

@@ -15,7 +15,7 @@ from mlx_specdec.engine.prompt_cache import PromptCache, Store
 from mlx_specdec.engine.prompt_cache_files import Directory
 from mlx_specdec.errors import OptionError
 from mlx_specdec.models import base
-from mlx_specdec.models.cache_settings import CacheSettings
+from mlx_specdec.models.cache_settings import OWN_CACHES, CacheSettings
 from mlx_specdec.models.loading import load_model
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.types import TARGET
@@ -28,7 +28,7 @@ DRAFTING = Options(max_tokens=6, num_draft=3, cost_cache=False)
 TEXT = SYSTEM + PROMPT
 
 
-def decoder(family: str, seed: int = 0, caches: CacheSettings | None = None, **sizes: int) -> Pair:
+def decoder(family: str, seed: int = 0, caches: CacheSettings = OWN_CACHES, **sizes: int) -> Pair:
     draft = DecoderOnlyModel(perturbed(tiny.build(family, seed, **sizes), 0.2))
     return pair_of(DecoderOnlyModel(tiny.build(family, seed, **sizes), caches=caches), draft)
 

@@ -11,6 +11,7 @@ from mlx.utils import tree_flatten
 
 from mlx_specdec.checkpoints.files import read_config
 from mlx_specdec.errors import OptionError
+from mlx_specdec.models.base import LoadSettings
 from mlx_specdec.models.encoder_decoder.context import EncoderDecoderModel
 from mlx_specdec.models.loading import load_model
 from mlx_specdec.models.mlx_lm import family as decoder_loading
@@ -48,7 +49,7 @@ def test_two_ranks_that_load_a_model_compute_what_one_does(
     config = read_config(directory)
 
     def load(rank: Rank) -> tuple[np.ndarray, int]:
-        model = t5_family.load(directory, config, FLOAT, None, group=rank)[0]
+        model = t5_family.load(directory, config, LoadSettings(FLOAT, group=rank))[0]
         return logits(model), model.nbytes
 
     alone = load_model(directory, dtype="float32").model
@@ -78,7 +79,7 @@ def test_what_cannot_be_divided_is_refused_before_weights_are_looked_for(
 ) -> None:
     config = {**json.loads((FIXTURES / "mt5" / "config.json").read_text()), **shape}
     with pytest.raises(OptionError, match=message):
-        t5_family.load(tmp_path, config, FLOAT, None, group=ranks(count)[0])
+        t5_family.load(tmp_path, config, LoadSettings(FLOAT, group=ranks(count)[0]))
 
 
 def test_what_ranks_cannot_share_is_refused_by_name() -> None:

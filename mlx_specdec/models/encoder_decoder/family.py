@@ -20,8 +20,8 @@ from ...text.languages import Languages
 from ...text.tokenizer import Tokenizer
 from ...types import rectangle
 from .. import foreign, number_format
-from ..base import Base, Ids, Trainable, identity_of, places
-from ..cache_settings import CacheSettings
+from ..base import Base, Ids, LoadSettings, Trainable, identity_of, places
+from ..cache_settings import OWN_CACHES
 from ..number_format import NumberFormat
 from .context import EncoderDecoderModel, Network
 
@@ -123,20 +123,13 @@ class EncoderDecoderFamily(ABC):
         return weights, places, network
 
     def load(
-        self,
-        directory: Path,
-        config: Config,
-        numbers: NumberFormat,
-        caches: CacheSettings | None,
-        adapter: Path | None = None,
-        group: mx.distributed.Group | None = None,
-        *,
-        pipeline: bool = False,
+        self, directory: Path, config: Config, how: LoadSettings
     ) -> tuple[EncoderDecoderModel, tuple[int, ...], str]:
+        numbers, group = how.numbers, how.group
         refused = {
-            "kv-bits and max-kv-size": caches is not None and caches != CacheSettings(),
-            "adapter-path": adapter is not None,
-            "distributed pipeline": pipeline,
+            "kv-bits and max-kv-size": how.caches != OWN_CACHES,
+            "adapter-path": how.adapter is not None,
+            "distributed pipeline": how.pipeline,
         }
         if names := [name for name, is_given in refused.items() if is_given]:
             raise OptionError(

@@ -21,8 +21,8 @@ from ...checkpoints.tensors import dtype_name
 from ...errors import CheckpointError, OptionError, SpecdecError, device_problem, first_line
 from ...text.tokenizer import Tokenizer
 from ...types import FINAL, rectangle
-from ..base import Base, Ids, Trainable, identity_of, places
-from ..cache_settings import CacheSettings
+from ..base import Base, Ids, LoadSettings, Trainable, identity_of, places
+from ..cache_settings import OWN_CACHES, CacheSettings
 from ..distributed.decoders import check_shares, divide
 from ..number_format import NumberFormat, count, evaluate, is_quantized, on_cpu, quantize
 from . import rotary, spellings
@@ -112,17 +112,11 @@ ADAPTED = ("lora_a", "lora_b", "m")
 
 
 def load(
-    directory: Path,
-    config: Mapping[str, Any],
-    numbers: NumberFormat,
-    caches: CacheSettings | None,
-    adapter: Path | None = None,
-    group: mx.distributed.Group | None = None,
-    *,
-    pipeline: bool = False,
+    directory: Path, config: Mapping[str, Any], how: LoadSettings
 ) -> tuple[DecoderOnlyModel, tuple[int, ...], str]:
-    """Load a model as `families.Family.load` says. `numbers.q_bits` applies to the layers that
+    """Load a model as `families.Family.load` says. `how.numbers.q_bits` applies to the layers that
     mlx-lm's converter quantizes."""
+    caches, group, pipeline = how.caches, how.group, how.pipeline
     if group is not None and not pipeline:
         check_shares(config, group.size())
     source = files.Weights(directory)
@@ -132,8 +126,8 @@ def load(
     model.load_weights(list(opened.weights.items()))
     model.note = source.note()
     del opened, tensors, source  # free the tensors as soon as the model has replaced them
-    adapted = None if adapter is None else adapt(model, adapter)
-    model = with_numbers(model, str(directory), numbers)
+    adapted = None if how.adapter is None else adapt(model, how.adapter)
+    model = with_numbers(model, str(directory), how.numbers)
     words = describe_numbers(model)
     if group is not None:
         divide(model, group, pipeline=pipeline)
@@ -255,7 +249,7 @@ def cast(model: nn.Module, dtype: mx.Dtype) -> None:
 
 
 def max_length(
-    config: Mapping[str, Any], model: nn.Module, caches: CacheSettings | None = None
+    config: Mapping[str, Any], model: nn.Module, caches: CacheSettings = OWN_CACHES
 ) -> int | None:
     """Return the largest number of tokens in a sequence that config.json allows, or None if there
     is no limit. caches: Settings of the KV cache. With a window (`max_size`) there is no limit."""
@@ -266,8 +260,8 @@ def max_length(
             # Beyond this length dynamic rotary positions depend on the number of rows in a pass.
             if any("Dynamic" in type(module).__name__ for module in model.modules()):
                 return length
-            windowed = caches is not None and caches.max_size is not None
-            return None if windowed else max(length, _scaled_length(part, length))
+            unlimited = caches.max_size is not None
+            return None if unlimited else max(length, _scaled_length(part, length))
         if isinstance(part.get("n_positions"), int):
             return int(part["n_positions"])
     return None

@@ -29,7 +29,7 @@ from ...text.tokenizer import Kind
 from ...types import Cached, Context, Scores
 from ..attention_parts import PROMPT_SIZES
 from ..base import Base, check_prompt, family_of
-from ..cache_settings import CACHE_GROUP_SIZES, CacheSettings
+from ..cache_settings import CACHE_GROUP_SIZES, OWN_CACHES, CacheSettings
 from ..cpu_layers import lighten
 from ..exact import ExactPasses, try_exact
 from ..number_format import nbytes, on_cpu
@@ -144,7 +144,7 @@ class DecoderOnlyModel(CapturingNetwork):
         self,
         model: nn.Module,
         max_length: int | None = None,
-        caches: CacheSettings | None = None,
+        caches: CacheSettings = OWN_CACHES,
         identity: str | None = None,
         group: mx.distributed.Group | None = None,
         *,
@@ -157,8 +157,8 @@ class DecoderOnlyModel(CapturingNetwork):
         self._factors, self._long, self._twin = factors_of(model), True, self
         self.family, self.identity = family_of(model), identity
         self.max_length = max_length
-        self._make_caches = cache_maker(model, caches or CacheSettings())
-        self._quantizes_cache = caches is not None and caches.bits is not None
+        self._make_caches = cache_maker(model, caches)
+        self._quantizes_cache = caches.bits is not None
 
     @cached_property
     def nbytes(self) -> int:
