@@ -72,11 +72,8 @@ class Eagle(Chain):
 
     def __init__(self, files: DrafterFiles) -> None:
         super().__init__(files)
-        sizes, present = files.sizes, files.tensors
-        self.layers = [
-            DrafterLayer(sizes, number, sizes.width, present, normed=number > 0)
-            for number in range(sizes.count)
-        ]
+        layers = range(files.sizes.count)
+        self.layers = [DrafterLayer(files, number, normed=number > 0) for number in layers]
 
     def first(self, tokens: mx.array, states: mx.array) -> tuple[mx.array, mx.array]:
         both: mx.array = self.fc(mx.concatenate([self.embed(tokens), states], axis=-1))
@@ -129,7 +126,7 @@ class Eagle3(Chain):
             self.embed_tokens = nn.Embedding(files.vocabulary, sizes.width)
             self.lm_head = nn.Linear(sizes.width, files.drafted, bias=False)
         self.layers = [
-            DrafterLayer(sizes, number, sizes.width if number else 2 * sizes.width, present)
+            DrafterLayer(files, number, sizes.width if number else 2 * sizes.width)
             for number in range(sizes.count)
         ]
         self.layers[0].hidden_norm = nn.RMSNorm(sizes.width, sizes.eps)

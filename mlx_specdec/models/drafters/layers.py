@@ -5,7 +5,7 @@ target's config.json, so that many entries describe the target and not the draft
 deepseek-ai/DeepSpec, transformers (Muse Glimmer's assistant), and ARahim3/mlx-dspark."""
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import mlx.core as mx
@@ -18,8 +18,6 @@ from .files import DrafterFiles, LayerSizes, is_named
 
 SINKS = "attention_sink_bias"
 """Tensor with the score of an additional key of each head, which has no value."""
-Names = Collection[str]
-"""Names of all tensors of a drafter. A layer has a bias or a norm only if its name is listed."""
 
 
 def rope_of(sizes: LayerSizes) -> Callable[..., mx.array]:
@@ -45,21 +43,14 @@ mask, (batch, 1, 1, n) bool, which is False for padding; None without padding. A
 attention to the encoder has None."""
 
 
-def add_biases(module: nn.Module, present: Names, path: str) -> None:
-    """Add a bias to each linear layer of the module at `path` for which the drafter has one."""
-    for name, layer in module.items():
-        if f"{path}.{name}.bias" in present:
-            layer.bias = mx.zeros(layer.weight.shape[:1])
-
-
 class DrafterAttention(RotaryAttention):
-    """A layer's self-attention, whose name among the drafter's tensors is `path`. Queries, keys and
-    values are computed from states of width `inputs`."""
+    """The self-attention of the layer `number`. Queries, keys and values are computed from states
+    of width `inputs`; None for the drafter's width."""
 
-    def __init__(self, sizes: LayerSizes, inputs: int, present: Names, path: str) -> None:
+    def __init__(self, files: DrafterFiles, number: int, inputs: int | None = None) -> None:
+        sizes, present, path = files.sizes, files.tensors, f"layers.{number}.self_attn"
         heads, scale = (sizes.heads, sizes.kv_heads, sizes.head_dim), sizes.head_dim**-0.5
         super().__init__(sizes.width, *heads, scale=scale, inputs=inputs, rope=rope_of(sizes))
-        add_biases(self, present, path)
         for name in ("q_norm", "k_norm"):
             if f"{path}.{name}.weight" in present:
                 self[name] = nn.RMSNorm(sizes.head_dim, sizes.eps)
@@ -76,15 +67,12 @@ class DrafterAttention(RotaryAttention):
 class FeedForward(nn.Module):
     """The gated network after the attention."""
 
-    def __init__(
-        self, sizes: LayerSizes, present: Names, path: str, activation: Any = nn.silu
-    ) -> None:
+    def __init__(self, sizes: LayerSizes, activation: Any = nn.silu) -> None:
         super().__init__()
         self._activation = activation
         self.gate_proj = nn.Linear(sizes.width, sizes.intermediate, bias=False)
         self.up_proj = nn.Linear(sizes.width, sizes.intermediate, bias=False)
         self.down_proj = nn.Linear(sizes.intermediate, sizes.width, bias=False)
-        add_biases(self, present, path)
 
     def __call__(self, rows: mx.array) -> mx.array:
         return self.down_proj(self._activation(self.gate_proj(rows)) * self.up_proj(rows))
@@ -95,19 +83,22 @@ class DrafterLayer(nn.Module):
     `inputs`, see `DrafterAttention`."""
 
     def __init__(
-        self, sizes: LayerSizes, number: int, inputs: int, present: Names, normed: bool = True
+        self, files: DrafterFiles, number: int, inputs: int | None = None, *, normed: bool = True
     ) -> None:
         super().__init__()
-        path = f"layers.{number}"
+        sizes = files.sizes
         if normed:
             self.input_layernorm = nn.RMSNorm(sizes.width, sizes.eps)
-        self.self_attn = DrafterAttention(sizes, inputs, present, f"{path}.self_attn")
+        self.self_attn = DrafterAttention(files, number, inputs)
         self.post_attention_layernorm = nn.RMSNorm(sizes.width, sizes.eps)
-        self.mlp = FeedForward(sizes, present, f"{path}.mlp")
+        self.mlp = FeedForward(sizes)
         if (source := sizes.encoder_width) is not None:
             heads, scale = (sizes.heads, sizes.kv_heads, sizes.head_dim), sizes.head_dim**-0.5
             self.encoder_attn = Attention(sizes.width, *heads, scale=scale, attended=source)
             self.encoder_attn_layernorm = nn.RMSNorm(sizes.width, sizes.eps)
+        for name, module in self.named_modules():
+            if isinstance(module, nn.Linear) and f"layers.{number}.{name}.bias" in files.tensors:
+                module.bias = mx.zeros(module.weight.shape[:1])
 
     def finish(self, rows: mx.array, attended: mx.array, source: Source = None) -> mx.array:
         """Return the layer's output, from the residual and the output of the self-attention,
@@ -172,22 +163,20 @@ def center_norms(files: DrafterFiles) -> None:
 
 def layer_of(files: DrafterFiles, number: int) -> DrafterLayer:
     """Return the layer `number` of a drafter, with random weights."""
-    sizes, present = files.sizes, files.tensors
-    layer = DrafterLayer(sizes, number, sizes.width, present)
-    share = float(files.settings.get("rotated_share") or 1)
-    path = f"layers.{number}"
     if is_gemma(files.settings):
-        return Gemma4Layer(files, number, share)
+        return Gemma4Layer(files, number)
+    layer = DrafterLayer(files, number)
     if files.settings.get(GATED):
-        layer.self_attn = GatedAttention(sizes, present, f"{path}.self_attn", share)
+        layer.self_attn = GatedAttention(files, number)
     return layer
 
 
 class GatedAttention(DrafterAttention):
     """Qwen 3.5's attention, whose output is gated, and which rotates a share of each head."""
 
-    def __init__(self, sizes: LayerSizes, present: Names, path: str, share: float) -> None:
-        super().__init__(sizes, sizes.width, present, path)
+    def __init__(self, files: DrafterFiles, number: int) -> None:
+        super().__init__(files, number)
+        sizes, share = files.sizes, float(files.settings.get("rotated_share") or 1)
         self._heads_count = sizes.heads
         self.q_proj = nn.Linear(sizes.width, 2 * sizes.heads * sizes.head_dim, bias=False)
         self._rope = nn.RoPE(int(sizes.head_dim * share), base=sizes.rope_theta)
@@ -210,15 +199,16 @@ class Gemma4Attention(DrafterAttention):
     """The attention of Gemma 4's layers with full attention. Values are normed, and they are
     computed from the same projection as keys if there is no other."""
 
-    def __init__(self, sizes: LayerSizes, present: Names, path: str, share: float) -> None:
+    def __init__(self, files: DrafterFiles, number: int) -> None:
         # Imported here, because T5 targets also import the drafters and must not import mlx-lm.
         from mlx_lm.models.rope_utils import initialize_rope
 
-        super().__init__(sizes, sizes.width, present, path)
+        super().__init__(files, number)
+        sizes = files.sizes
         self._scale, self._eps = 1.0, sizes.eps
-        scaling = {"rope_type": "proportional", ROTATED: share}
+        scaling = {"rope_type": "proportional", ROTATED: files.settings["rotated_share"]}
         self._rope = initialize_rope(sizes.head_dim, sizes.rope_theta, False, scaling)
-        if f"{path}.v_proj.weight" not in present:
+        if f"layers.{number}.self_attn.v_proj.weight" not in files.tensors:
             del self["v_proj"]
 
     def keys_values(self, states: mx.array, offset: Offset = 0) -> tuple[mx.array, mx.array]:
@@ -230,12 +220,11 @@ class Gemma4Attention(DrafterAttention):
 class Gemma4Layer(DrafterLayer):
     """Gemma 4's layer, with norms before and after each part."""
 
-    def __init__(self, files: DrafterFiles, number: int, share: float) -> None:
-        sizes, present = files.sizes, files.tensors
-        super().__init__(sizes, number, sizes.width, present)
-        path = f"layers.{number}"
-        self.self_attn = Gemma4Attention(sizes, present, f"{path}.self_attn", share)
-        self.mlp = FeedForward(sizes, present, f"{path}.mlp", nn.gelu_approx)
+    def __init__(self, files: DrafterFiles, number: int) -> None:
+        super().__init__(files, number)
+        sizes = files.sizes
+        self.self_attn = Gemma4Attention(files, number)
+        self.mlp = FeedForward(sizes, nn.gelu_approx)
         self.pre_feedforward_layernorm = nn.RMSNorm(sizes.width, sizes.eps)
         self.post_feedforward_layernorm = nn.RMSNorm(sizes.width, sizes.eps)
         self.layer_scalar = mx.ones((1,))

@@ -26,7 +26,7 @@ from ..encoder_decoder.layers import attend_cached
 from ..number_format import NumberFormat, count, evaluate, expand, quantize
 from ..rows import STEP, KVCache, Place, Rows, RowsContext
 from .files import IN_16_BITS, DrafterFiles
-from .layers import DrafterLayer, Source
+from .layers import Source
 
 Config = Mapping[str, Any]
 MOST_WAITING = 64
@@ -78,7 +78,7 @@ class DrafterNetwork(nn.Module, ABC):
         most: Maximum number of draft tokens in a round.
     """
 
-    layers: list[DrafterLayer]
+    layers: list[Any]
     normed = batched = True
     most: int = sys.maxsize
 
