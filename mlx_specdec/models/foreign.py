@@ -5,13 +5,14 @@ from typing import Any
 
 import mlx.core as mx
 
+from ..checkpoints.files import text_config
 from ..errors import first_line
+from .per_layer import with_parts
 
 
 def entry_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the entry in config.json about another program's quantization, {} without one."""
-    text = config.get("text_config")
-    for part in (config, text if isinstance(text, Mapping) else {}):
+    for part in (config, text_config(config)):
         entry = part.get("quantization_config")
         if "quantization" not in config and isinstance(entry, Mapping):
             return entry
@@ -20,9 +21,9 @@ def entry_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def without_entry(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the configuration without the entry about another program's quantization."""
-    text = config.get("text_config")
-    rest = {key: value for key, value in config.items() if key != "quantization_config"}
-    return {**rest, "text_config": without_entry(text)} if isinstance(text, Mapping) else rest
+    return with_parts(
+        config, lambda part: {key: part[key] for key in part if key != "quantization_config"}
+    )
 
 
 def is_packed(dtypes: Iterable[mx.Dtype]) -> bool:

@@ -10,6 +10,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
 
 from .. import system
+from ..checkpoints.files import text_config
 from ..checkpoints.quantization import FLOAT_DTYPES, PARTS, check_affine
 from ..errors import OptionError, check_one_of, first_line
 from ..system import show_size
@@ -105,8 +106,7 @@ class NumberFormat:
 
 def stored_dtype(config: Mapping[str, Any]) -> mx.Dtype:
     """Return the dtype of the weights that config.json states, or float32 if it states none."""
-    text = config.get("text_config")
-    for part in (config, text if isinstance(text, Mapping) else {}):
+    for part in (config, text_config(config)):
         name = str(part.get("dtype") or part.get("torch_dtype") or "").rpartition(".")[2]
         if name in FLOAT_DTYPES:
             return getattr(mx, name)

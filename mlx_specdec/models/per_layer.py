@@ -1,7 +1,7 @@
 """Translation of `per_layer_config`, which transformers writes into config.json since 5.15. In a
 Gemma 4 it has the sizes of layers with full attention, for which mlx-lm reads older keys."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..checkpoints.files import TEXT_CONFIG
@@ -16,9 +16,16 @@ def spelled_old(config: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises:
         CheckpointError: If layers differ in a way that the older keys cannot say."""
-    changed = _old(config)
+    return with_parts(config, _old)
+
+
+def with_parts(
+    config: Mapping[str, Any], change: Callable[[Mapping[str, Any]], dict[str, Any]]
+) -> dict[str, Any]:
+    """Apply a function to config.json and to its `text_config`."""
+    changed = change(config)
     if isinstance(inner := config.get(TEXT_CONFIG), Mapping):
-        changed[TEXT_CONFIG] = _old(inner)
+        changed[TEXT_CONFIG] = change(inner)
     return changed
 
 

@@ -49,15 +49,10 @@ class Place:
 
     # Cached for all layers, which saves 6 operations per layer in a pass over uneven rows.
     @cached_property
-    def offsets(self) -> mx.array:
-        """The position of the first row of each sequence, (batch,) int32."""
-        return shared(mx.array(self.starts))
-
-    @property
     def offset(self) -> int | mx.array:
         """The position of the first row: one number if it is the same for all sequences, otherwise
-        `offsets`."""
-        return self.starts[0] if self.even else self.offsets
+        (batch,) int32."""
+        return self.starts[0] if self.even else shared(mx.array(self.starts))
 
     @cached_property
     def targets(self) -> mx.array:

@@ -279,7 +279,10 @@ class T5Gemma2Family(EncoderDecoderFamily):
         return {**config, "encoder": encoder}
 
     def with_layers(self, config: Config, chosen: Sequence[int]) -> dict[str, Any]:
-        return {**config, "decoder": _cut(_stacks(config)[1], chosen)}
+        decoder = _stacks(config)[1]
+        kinds = _kinds(decoder, whole_number(decoder, "num_hidden_layers"))
+        cut = {"num_hidden_layers": len(chosen), "layer_types": [kinds[n] for n in chosen]}
+        return {**config, "decoder": {**decoder, **cut}}
 
 
 def _stacks(config: Config) -> tuple[Config, Config]:
@@ -290,12 +293,6 @@ def _stacks(config: Config) -> tuple[Config, Config]:
     if not isinstance(text, Mapping) or not isinstance(decoder, Mapping):
         raise CheckpointError("config.json lacks encoder.text_config or decoder")
     return text, decoder
-
-
-def _cut(stack: Config, chosen: Sequence[int]) -> dict[str, Any]:
-    kinds = _kinds(stack, whole_number(stack, "num_hidden_layers"))
-    layer_types = [kinds[number] for number in chosen]
-    return {**stack, "num_hidden_layers": len(chosen), "layer_types": layer_types}
 
 
 family = T5Gemma2Family()

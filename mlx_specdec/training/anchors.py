@@ -203,7 +203,7 @@ class DSparkTask(Task):
         states = mx.stop_gradient(network.embed(tokens))
         for layer, source in zip(network.layers, self._sources(anchored), strict=True):
             attend = partial(_from_blocks, layer.self_attn, context, anchored.anchors)
-            states = network.through(layer, states, attend, source)
+            states = layer(states, attend, source)
         return network.norm(states)
 
     def sums(self, *batch: mx.array) -> mx.array:

@@ -172,10 +172,6 @@ class MarkovHead(nn.Module):
         return latent, carried
 
 
-Attend = Callable[[mx.array], mx.array]
-"""Computes a layer's self-attention from its inputs, (batch, slots, width)."""
-
-
 class DFlash(DrafterNetwork):
     """The network of a DFlash, or of a DSpark with its two heads.
 
@@ -187,11 +183,13 @@ class DFlash(DrafterNetwork):
             is counted from the slot that looks back.
     """
 
+    layer_class: type[DrafterLayer] = DrafterLayer
+
     def __init__(self, files: DrafterFiles) -> None:
         super().__init__(files)
         sizes, settings = files.sizes, files.settings
         self.hidden_norm = nn.RMSNorm(sizes.width, sizes.eps)
-        self.layers = [layer_of(files, number) for number in range(sizes.count)]
+        self.layers = [layer_of(files, n, self.layer_class) for n in range(sizes.count)]
         if rank := files.tensors.shapes.get(W1, (settings.get("markov_rank", 0),))[-1]:
             self.markov_head = MarkovHead(files, int(rank))
         if CONFIDENCE in files.tensors:
@@ -216,17 +214,6 @@ class DFlash(DrafterNetwork):
 
     def cache_nbytes(self, source: int, positions: int) -> int:
         return super().cache_nbytes(source, positions + self.slots)
-
-    def through(
-        self,
-        layer: DrafterLayer,
-        states: mx.array,
-        attend: Attend,
-        source: Source = None,
-    ) -> mx.array:
-        """Run a layer over the states of blocks, (batch, slots, width). `source` is the layer's
-        entry of `sources`."""
-        return layer.finish(states, attend(layer.input_layernorm(states)), source)
 
     def slot_logits(
         self, logits: mx.array, token: mx.array, state: mx.array, carried: mx.array | None
@@ -318,7 +305,7 @@ class DFlashContext(DrafterContext):
         parts = zip(network.layers, self._caches, network.masks(place), self._sources, strict=True)
         for layer, cache, mask, source in parts:
             attend = partial(attend_cached, cache, mask, layer.self_attn, offset=place.offset)
-            states = network.through(layer, states, attend, source)
+            states = layer(states, attend, source)
         states = network.norm(states)
         self._logits = network.own_logits(states[:, skipped : skipped + count])
         self._states, self._carried, self._index = states, None, -1
@@ -365,6 +352,23 @@ class Convolution(nn.Module):
         return result
 
 
+class ConvolvedLayer(DrafterLayer):
+    """A layer with convolutions around its attention and its feed-forward network."""
+
+    def __init__(self, files: DrafterFiles, number: int) -> None:
+        super().__init__(files, number)
+        self.attention_conv, self.mlp_conv = Convolution(files), Convolution(files)
+
+    def __call__(
+        self, states: mx.array, attend: Callable[[mx.array], mx.array], source: Source = None
+    ) -> mx.array:
+        rows, kernels = self.attention_conv.before(self.input_layernorm(states))
+        states = states + self.attention_conv.behind(attend(rows), kernels)
+        states = self.look_at(source, states)
+        rows, kernels = self.mlp_conv.before(self.post_attention_layernorm(states))
+        return states + self.mlp_conv.behind(self.mlp(rows), kernels)
+
+
 class Selector(nn.Module):
     """The module that adds a bonus to the logits of a slot's likeliest tokens. The bonus depends on
     the token before the slot and on the slot's state."""
@@ -391,24 +395,11 @@ class Selector(nn.Module):
 class DFlash2(DFlash):
     """The network of a DFlash 2."""
 
+    layer_class = ConvolvedLayer
+
     def __init__(self, files: DrafterFiles) -> None:
         super().__init__(files)
         self.candidate_selector = Selector(files)
-        for layer in self.layers:
-            layer.attention_conv, layer.mlp_conv = Convolution(files), Convolution(files)
-
-    def through(
-        self,
-        layer: DrafterLayer,
-        states: mx.array,
-        attend: Attend,
-        source: Source = None,
-    ) -> mx.array:
-        rows, kernels = layer.attention_conv.before(layer.input_layernorm(states))
-        states = states + layer.attention_conv.behind(attend(rows), kernels)
-        states = layer.look_at(source, states)
-        rows, kernels = layer.mlp_conv.before(layer.post_attention_layernorm(states))
-        return states + layer.mlp_conv.behind(layer.mlp(rows), kernels)
 
     def slot_logits(
         self, logits: mx.array, token: mx.array, state: mx.array, carried: mx.array | None
@@ -416,6 +407,6 @@ class DFlash2(DFlash):
         return self.candidate_selector.step(logits, token, state), None
 
 
-DSPARK = DrafterKind("dspark", is_dspark, read, DFlash, layer_ids=LAYER_IDS)
-DFLASH = DrafterKind("dflash", is_dflash, read, DFlash, layer_ids=LAYER_IDS)
-DFLASH2 = DrafterKind("dflash2", is_dflash2, read, DFlash2, layer_ids=LAYER_IDS)
+DSPARK = DrafterKind("dspark", is_dspark, read, DFlash)
+DFLASH = DrafterKind("dflash", is_dflash, read, DFlash)
+DFLASH2 = DrafterKind("dflash2", is_dflash2, read, DFlash2)

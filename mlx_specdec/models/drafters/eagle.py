@@ -212,5 +212,5 @@ class PEagleContext(ChainContext):
 
 
 EAGLE = DrafterKind("eagle", is_eagle, read_eagle, Eagle, by_speculators=False)
-EAGLE3 = DrafterKind("eagle3", is_eagle3, read_eagle3, Eagle3, layer_ids=EAGLE_LAYER_IDS)
-PEAGLE = DrafterKind("peagle", is_peagle, read_eagle3, PEagle, layer_ids=EAGLE_LAYER_IDS)
+EAGLE3 = DrafterKind("eagle3", is_eagle3, read_eagle3, Eagle3)
+PEAGLE = DrafterKind("peagle", is_peagle, read_eagle3, PEagle)

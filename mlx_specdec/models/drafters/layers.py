@@ -100,6 +100,13 @@ class DrafterLayer(nn.Module):
             if isinstance(module, nn.Linear) and f"layers.{number}.{name}.bias" in files.tensors:
                 module.bias = mx.zeros(module.weight.shape[:1])
 
+    def __call__(
+        self, states: mx.array, attend: Callable[[mx.array], mx.array], source: Source = None
+    ) -> mx.array:
+        """Run the layer over states, (batch, m, width). `attend` computes the self-attention from
+        its inputs."""
+        return self.finish(states, attend(self.input_layernorm(states)), source)
+
     def finish(self, rows: mx.array, attended: mx.array, source: Source = None) -> mx.array:
         """Return the layer's output, from the residual and the output of the self-attention,
         (batch, m, width) each. For `source`, see `Source`."""
@@ -161,11 +168,14 @@ def center_norms(files: DrafterFiles) -> None:
             files.tensors.data[name] = lambda stored=stored: stored() + 1
 
 
-def layer_of(files: DrafterFiles, number: int) -> DrafterLayer:
-    """Return the layer `number` of a drafter, with random weights."""
+def layer_of(
+    files: DrafterFiles, number: int, usual: type[DrafterLayer] = DrafterLayer
+) -> DrafterLayer:
+    """Return the layer `number` of a drafter, with random weights. `usual` is the class of layers
+    that are not a Gemma 4's."""
     if is_gemma(files.settings):
         return Gemma4Layer(files, number)
-    layer = DrafterLayer(files, number)
+    layer = usual(files, number)
     if files.settings.get(GATED):
         layer.self_attn = GatedAttention(files, number)
     return layer

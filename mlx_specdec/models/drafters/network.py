@@ -49,7 +49,6 @@ class DrafterKind:
             weights (None without weights). Raises CheckpointError.
         network: Builds the network of the files that `read` returned.
         described: Whether config.json alone determines the names and shapes of all tensors.
-        layer_ids: The entry of config.json that lists the target's layers whose inputs are read.
         by_speculators: Whether the package `speculators` writes drafters of this kind.
         missing: The error message if the user asks for this kind and there is no such drafter.
     """
@@ -59,7 +58,6 @@ class DrafterKind:
     read: Callable[[str, Path, Config, Weights | None], DrafterFiles]
     network: Callable[[Any], DrafterNetwork]
     described: bool = True
-    layer_ids: str = ""
     by_speculators: bool = True
     missing: str = (
         "there is no such drafter to propose: name the directory of one that was made for this "

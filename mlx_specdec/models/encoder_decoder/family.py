@@ -22,7 +22,6 @@ from ...types import rectangle
 from .. import foreign, number_format
 from ..base import Base, Ids, LoadSettings, Trainable, identity_of, places
 from ..cache_settings import OWN_CACHES
-from ..number_format import NumberFormat
 from .context import EncoderDecoderModel, Network
 
 Config = Mapping[str, Any]
@@ -147,7 +146,12 @@ class EncoderDecoderFamily(ABC):
         floating = numbers.floating(widest, overflows=self.overflows)
         notes = [network.note, numbers.range_note(directory.name, widest, floating)]
         if numbers.q_bits is not None:
-            self._quantize_on_load(network, config, numbers)
+            default = Quantization(numbers.q_bits, numbers.q_group_size)
+            chosen = self.quantized(network, config, default)
+            by_path = {name.removesuffix(".weight"): of.as_dict() for name, of in chosen.items()}
+            number_format.quantize(
+                network, default.bits, default.group_size, lambda path, _: by_path.get(path, False)
+            )
         modules = dict(network.named_modules())
         for name, place in places.items():
             parts = _in_numbers(modules, name, weights.read(place), floating)
@@ -203,25 +207,6 @@ class EncoderDecoderFamily(ABC):
         }
         return {name: how for name, how in chosen.items() if how is not None}
 
-    def _quantize_on_load(self, network: Network, config: Config, numbers: NumberFormat) -> None:
-        """Quantize as a conversion does. Raises OptionError if no matrix has whole groups."""
-        assert numbers.q_bits is not None
-        default = Quantization(numbers.q_bits, numbers.q_group_size)
-        chosen = self.quantized(network, config, default)
-        entries = {n.removesuffix(".weight"): how.as_dict() for n, how in chosen.items()}
-        bits, size = default.bits, default.group_size
-        number_format.quantize(network, bits, size, lambda path, _: entries.get(path, False))
-
-
-def quantizable(key: str, shape: tuple[int, ...], group_size: int) -> bool:
-    """Return whether to quantize a weight: a matrix of whole groups, except tables of positions."""
-    return (
-        key.endswith(".weight")
-        and len(shape) == 2
-        and shape[-1] % group_size == 0
-        and not _NEVER.search(key)
-    )
-
 
 def quantization_of(
     config: Config, key: str, shape: tuple[int, ...], default: Quantization, mixed: str = ""
@@ -232,7 +217,8 @@ def quantization_of(
     `mixed` is a key of MIXED, or "". The wider bits of MIXED are for the matrices that mlx-lm
     chooses: value projections and the output projections of feed-forward networks, in some layers.
     """
-    if not quantizable(key, shape, default.group_size):
+    is_matrix = key.endswith(".weight") and len(shape) == 2
+    if not is_matrix or shape[-1] % default.group_size or _NEVER.search(key):
         return None
     if _WIDER.fullmatch(key):
         if default.mode == "affine":

@@ -210,23 +210,19 @@ def _scores(queries: mx.array, keys: mx.array, mask: mx.array | str | None) -> m
 
 
 def expanding(network: nn.Module) -> list[nn.Module]:
-    """Return the attention modules that mlx-lm absorbs in passes of one row only."""
-    return [part for part in network.modules() if "embed_q" in part and "unembed_out" in part]
+    """Return the modules that expand a latent to keys, and those that expand it to values. mlx-lm
+    absorbs them in passes of one row only."""
+    found = [part for part in network.modules() if "embed_q" in part and "unembed_out" in part]
+    return [part for module in found for part in (module.embed_q, module.unembed_out)]
 
 
-def intercept(attentions: list[nn.Module]) -> None:
+def intercept(parts: list[nn.Module]) -> None:
     """Record what these modules expand, so that `absorbed` applies from now on. The network must
     call `attention.attend`, which `attention.replace_in` arranges."""
-    LATENT.extend(
-        (part for part in _parts(attentions) if not LATENT.applied(part)), __call__=_recorded
-    )
+    LATENT.extend((part for part in parts if not LATENT.applied(part)), __call__=_recorded)
 
 
-def release(attentions: list[nn.Module]) -> None:
+def release(parts: list[nn.Module]) -> None:
     """Undo `intercept`."""
-    for module in _parts(attentions):
+    for module in parts:
         LATENT.undo(module)
-
-
-def _parts(attentions: list[nn.Module]) -> list[nn.Module]:
-    return [part for module in attentions for part in (module.embed_q, module.unembed_out)]

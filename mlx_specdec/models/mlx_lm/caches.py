@@ -28,10 +28,6 @@ class BatchedCache(KVCache):
         return place.offset + written if written else place.offset
 
     @property
-    def nbytes(self) -> int:
-        return sum(array.nbytes for array in self.state)
-
-    @property
     def keys(self) -> mx.array | None:
         """The buffer of the keys. A model in a pipeline replaces it by one that depends on the
         transfer of the hidden states."""

@@ -74,11 +74,6 @@ class DecoderOnlyContext(RowsContext):
             # The device computes the state while the host builds the next proposal.
             mx.async_eval([cache.state for cache in self.states.caches])
 
-    @property
-    def nbytes(self) -> int:
-        """The bytes of all caches."""
-        return sum(int(cache.nbytes) for cache in (*self.attention, *self.states.caches))
-
     def evaluate(self) -> None:
         mx.eval([cache.state for cache in (*self.attention, *self.states.caches)])
         mx.clear_cache()

@@ -5,7 +5,7 @@ wrote `rope_theta`, `rope_scaling` and other keys. Most of mlx-lm's families rea
 two spellings, and use default values if config.json has the other one."""
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import is_dataclass
 from inspect import signature
 from typing import Any
@@ -14,6 +14,7 @@ import mlx.nn as nn
 
 from ...checkpoints.files import text_config
 from ...errors import CheckpointError
+from ..per_layer import with_parts
 
 NEW = "rope_parameters"
 GLOBAL = ("full_attention", "main")
@@ -63,7 +64,7 @@ def spelled_old(config: Mapping[str, Any], arguments: type) -> dict[str, Any]:
     Raises:
         CheckpointError: If types of layers differ in a way that the family does not implement."""
     names = names_of(arguments)
-    return _with_parts(config, lambda part: {**part, **_old_keys(part, names)})
+    return with_parts(config, lambda part: {**part, **_old_keys(part, names)})
 
 
 def spelled_both(config: Mapping[str, Any], arguments: type) -> dict[str, Any]:
@@ -71,7 +72,7 @@ def spelled_both(config: Mapping[str, Any], arguments: type) -> dict[str, Any]:
     these."""
     names = names_of(arguments)
     old = spelled_old(config, arguments)
-    return _with_parts(old, lambda part: {**part, **_new_keys(part, names)})
+    return with_parts(old, lambda part: {**part, **_new_keys(part, names)})
 
 
 def check(network: nn.Module, config: Mapping[str, Any]) -> None:
@@ -94,16 +95,6 @@ def check(network: nn.Module, config: Mapping[str, Any]) -> None:
 
 def _is_rope(module: nn.Module) -> bool:
     return any(word in type(module).__name__ for word in ("RoPE", "Rotary"))
-
-
-def _with_parts(
-    config: Mapping[str, Any], change: Callable[[Mapping[str, Any]], dict[str, Any]]
-) -> dict[str, Any]:
-    """Apply a function to config.json and to its `text_config`."""
-    changed = change(config)
-    if isinstance(inner := config.get("text_config"), Mapping):
-        changed["text_config"] = change(inner)
-    return changed
 
 
 def names_of(arguments: type) -> set[str]:

@@ -251,16 +251,16 @@ def absorb(model: CapturingNetwork, open_: Open) -> bool:
 
     Returns:
         Whether passes are absorbed. False also if the model has no latent attention."""
-    attentions = expanding(model.network)
-    if not attentions:
+    expands = expanding(model.network)
+    if not expands:
         return False
     replace_in(model.network)
     hidden = _captures(model, open_())
 
     def agree(seed: int) -> bool:
-        release(attentions)
+        release(expands)
         expanded, _ = _rows_apart(model, open_, hidden, seed)
-        intercept(attentions)
+        intercept(expands)
         before = absorbed_calls()
         apart, dtype = _rows_apart(model, open_, hidden, seed)
         rounding = ROUNDINGS * float(mx.finfo(dtype).eps)
@@ -268,7 +268,7 @@ def absorb(model: CapturingNetwork, open_: Open) -> bool:
 
     if any(of_rank_0(model.group, agree(seed)) for seed in range(ATTEMPTS)):
         return True
-    release(attentions)
+    release(expands)
     _warn(model, "do not take several rows in their latent: verifying drafts costs more than usual")
     return False
 
