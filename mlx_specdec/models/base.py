@@ -25,24 +25,26 @@ from .number_format import NumberFormat
 
 
 class Base(TargetModel, Protocol):
-    """A loaded model of either family, with its modules."""
+    """A loaded model of either family, with its modules.
 
-    @property
-    def kind(self) -> Kind:
-        """Whether an encoder reads the prompt."""
+    Attributes:
+        kind: Whether an encoder reads the prompt.
+        family: Name of the module that defines `network`, such as "llama".
+        identity: The digest that `identity_of` returns; None if the model was not loaded from files
+            or is shared by ranks.
+        source_vocabulary: Number of token ids that a prompt may have, if it is not `vocabulary`.
+        lost: Whether ranks that share the model are out of step, so that nothing can go on.
+    """
+
+    kind: Kind
+    family: str
+    identity: str | None
+    source_vocabulary: int | None
+    lost: bool
 
     @property
     def network(self) -> nn.Module:
         """The modules, whose parameters are named as in checkpoints."""
-
-    @property
-    def family(self) -> str:
-        """Name of the module that defines `network`, such as "llama"."""
-
-    @property
-    def identity(self) -> str | None:
-        """The digest that `identity_of` returns; None if the model was not loaded from files or is
-        shared by ranks."""
 
     @property
     def rows_agree(self) -> bool:
@@ -50,17 +52,14 @@ class Base(TargetModel, Protocol):
         Speculative decoding needs this. If it is False, a RuntimeWarning says so once."""
 
     @property
-    def source_vocabulary(self) -> int | None:
-        """Number of token ids that a prompt may have, if it is not `vocabulary`."""
-
-    @property
-    def lost(self) -> bool:
-        """Whether ranks that share the model are out of step, so that nothing can go on."""
-
-    @property
     def exact(self) -> ExactPasses:
         """How `Options.exact` computes passes of this model. A trial finds it out when it is first
         read."""
+
+    @property
+    def holds_scores(self) -> bool:
+        """Whether prefill holds the attention scores of all rows and keys of a pass in memory, so
+        that a pass should have few rows."""
 
     def reaching(self, length: int) -> "Base":
         """Return the model for sequences of at most `length` tokens. It shares the weights with
@@ -70,11 +69,6 @@ class Base(TargetModel, Protocol):
     def cache_nbytes(self, source: int, positions: int) -> int:
         """Return the bytes of a sequence's keys, values and recurrent state with `positions` tokens
         in the cache. In an encoder-decoder model, add the bytes of a source of `source` tokens."""
-
-    @property
-    def holds_scores(self) -> bool:
-        """Whether prefill holds the attention scores of all rows and keys of a pass in memory, so
-        that a pass should have few rows."""
 
     def prefill_nbytes(self, prompt: int, step: int) -> int:
         """Estimate the bytes that prefill of `prompt` tokens takes in addition to the caches, with

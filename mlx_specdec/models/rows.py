@@ -85,8 +85,8 @@ class Rows:
         windows: The columns of windowed caches, by the size of the windows.
     """
 
-    def __init__(self, count: int, mask_axes: Callable[[], int | None] = lambda: 4) -> None:
-        self.mask_axes = mask_axes
+    def __init__(self, count: int) -> None:
+        self.mask_axes: Callable[[], int | None] = lambda: 4
         self.lengths = self.ahead = (0,) * count
         self.place = Place(self.lengths, 0)
         self.final = self.lengths

@@ -407,6 +407,6 @@ class DFlash2(DFlash):
         return self.candidate_selector.step(logits, token, state), None
 
 
-DSPARK = DrafterKind("dspark", is_dspark, read, DFlash)
-DFLASH = DrafterKind("dflash", is_dflash, read, DFlash)
-DFLASH2 = DrafterKind("dflash2", is_dflash2, read, DFlash2)
+DSPARK = DrafterKind(is_dspark, read, DFlash)
+DFLASH = DrafterKind(is_dflash, read, DFlash)
+DFLASH2 = DrafterKind(is_dflash2, read, DFlash2)

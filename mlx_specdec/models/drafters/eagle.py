@@ -211,6 +211,6 @@ class PEagleContext(ChainContext):
         return self._drafted[:, :1]
 
 
-EAGLE = DrafterKind("eagle", is_eagle, read_eagle, Eagle, by_speculators=False)
-EAGLE3 = DrafterKind("eagle3", is_eagle3, read_eagle3, Eagle3)
-PEAGLE = DrafterKind("peagle", is_peagle, read_eagle3, PEagle)
+EAGLE = DrafterKind(is_eagle, read_eagle, Eagle, by_speculators=False)
+EAGLE3 = DrafterKind(is_eagle3, read_eagle3, Eagle3)
+PEAGLE = DrafterKind(is_peagle, read_eagle3, PEagle)

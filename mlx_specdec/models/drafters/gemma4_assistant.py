@@ -252,4 +252,4 @@ class AssistantContext(DrafterContext):
         return self.next_logits(mx.array([tokens[-1:] for tokens in following]))
 
 
-ASSISTANT = DrafterKind("gemma4_assistant", recognizes, read, Assistant, by_speculators=False)
+ASSISTANT = DrafterKind(recognizes, read, Assistant, by_speculators=False)

@@ -236,7 +236,6 @@ class MtpContext(ChainContext):
 
 
 MTP = DrafterKind(
-    "mtp",
     recognizes,
     read,
     Mtp,

@@ -53,7 +53,6 @@ class DrafterKind:
         missing: The error message if the user asks for this kind and there is no such drafter.
     """
 
-    name: str
     recognizes: Callable[[Config, Collection[str]], bool]
     read: Callable[[str, Path, Config, Weights | None], DrafterFiles]
     network: Callable[[Any], DrafterNetwork]

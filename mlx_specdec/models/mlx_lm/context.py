@@ -8,7 +8,7 @@ with a cache until one of the two is written to."""
 
 import copy
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -36,7 +36,6 @@ class DecoderOnlyContext(RowsContext):
     Args:
         make: For each entry of the list that the model gets, the function that makes it.
         count: Number of sequences. It is 1 if a cache is none of `caches.py` and no ArraysCache.
-        mask_axes: Returns the number of axes of masks; see `rows.Rows`.
         recurrences: See `states.States`."""
 
     def __init__(
@@ -44,10 +43,9 @@ class DecoderOnlyContext(RowsContext):
         model: CapturingNetwork,
         make: Sequence[MakeCache],
         count: int,
-        mask_axes: Callable[[], int | None] = lambda: 4,
         recurrences: Recurrences | None = None,
     ) -> None:
-        self.rows = Rows(count, mask_axes)
+        self.rows = Rows(count)
         self.entries = [make_cache(self.rows) for make_cache in make]
         self.attention = [
             cache for cache in leaves(self.entries) if isinstance(cache, BatchedCache)

@@ -137,7 +137,7 @@ class DecoderOnlyModel(CapturingNetwork):
         OptionError: If the model cannot use such caches."""
 
     kind: Kind = "decoder-only"
-    source_vocabulary = None
+    source_vocabulary: int | None = None
     lost = False
 
     def __init__(
@@ -243,11 +243,9 @@ class DecoderOnlyModel(CapturingNetwork):
         """Open a context of one sequence before any trial of the model. Nothing is computed."""
         return DecoderOnlyContext(self, self._batched_caches, 1)
 
-    def _opened(
-        self, count: int = 1, mask_axes: Callable[[], int | None] = lambda: 4
-    ) -> DecoderOnlyContext:
+    def _opened(self, count: int = 1) -> DecoderOnlyContext:
         self._absorbs  # noqa: B018  decide this before the first prefill, so that all are alike
-        return DecoderOnlyContext(self, self._makers, count, mask_axes, self._recurrences)
+        return DecoderOnlyContext(self, self._makers, count, self._recurrences)
 
     def caution(self, prompt_tokens: int) -> str:
         return ""
@@ -266,8 +264,9 @@ class DecoderOnlyModel(CapturingNetwork):
                 f"{family_of(self.network)} models decode one sequence at a time: "
                 f"{self.why_not_batched}"
             )
+        context = self._opened(len(prompts))
         # The trial runs only if sequences of different lengths share a pass.
-        context = self._opened(len(prompts), lambda: self._batch_trial[0])
+        context.rows.mask_axes = lambda: self._batch_trial[0]
         context.restore(cached)
         return context
 

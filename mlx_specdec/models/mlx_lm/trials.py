@@ -61,8 +61,7 @@ from rounding vary."""
 NARROW = 4
 """Size of the windows in trial batches, in tokens. Real windows are longer than such a trial."""
 Open = Callable[..., DecoderOnlyContext]
-"""A function that opens a context of a number of sequences (by default 1). Its second argument
-returns the number of axes of masks."""
+"""A function that opens a context of a number of sequences (by default 1)."""
 
 
 def misfit(model: CapturingNetwork, open_: Open) -> str:
@@ -133,7 +132,8 @@ def _batch_apart(model: CapturingNetwork, open_: Open, axes: int, seed: int) -> 
     ]
 
     def opened(count: int) -> DecoderOnlyContext:
-        context = open_(count, lambda: axes)
+        context = open_(count)
+        context.rows.mask_axes = lambda: axes
         for window in context.rows.windows.values():
             window.size = min(window.size, NARROW)
         return context
