@@ -45,7 +45,6 @@ class T5Config:
     """The shapes and switches of one T5.
 
     Attributes:
-        own_head: Whether the head is a matrix of its own, and not the embedding.
         trained_length: Tokens of the longest sources in training.
     """
 
@@ -63,11 +62,10 @@ class T5Config:
     decoder_start_token_id: int
     bias_per_layer: bool
     scales_output: bool
-    own_head: bool
     trained_length: int = TRAINED_LENGTH
 
     @classmethod
-    def from_dict(cls, config: Mapping[str, Any], *, own_head: bool) -> Self:
+    def from_dict(cls, config: Mapping[str, Any]) -> Self:
         """Read a configuration. Raises CheckpointError if it is not supported."""
         # The defaults of transformers.
         default = "relu" if config.get("model_type") == "t5" else "gated-gelu"
@@ -92,7 +90,6 @@ class T5Config:
             decoder_start_token_id=next((token for token in start if token is not None), 0),
             bias_per_layer=config.get("model_type") == "umt5",
             scales_output=scales_output(config),
-            own_head=own_head,
             trained_length=_trained_length(config),
         )
 
@@ -273,11 +270,12 @@ class T5Stack(nn.Module):
 
 
 class T5(Network):
-    """The network of a whole T5."""
+    """The network of a whole T5. `own_head` says whether the head is a matrix of its own, and not
+    the embedding."""
 
     model_type = "t5"
 
-    def __init__(self, config: T5Config) -> None:
+    def __init__(self, config: T5Config, *, own_head: bool) -> None:
         super().__init__()
         self.config = config
         self.vocabulary, self.width = config.vocab_size, config.d_model
@@ -288,7 +286,7 @@ class T5(Network):
         self.shared = nn.Embedding(config.vocab_size, config.d_model)
         self.encoder = T5Stack(config, config.num_layers, is_decoder=False)
         self.decoder = T5Stack(config, config.num_decoder_layers, is_decoder=True)
-        if config.own_head:
+        if own_head:
             self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
 
     @property
@@ -340,7 +338,7 @@ class T5(Network):
         return self.shared(tokens)
 
     def head(self, states: mx.array) -> mx.array:
-        return self.lm_head(states) if self.config.own_head else self.shared.as_linear(states)
+        return self.lm_head(states) if "lm_head" in self else self.shared.as_linear(states)
 
 
 Config = Mapping[str, Any]
@@ -366,10 +364,10 @@ class T5Family(EncoderDecoderFamily):
     }
 
     def network(self, config: Config, tensors: Collection[str]) -> Network:
-        return T5(T5Config.from_dict(config, own_head=LM_HEAD in tensors))
+        return T5(T5Config.from_dict(config), own_head=LM_HEAD in tensors)
 
     def divider(self, config: Config, group: mx.distributed.Group) -> Callable[[Any], None]:
-        shape = T5Config.from_dict(config, own_head=False)
+        shape = T5Config.from_dict(config)
         parts = {"attention heads": shape.num_heads, "feed-forward columns": shape.d_ff}
         check_even(parts, group.size())
         return lambda network: network.shard(group)
