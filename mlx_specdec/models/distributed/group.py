@@ -13,14 +13,14 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Literal, NoReturn, TypeVar, cast
 
 import mlx.core as mx
 
-from ...errors import OptionError, OutputError, SpecdecError, first_line
+from ...errors import OptionError, SpecdecError, first_line
 from ...version import __version__
 from ..base import Base
 from . import STATUS
@@ -194,8 +194,7 @@ class Ranks:
 
     def _write(self, code: int) -> None:
         if self.rank == 0 and self._status is not None:
-            with _writing(self._status):
-                self._status.write_text(f"{code}\n")
+            self._status.write_text(f"{code}\n")
 
 
 def _model_digest(directory: Path) -> str:
@@ -208,14 +207,6 @@ def _model_digest(directory: Path) -> str:
                 stream.seek(place)
                 digest.update(stream.read(SAMPLE))
     return digest.hexdigest()
-
-
-@contextlib.contextmanager
-def _writing(status: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as problem:
-        raise OutputError(f"{STATUS}={status} cannot be written: {problem.strerror}") from None
 
 
 _met: list[Ranks] = []
@@ -231,10 +222,6 @@ def join() -> Ranks:
     if _met:
         return _met[0]
     status = Path(os.environ[STATUS]) if STATUS in os.environ else None
-    if status is not None:
-        # A file of an earlier run must not be taken for the status of this run.
-        with _writing(status):
-            status.unlink(missing_ok=True)
     before = open_descriptors()
     cancel = give_up_after(MEETING, f"error: {LATE.format(MEETING)}")
     try:
