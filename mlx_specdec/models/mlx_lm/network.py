@@ -9,7 +9,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.cache import make_prompt_cache
 
-from ...errors import CheckpointError, OptionError
+from ...errors import OptionError
 from ...types import FINAL, Scores
 from ..base import family_of, layer_of
 from ..cpu_layers import begin
@@ -109,9 +109,7 @@ class CapturingNetwork:
     Args:
         network: The network, which is called as `network(tokens, cache=entries)`.
         group: The ranks that share the network, if any. Passes are then submitted at once.
-        pipeline: Whether each rank has some of the layers.
-    Raises:
-        CheckpointError: If the model masks tokens outside its vocabulary."""
+        pipeline: Whether each rank has some of the layers."""
 
     def __init__(
         self, network: nn.Module, group: mx.distributed.Group | None = None, *, pipeline: bool
@@ -130,12 +128,6 @@ class CapturingNetwork:
         self.vocabulary: int = probe.shape[-1]  # padding included
         # The width and the dtype of the hidden states, as soon as FINAL is captured.
         self._state = 0, probe.dtype
-        masked = getattr(network, "_dummy_tokenizer_ids", None)  # of phi3small
-        if masked is not None and (most := max(masked.tolist())) >= self.vocabulary:
-            raise CheckpointError(
-                f"mlx-lm masks token ids up to {most} of this type of model, and config.json has a "
-                f"vocabulary of {self.vocabulary}: to write past its end would end the process"
-            )
 
     @property
     def width(self) -> int:
