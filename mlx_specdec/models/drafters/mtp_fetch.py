@@ -127,7 +127,8 @@ def _layers(
     runs: list[tuple[str, int, int]] = []
     position = 0
     for file in files:
-        stored, first = _header(repository, file)
+        header = repository.header(file)
+        stored, first = json.loads(header[8:]), len(header)
         entries[_FORMAT] = stored.pop(_FORMAT, entries[_FORMAT])
         for name, entry in sorted(stored.items(), key=lambda item: item[1]["data_offsets"]):
             if not belongs(name) or mtp_layers.is_copy(name):
@@ -145,15 +146,3 @@ def _layers(
             f"({', '.join(sorted(mtp_layers.MTP_FAMILIES))}): {GIVE}"
         )
     return runs, header_of(entries)
-
-
-def _header(repository: Repository, file: str) -> tuple[dict[str, Any], int]:
-    """Return the header of a safetensors file, and the position after it."""
-    header = repository.header(file)
-    try:
-        entries = json.loads(header[8:])
-        if not isinstance(entries, dict):
-            raise ValueError
-    except ValueError:
-        raise SourceError(f"{file} is no safetensors file: {GIVE}") from None
-    return entries, len(header)
