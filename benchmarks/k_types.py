@@ -11,7 +11,8 @@ That memory is anonymous: pages of the file that the system maps do not count. S
 as on a GPU.
 
 The decoder and the names of the tensors come from the package gguf. Files of Llamas cannot be
-compared, because llama.cpp stores the rows of queries and keys in another order."""
+compared, because llama.cpp stores the rows of queries and keys in another order. The program needs
+memory for both versions of the weights in float32: 16 GB for a model of 1.5 billion weights."""
 
 import argparse
 import json
