@@ -2,11 +2,12 @@
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import partial
 
 from .. import system
 from ..core.loop import chunk_size
+from ..core.options import MOST_DRAFTED
 from ..errors import PromptError
 from ..proposers.draft_model import BACKLOG_CHUNK
 from ..system import show_size
@@ -116,11 +117,13 @@ class MemoryBudget:
     def of_caches(self, rows: Sequence[Extent]) -> int:
         """Return an upper bound on the bytes of a batch's caches.
 
-        Every row is as wide as the longest row will be. A drafter prefills the prompt of a row that
-        has joined the batch at positions after the longest row."""
-        prompt, end = max(row.prompt for row in rows), max(row.end for row in rows)
+        Every row is as wide as the longest row of the batch. The longest row grows by at most one
+        round for each token that the row may still emit. A drafter prefills the prompt of a row
+        that has joined the batch at positions after the longest row."""
+        prompt, now, end = (max(lengths) for lengths in zip(*map(astuple, rows), strict=True))
         late = min(end, BACKLOG_CHUNK) if len(rows) > 1 else 0
-        return len(rows) * self._row(prompt, end, late)
+        grown = (now + (1 + MOST_DRAFTED) * (row.end - row.now) for row in rows)
+        return sum(self._row(prompt, min(end, positions), late) for positions in grown)
 
     def of_prefill(self, rows: Sequence[Extent]) -> int:
         """Estimate the bytes of working memory for the prefill of a batch's prompts in chunks."""
