@@ -146,8 +146,9 @@ def _stack(shape: StackConfig) -> nn.Module:
 
 
 class T5Gemma2(Network):
-    """The network of a whole model without the vision tower. The token `end_of_image` has the
-    embedding `eoi_embedding`. The token `image` stands for images, and prompts must not have it."""
+    """The network of a whole model without the vision tower. The end-of-image token
+    has an embedding of its own, the tensor `eoi_embedding`. Prompts must not contain the image
+    token, since there is no tower that reads images."""
 
     model_type = "t5gemma2"
     merged = True

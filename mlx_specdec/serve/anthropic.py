@@ -100,8 +100,8 @@ class BlocksMessage(Fields):
     content: str | Several[ContentBlock]
 
     def messages(self) -> list[Message]:
-        """Return the message as `text.messages` reads it. Results of tools come first, each as a
-        message."""
+        """Return the messages for `text.messages`. Every result of a tool becomes a message of its
+        own, before the message with the other blocks."""
         if isinstance(self.content, str):
             return [{"role": self.role, "content": self.content}]
         parts: list[Message] = []

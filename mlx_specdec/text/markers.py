@@ -23,7 +23,7 @@ from .tool_formats import (
 )
 
 SEED_THOUGHT = ("<seed:think>", "</seed:think>")
-"""Tokens around the thoughts of a Seed-OSS, which mlx-lm does not recognize."""
+"""The tokens before and after a thought in Seed-OSS models. mlx-lm does not recognize them."""
 
 
 @dataclass(frozen=True)
@@ -134,6 +134,6 @@ def markers_of(tokenizer: Tokenizer, parser: str = "") -> Markers:
 
 
 def _last(tokens: Sequence[int], part: Sequence[int]) -> int:
-    """Return the last index of `part` in `tokens`, or -1."""
+    """Return where the last occurrence of `part` begins in `tokens`, or -1 if there is none."""
     places = range(len(tokens) - len(part), -1, -1)
     return next((at for at in places if tuple(tokens[at : at + len(part)]) == tuple(part)), -1)

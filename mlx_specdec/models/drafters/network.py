@@ -396,8 +396,9 @@ class Chain(DrafterNetwork):
         return ChainContext(self, count)
 
     def features(self, hidden: mx.array) -> mx.array:
-        """Return the inputs of the first step, (batch, m, width), from the target's hidden states,
-        (batch, m, number of hidden states x width)."""
+        """Return the drafter's inputs for its first step, (batch, m, width), in its dtype.
+        `hidden`, (batch, m, layers x width), has the target's hidden states of several layers, one
+        after the other."""
         return hidden.astype(self.dtype)
 
     def step(

@@ -190,7 +190,7 @@ class EncoderDecoderFamily(ABC):
         return Trainable(network, inputs, logits)
 
     def empty(self, config: Config, like: Network) -> Base:
-        """See `families.Family`. The network has the same tensors as `like`."""
+        """See `families.Family`. The network has tensors of the same names as `like`."""
         tensors = [name for name, _ in tree_flatten(like.parameters())]
         return EncoderDecoderModel(self.network(config, tensors))
 
