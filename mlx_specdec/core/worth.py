@@ -33,8 +33,9 @@ CHOICE_INTERVAL, TRIAL_ROUNDS = 8, 3
 """Rounds between two choices, and rounds in which another draft length is tried. Of three plain
 steps that are tried, only the second one is timed."""
 FIRST_TRIAL, TRIAL_INTERVAL = 16, 64
-"""Rounds between two trials: FIRST_TRIAL, then 2 FIRST_TRIAL, ... up to TRIAL_INTERVAL. In a group,
-this is multiplied by the number of rows, because a trial costs more there."""
+"""Rounds between two trials: FIRST_TRIAL, then 2 FIRST_TRIAL, ... up to TRIAL_INTERVAL. While plain
+decoding is best for a group, this is multiplied by the number of rows, because a trial of drafts
+costs more there."""
 BETTER = 1.03
 """In a group, drafting must be 3 % better than plain decoding for each doubling of the rows. They
 end at different times, and a row that has ended costs more in rounds with drafts."""
@@ -46,8 +47,9 @@ EXPECTED, PRIOR_WEIGHT, REMEMBERED_ROUNDS = 0.7, 8.0, 512
 the weight of a verified token has fallen to 1/e. The drafts in weights/ reach 0.6 to 0.8. The rate
 of all positions together has the same weight in the rate of each position."""
 RISE, LINE_WEIGHT = 0.25, 8.0
-"""Plain steps that a draft token is assumed to cost before any round was timed. The line through
-all costs weighs as much as LINE_WEIGHT rounds in the cost of each draft length."""
+"""Plain steps that a draft token of a single row is assumed to cost before any round was timed; in a
+group, half as much more for each doubling of the rows. The line through all costs weighs as much as
+LINE_WEIGHT rounds in the cost of each draft length."""
 HEAVIEST, AGED, LEAST_WEIGHT = 20.0, 0.99, 1.5
 """The largest weight of timed rounds, the factor by which `Costs.fit` reduces all weights, and the
 weight from which costs count: the first round may have stalled."""
@@ -152,7 +154,7 @@ class Costs:
         ratios: Costs of draft lengths 0 .. LONGEST_DRAFT in plain steps; see `fit`."""
 
     def __init__(self, memory: Memory, rows: int, doublings: int, names: Sequence[str]) -> None:
-        """Open the saved costs. If there are none, copy the costs of the nearest size, after
+        """Open the saved costs. If there are none, copy the costs of twice or half the size, after
         contexts that are not longer, with little weight.
 
         Args:
@@ -162,10 +164,12 @@ class Costs:
         place = f"trials of {rows} rows, {doublings} doublings"
         self.trials = memory.entries.setdefault(place, [FIRST_TRIAL, 0])
         self.timed: dict[str, list[list[float]]] = {}
+        size = rows.bit_length() - 1
+        self._rise = RISE * (1 + size / 2)
         for name in ("", *names):
             keys = [
-                f"costs of {name}, {1 << n} rows, {more} doublings"
-                for n in sorted(range(10), key=lambda n: abs((1 << n) - rows))
+                f"costs of {name}, {2**n} rows, {more} doublings"
+                for n in (size, size + 1, size - 1)
                 for more in range(doublings, -1, -1)
             ]
             saved = (memory.entries[key] for key in keys if key in memory.entries)
@@ -198,8 +202,8 @@ class Costs:
     def fit(self) -> None:
         """Let earlier rounds lose some weight, and compute `ratios`. A ratio is the weighted mean
         of the length's own timings and of the line that fits all lengths best. The line begins as
-        1 + RISE n. Costs that are not `known` do not count."""
-        lengths = np.arange(1, LONGEST_DRAFT + 1)
+        1 + RISE n for a single row. Costs that are not `known` do not count."""
+        lengths, rise = np.arange(1, LONGEST_DRAFT + 1), self._rise
         for name, entries in self.timed.items():
             for entry in entries:
                 entry[1] *= AGED
@@ -208,8 +212,8 @@ class Costs:
             # Two points of the first line have half the weight of a round each. The noise of a
             # round grows with its seconds.
             n = np.append(lengths, [1, LONGEST_DRAFT])
-            ratio = np.append(timed, 1 + RISE * n[-2:])
-            weight = np.append(weights, [0.5, 0.5]) / (1 + RISE * n) ** 2
+            ratio = np.append(timed, 1 + rise * n[-2:])
+            weight = np.append(weights, [0.5, 0.5]) / (1 + rise * n) ** 2
             middle, height = np.average(n, weights=weight), np.average(ratio, weights=weight)
             spread = np.average((n - middle) ** 2, weights=weight)
             slope = np.average((n - middle) * (ratio - height), weights=weight) / spread
@@ -393,7 +397,8 @@ class Worth:
         size.rate = rates[best]
         if tries and costs.trials[0] <= 0:
             costs.trials[1] += 1
-            costs.trials[0] = size.rows * min(TRIAL_INTERVAL, FIRST_TRIAL * costs.trials[1])
+            slower = size.rows if best == PLAIN else 1
+            costs.trials[0] = slower * min(TRIAL_INTERVAL, FIRST_TRIAL * costs.trials[1])
             if (tried := self._trial(costs, rates, best)) != best:
                 best, size.due = tried, TRIAL_ROUNDS
         if best != PLAIN:
