@@ -101,6 +101,14 @@ def test_a_completion_is_cached_for_the_next_turn(tmp_path: Path) -> None:
     assert cached_tokens(pair, [5, 9, 12, 7, *first.tokens, 8], cache) >= 4 + len(first.tokens) - 1
 
 
+def test_parts_of_two_prompts_are_not_joined(tmp_path: Path) -> None:
+    """The third prompt begins as the second one and ends as the first one."""
+    pair, cache = PAIRS["llama"](tmp_path), PromptCache(1 << 26)
+    one, other, end = ([step * place % 47 + 3 for place in range(1, 257)] for step in (7, 11, 5))
+    prompts = [*one, *end, 5], [*other, 9], [*other, *end, 5]
+    assert [cached_tokens(pair, prompt, cache) for prompt in prompts] == [0, 0, 256]
+
+
 KINDS = ("llama, 8 bits", "eagle3", "qwen3_next", "t5")
 
 
