@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
+from queue import SimpleQueue
 from typing import Any
 
 from .. import system
@@ -36,6 +37,8 @@ PREFILL_SECONDS = 10.0
 """Seconds of a prefill after which, and interval at which, the log says how far it is."""
 STEP_SECONDS = 300.0
 """Seconds after which an unfinished step is assumed to hang."""
+WAKE = -1, None
+"""The cancellation of no request, which wakes an engine that has nothing to do."""
 log = logging.getLogger(__name__)
 
 
@@ -101,11 +104,12 @@ class Engine:
         self.problem: BaseException | None = None
         self.gauges: dict[str, int] = {}
         self._cache: PromptCache | None = None
-        self._changed = threading.Condition()
+        # Held while requests are accepted, so that none is accepted after the engine has closed.
+        self._lock = threading.Lock()
         # Number of a request that has not ended -> its listener and its time of arrival.
         self._pending: dict[int, tuple[Listener, float]] = {}
-        self._arrived: list[tuple[int, Request]] = []
-        self._cancelled: list[int] = []
+        # Numbers with new requests, or with None for cancelled requests.
+        self._inbox: SimpleQueue[tuple[int, Request | None]] = SimpleQueue()
         self._tasks: deque[EngineTask] = deque()
         self._numbers = itertools.count()
         self._waiting = 0
@@ -116,10 +120,9 @@ class Engine:
     def requests(self) -> tuple[int, int]:
         """The number of running requests and the number of waiting requests. Tasks are requests,
         of which one runs at a time."""
-        with self._changed:
-            waiting, tasks = self._waiting + len(self._arrived), len(self._tasks)
-            running = max(0, len(self._pending) - waiting)
-            return running + min(tasks, 1), waiting + max(0, tasks - 1)
+        pending, tasks = len(self._pending), len(self._tasks)
+        waiting = min(pending, self._waiting + self._inbox.qsize())
+        return pending - waiting + min(tasks, 1), waiting + max(0, tasks - 1)
 
     @property
     def ended(self) -> bool:
@@ -131,8 +134,7 @@ class Engine:
         """The reason why requests make no progress, or None."""
         if self.failures.passes >= FAILED_PASSES:
             return f"{self.failures.passes} passes have failed one after the other"
-        with self._changed:
-            came = min((came for _, came in self._pending.values()), default=None)
+        came = min((came for _, came in list(self._pending.values())), default=None)
         if came is not None and time.perf_counter() - max(came, self._stepped) > STEP_SECONDS:
             return f"a step has not finished in {STEP_SECONDS:.0f} seconds"
         return None
@@ -148,21 +150,19 @@ class Engine:
 
     def submit(self, requests: Sequence[Request], listener: Listener) -> list[int]:
         """Accept all requests or none, and return their numbers. Raises Problem."""
-        with self._changed:
+        with self._lock:
             self._check_open(len(requests))
-            arrived = [(next(self._numbers), request) for request in requests]
-            now = time.perf_counter()
-            self._arrived += arrived
-            self._pending.update({number: (listener, now) for number, _ in arrived})
-            self._changed.notify()
-        return [number for number, _ in arrived]
+            numbers = [next(self._numbers) for _ in requests]
+            self._pending.update(dict.fromkeys(numbers, (listener, time.perf_counter())))
+        for arrived in zip(numbers, requests, strict=True):
+            self._inbox.put(arrived)
+        return numbers
 
     def run(self, task: EngineTask) -> None:
         """Accept a task. Raises Problem."""
-        with self._changed:
-            self._check_open(1)
-            self._tasks.append(task)
-            self._changed.notify()
+        self._check_open(1)
+        self._tasks.append(task)
+        self._inbox.put(WAKE)
 
     def _check_open(self, more: int) -> None:
         if self.closed:
@@ -173,19 +173,18 @@ class Engine:
 
     def cancel(self, numbers: Sequence[int]) -> None:
         """Cancel requests, except for requests that have ended."""
-        with self._changed:
-            pending = [number for number in numbers if self._pending.pop(number, None) is not None]
-            self._cancelled += pending
-            self._changed.notify()
-        self.counters[CANCELLED] += len(pending)
+        for number in numbers:
+            if self._pending.pop(number, None) is not None:
+                self._inbox.put((number, None))
+                self.counters[CANCELLED] += 1
 
     def close(self) -> None:
         """Accept no more requests, and end pending requests with an error at once. The memory is
         given back after the current step."""
-        with self._changed:
+        with self._lock:
             self.closed = True
-            self._changed.notify()
         self._publish(self._all_with(STOPPING))
+        self._inbox.put(WAKE)
 
     def join(self, seconds: float) -> bool:
         """Wait for the end of the engine, and return whether it has ended."""
@@ -202,7 +201,6 @@ class Engine:
         if self._cache is not None:
             self._cache.close()
         # Requests that have ended may still refer to the engine.
-        self.ready.clear()
         for name in ("pair", "options", "budget"):
             vars(self).pop(name, None)
         self._cache, self.gauges = None, {}
@@ -219,22 +217,9 @@ class Engine:
         if self.batch_size > 1 and scheduler.why_not is not None:
             log.info("requests are decoded one at a time: %s", scheduler.why_not)
         self.ready.set()
-        while True:
-            with self._changed:
-                while scheduler.idle and not (
-                    self._arrived or self._cancelled or self.closed or self._tasks
-                ):
-                    self._changed.wait()
-                if self.closed:
-                    break
-                arrived, cancelled = self._arrived, self._cancelled
-                self._arrived, self._cancelled = [], []
+        while self._takes(scheduler):
             scheduler.held = self._tasks[0].nbytes if self._tasks else 0
             try:
-                for number, request in arrived:
-                    scheduler.add(number, request)
-                for number in cancelled:
-                    scheduler.cancel(number)
                 steps = scheduler.step()
                 self._measure(scheduler)
             except Exception as problem:
@@ -252,6 +237,17 @@ class Engine:
                 self._advance(self._tasks[0])
         scheduler.keep()
         scheduler.save_costs()
+
+    def _takes(self, scheduler: Scheduler) -> bool:
+        """Hand new requests and cancellations to the scheduler, and return whether the engine is
+        still open. Wait if there is nothing to do."""
+        while not (self._inbox.empty() and (self.closed or self._tasks or not scheduler.idle)):
+            number, request = self._inbox.get()
+            if request is None:
+                scheduler.cancel(number)
+            elif number in self._pending:
+                scheduler.add(number, request)
+        return not self.closed
 
     def _advance(self, task: EngineTask) -> None:
         """Take a step of a task. An exception ends the task and becomes its result."""
@@ -295,16 +291,12 @@ class Engine:
 
     def _all_with(self, error: str) -> list[Step]:
         """Return steps that end all pending requests with an error."""
-        with self._changed:
-            self._arrived = []
-            return [Step(number, finish_reason="failed", error=error) for number in self._pending]
+        pending = list(self._pending)
+        return [Step(number, finish_reason="failed", error=error) for number in pending]
 
     def _publish(self, steps: Sequence[Step]) -> None:
         for step in steps:
-            with self._changed:
-                pending = self._pending.get(step.number)
-                if step.last:
-                    self._pending.pop(step.number, None)
+            pending = (self._pending.pop if step.last else self._pending.get)(step.number, None)
             if pending is None:
                 continue
             if step.tokens:
