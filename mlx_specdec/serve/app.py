@@ -32,6 +32,7 @@ from .fields import parse, problem_of
 from .problems import Problem, busy, failed
 from .registry import Registry
 from .service import registry_of
+from .settings import BODY_BYTES
 
 METHODS = ("DELETE", "GET", "HEAD", "POST")
 PUBLIC = ("/health", "/v1/health")
@@ -150,7 +151,7 @@ def limited(app: ASGIApp) -> ASGIApp:
     type of a body, so that FastAPI hands its bytes to the models, which read them."""
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        limits, size = registry_of(Request(scope)).first.settings, 0
+        seconds, size = registry_of(Request(scope)).first.settings.seconds, 0
         coding = Headers(scope=scope).get("content-encoding", "identity")
         scope["headers"] = [field for field in scope["headers"] if field[0] != b"content-type"]
 
@@ -161,12 +162,12 @@ def limited(app: ASGIApp) -> ASGIApp:
                 raise Problem(415, f"{message}: send it plainly")
             part = await receive()
             size += len(part.get("body", b""))
-            if size > limits.body_bytes:
-                raise Problem(413, f"the body has more than {limits.body_bytes} bytes: shorten it")
+            if size > BODY_BYTES:
+                raise Problem(413, f"the body has more than {BODY_BYTES} bytes: shorten it")
             return part
 
         try:
-            async with asyncio.timeout(limits.seconds) as scope["limit"]:
+            async with asyncio.timeout(seconds) as scope["limit"]:
                 await app(scope, bounded, send)
         except TimeoutError:
             problem = busy("the time of this request was over: try again later", code="timeout")

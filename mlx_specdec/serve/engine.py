@@ -42,12 +42,6 @@ WAKE = -1, None
 log = logging.getLogger(__name__)
 
 
-def engine_threads(count: int) -> ThreadPoolExecutor:
-    """Return the threads of at most `count` engines at a time. Engines that follow each other share
-    a thread, because MLX keeps a thread for each thread that has computed something."""
-    return ThreadPoolExecutor(count, "engine", system.clear_at_end)
-
-
 @dataclass(frozen=True)
 class EngineTask:
     """An answer that the engine's thread computes between the steps of the scheduler, such as
@@ -74,13 +68,12 @@ class Engine:
 
     Attributes:
         load: Returns the models and the default options. It is called in the thread.
-        most: Largest number of requests that have not ended.
-        store: The files of the prompt cache, or None for no prompt cache.
+        store: The files of the prompt cache.
         memory_budget: Bytes for all sequences, or None for the scheduler's default.
         counters: The counters of the metrics, which outlive the engine. The engine's thread and the
             event loop's thread count under different names.
         turns: Decides when prompts are prefilled; all engines of a server share it.
-        ready: Set while `pair`, `options` and `budget` can be read.
+        ready: Set when the models are loaded, so that `pair`, `options` and `budget` can be read.
         closed: Whether the engine accepts no more requests.
         problem: The exception that ended the engine early, or None.
         gauges: The sizes in the metrics, by name.
@@ -88,8 +81,7 @@ class Engine:
 
     load: Callable[[], tuple[Pair, Options]]
     batch_size: int
-    most: int = CONNECTIONS
-    store: Store | None = None
+    store: Store = field(default=Store(0))
     memory_budget: int | None = None
     counters: Counter[str] = field(default_factory=Counter)
     turns: Turns = field(default_factory=Turns)
@@ -146,7 +138,7 @@ class Engine:
 
     def start(self, threads: ThreadPoolExecutor | None = None) -> None:
         """Load the models, then decode, in one of the threads, or in a new one."""
-        self._work = (threads or engine_threads(1)).submit(self._run)
+        self._work = (threads or ThreadPoolExecutor(1)).submit(self._run)
 
     def submit(self, requests: Sequence[Request], listener: Listener) -> list[int]:
         """Accept all requests or none, and return their numbers. Raises Problem."""
@@ -167,7 +159,7 @@ class Engine:
     def _check_open(self, more: int) -> None:
         if self.closed:
             raise busy(STOPPING)
-        if len(self._pending) + len(self._tasks) + more > self.most:
+        if len(self._pending) + len(self._tasks) + more > CONNECTIONS:
             self.counters[REJECTED] += more
             raise busy("too many requests wait already: try again", 429, "queue_full")
 
@@ -211,8 +203,7 @@ class Engine:
         """Decode until the engine is closed. An error in a step ends all pending requests. An error
         that leaves the ranks of a distributed target out of step ends the engine."""
         self.pair, self.options = self.load()
-        if self.store is not None:
-            self._cache = self.store.open(self.pair)
+        self._cache = self.store.open(self.pair)
         scheduler = self._begin()
         if self.batch_size > 1 and scheduler.why_not is not None:
             log.info("requests are decoded one at a time: %s", scheduler.why_not)

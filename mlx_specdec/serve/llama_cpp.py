@@ -21,6 +21,7 @@ from .problems import busy, invalid
 from .registry import Registry, ServedModel
 from .requests import LoadedModel
 from .service import complete, compute, loaded_of, registry_of
+from .settings import BODY_BYTES, CONNECTIONS
 from .shared_bodies import Written
 
 STOPPED = {"eos": "eos", "stop": "word"}
@@ -162,10 +163,10 @@ async def text(body: DetokenizeRequest, http: Request) -> Response:
 async def props(http: Request) -> Payload:
     """Describe the model, its options and the limits of the server."""
     model, registry = loaded_of(http), registry_of(http)
-    pair, options, limits = model.pair, model.options, model.settings
+    pair, options, settings = model.pair, model.options, model.settings
     generation = ("max_tokens", "temperature", "top_p", "top_k", "min_p")
-    seed = None if model.settings.drawn_seeds else options.seed
-    shown = ("body_bytes", "context", "seconds", "connections")
+    seed = None if settings.drawn_seeds else options.seed
+    limits = {"body_bytes": BODY_BYTES, "context": settings.context, "seconds": settings.seconds}
     tokenizer = pair.tokenizer
     template = ""
     if isinstance(tokenizer, FileTokenizer) and tokenizer.has_chat_template:
@@ -185,7 +186,7 @@ async def props(http: Request) -> Payload:
         "has_draft_model": pair.draft is not None,
         "default_generation_settings": {name: getattr(options, name) for name in generation}
         | {"seed": seed, "n_ctx": model.longest},
-        "limits": {name: getattr(limits, name) for name in shown},
+        "limits": {**limits, "connections": CONNECTIONS},
         "build_info": FINGERPRINT,
     }
 

@@ -8,6 +8,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -22,7 +23,7 @@ from ..models.wired_memory import wire
 from ..system import show_size
 from ..text.markers import markers_of
 from .answers import token_pieces
-from .engine import STOPPING, Engine, engine_threads
+from .engine import STOPPING, Engine
 from .problems import Problem, busy, failed
 from .requests import Facts, LoadedModel
 from .settings import ServiceSettings
@@ -47,7 +48,7 @@ class ServedModel:
         name, aliases: The names by which requests select it. Answers contain `name`.
         load: Returns the models and the default options. It is called in the engine's thread.
         settings: How its requests are read.
-        store: The files of its prompt cache, or None for no prompt cache.
+        store: The files of its prompt cache.
         stays: Whether it is never unloaded, because other machines share it.
         nbytes: Size of the weights: of the files before the first load, or 0 if it is not known.
         engine: The engine, unless the model is unloaded.
@@ -64,7 +65,7 @@ class ServedModel:
     load: Callable[[], tuple[Pair, Options]]
     aliases: tuple[str, ...] = ()
     settings: ServiceSettings = field(default_factory=ServiceSettings)
-    store: Store | None = None
+    store: Store = field(default=Store(0))
     nbytes: int = 0
     stays: bool = False
     engine: Engine | None = None
@@ -144,7 +145,9 @@ class Registry:
         # The models that take no new requests, because another one needs memory.
         self._resting: list[ServedModel] = []
         self.begins = len(self.models) == 1
-        self._threads = engine_threads(len(self.models))
+        # Engines that follow each other share a thread, because MLX keeps a thread for each thread
+        # that has computed something.
+        self._threads = ThreadPoolExecutor(len(self.models), "engine")
         self._turns = Turns()
         self._by_name: dict[str, ServedModel] = {}
         self._wanted: list[ServedModel] = []
@@ -158,9 +161,9 @@ class Registry:
         # Each of several loaded models keeps at least this number of bytes for its requests.
         self._least = 0
         if len(self.models) > 1:
-            stores = (model.store for model in self.models if model.store is not None)
             rest = int((1 - RESERVE) * system.usable_memory())
-            default = rest - min(sum(store.memory_bytes for store in stores), rest // 2)
+            cached = sum(model.store.memory_bytes for model in self.models)
+            default = rest - min(cached, rest // 2)
             self._shared = default if self.memory_budget is None else self.memory_budget
             self._least = int(RESERVE * self._shared)
 
@@ -287,8 +290,7 @@ class Registry:
             log.info("loaded %s, %s", model.name, show_size(model.nbytes))
             return pair, options
 
-        most, budget = model.settings.connections, self._least or self.memory_budget
-        of_model = most, model.store, budget, model.counters
+        of_model = model.store, self._least or self.memory_budget, model.counters
         model.engine = Engine(load, self.batch_size, *of_model, self._turns)
         model.keep = self.idle_seconds
         model.engine.start(self._threads)

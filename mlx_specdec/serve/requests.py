@@ -23,7 +23,7 @@ from .constraints import Thought
 from .events import ChannelReader, Reader
 from .internal import Chat, Sampled, Speculative, Tools, Wanted
 from .problems import invalid, too_long, too_many, unsupported
-from .settings import ServiceSettings
+from .settings import CONNECTIONS, ServiceSettings
 from .shared_bodies import SWITCHES
 
 OPTIONS = {field.name for field in fields(Options)} & Sampled.model_fields.keys()
@@ -269,7 +269,7 @@ class LoadedModel:
             markers: The markers of reasoning and tool calls in the completions of a chat.
             settings: Further arguments of each Request.
         """
-        sampling, count, most = wanted.sampling, wanted.count, self.settings.connections
+        sampling, count, most = wanted.sampling, wanted.count, CONNECTIONS
         if len(prompts) * count > most:
             param = "n" if count > most else "prompt"
             message = f"the number of prompts times n must be at most {most}: send several requests"

@@ -26,6 +26,7 @@ from ..errors import OptionError
 from .app import Access, make_app
 from .registry import Registry, ServedModel
 from .requests import Facts
+from .settings import CONNECTIONS
 
 FINISH_SECONDS = 20
 """Seconds to finish pending answers when the server ends."""
@@ -59,8 +60,8 @@ def serve(registry: Registry, host: str, port: int, *, access: Access) -> None:
     where = f"[{address}]" if ":" in address else address
     reached = "127.0.0.1" if address in ("0.0.0.0", "::") else where
     # The rest is for weights, caches, and connections that were accepted and are closed at once.
-    limits, files = registry.first.settings, system.allow_files(OPEN_FILES)
-    most, seconds = min(limits.connections, files // 3), limits.seconds + CUT_SECONDS + KEEP_ALIVE
+    most = min(CONNECTIONS, system.allow_files(OPEN_FILES) // 3)
+    seconds = registry.first.settings.seconds + CUT_SECONDS + KEEP_ALIVE
     config = uvicorn.Config(
         make_app(registry, replace(access, loopback_name=host if loopback else None)),
         log_config=None,
@@ -100,7 +101,7 @@ def _join(model: ServedModel) -> bool:
     """Wait for the end of a model's closed engine, and return whether it has ended."""
     if (engine := model.engine) is None:
         return True
-    directory = None if model.store is None else model.store.directory
+    directory = model.store.directory
     writes, ended = engine.ready.is_set(), engine.join(CUT_SECONDS)
     if writes and directory is not None and not ended:
         log.info("waiting for %s, which writes its prompt cache to %s", model.name, directory)

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+BODY_BYTES = 16 << 20
+"""Largest size of a body."""
 CONNECTIONS = 1024
 """Connections that are accepted, and completions of an engine that have not ended. Further
 connections are closed."""
@@ -13,10 +15,8 @@ class ServiceSettings:
     stop the others.
 
     Attributes:
-        body_bytes: Size of a body.
         context: Tokens of a prompt and its completion together, or None for the model's context.
         seconds: Time for a request, from its beginning to its answer.
-        connections: Connections at a time, and completions that have not ended.
         drawn_seeds: Draw a random seed for a request without one, instead of the server's default.
         tool_call_parser: Name of the format of tool calls, or "" for the format that the chat
             template shows.
@@ -24,10 +24,8 @@ class ServiceSettings:
             for no limit.
     """
 
-    body_bytes: int = 16 << 20
     context: int | None = None
     seconds: float = 600.0
-    connections: int = CONNECTIONS
     drawn_seeds: bool = True
     tool_call_parser: str = ""
     thinking_budget: int | None = None

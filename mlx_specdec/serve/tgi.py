@@ -16,6 +16,7 @@ from .internal import Count, MaxTokens, Sampled, TextConstraint, Wanted
 from .problems import Problem, invalid
 from .requests import LoadedModel
 from .service import complete, loaded_of
+from .settings import CONNECTIONS
 from .shared_bodies import JsonSchema, Written, schema_constraint
 
 TGI_REASONS = {"eos": "eos_token", "stop": "stop_sequence"}
@@ -180,7 +181,7 @@ async def info(http: Request) -> Payload:
         "model_id": model.name,
         "model_dtype": model.pair.dtype,
         "model_pipeline_tag": "text-generation",
-        "max_concurrent_requests": model.settings.connections,
+        "max_concurrent_requests": CONNECTIONS,
         "max_best_of": 1,
         "max_stop_sequences": ENTRIES,
         "max_input_tokens": model.longest - 1,

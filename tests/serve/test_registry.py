@@ -34,7 +34,7 @@ FACTS = Facts(100, ("completion",), True, "llama", "float32")
 class PretendedEngine:
     """An engine without a thread. The test decides when it is ready and what it decodes."""
 
-    def __init__(self, load: object, size: int, most: int, store: object, *more: Any) -> None:
+    def __init__(self, load: object, size: int, store: object, *more: Any) -> None:
         self.ready, self.ended, self.problem = threading.Event(), False, None
         self.closed, self.requests = False, (0, 0)
         self.memory_budget = more[0] or 0

@@ -36,7 +36,7 @@ from ..support.serving import OPTIONS, PATIENCE, TEXT, Place, listening, post, s
 
 @pytest.fixture(scope="module")
 def place(engine: Engine) -> Iterator[Place]:
-    with listening(engine, ServiceSettings(seconds=1.0, body_bytes=10_000)) as place:
+    with listening(engine, ServiceSettings(seconds=1.0)) as place:
         yield place
 
 

@@ -21,14 +21,13 @@ from mlx_specdec.core.options import Options
 from mlx_specdec.core.row import Request
 from mlx_specdec.engine.loading import load
 from mlx_specdec.engine.pair import with_history
-from mlx_specdec.engine.prompt_cache import Store
 from mlx_specdec.engine.scheduler import Scheduler
 from mlx_specdec.results import Step
 from mlx_specdec.serve.app import Access, make_app
 from mlx_specdec.serve.engine import Engine
 from mlx_specdec.serve.registry import Registry, ServedModel
 from mlx_specdec.serve.server import Connection, listen
-from mlx_specdec.serve.settings import ServiceSettings
+from mlx_specdec.serve.settings import CONNECTIONS, ServiceSettings
 
 OPTIONS = Options(proposer="auto", num_draft=2, max_tokens=24, cost_cache=False)
 SETTINGS = ServiceSettings()
@@ -44,7 +43,6 @@ def running(
     options: Options = OPTIONS,
     *,
     batch_size: int = 4,
-    store: Store | None = None,
     memory_budget: int | None = None,
     history: bool = False,
 ) -> Iterator[Engine]:
@@ -53,7 +51,6 @@ def running(
     engine = Engine(
         lambda: (remembering(load(*directories)), options),
         batch_size=batch_size,
-        store=store,
         memory_budget=memory_budget,
     )
     engine.start()
@@ -208,7 +205,7 @@ def served(app: Any, **settings: Any) -> Iterator[tuple[uvicorn.Server, int]]:
             "log_config": None,
             "lifespan": "off",
             "ws": "none",
-            "http": partial(Connection, SETTINGS.connections, PATIENCE),
+            "http": partial(Connection, CONNECTIONS, PATIENCE),
             **settings,
         },
     )
