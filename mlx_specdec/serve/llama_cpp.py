@@ -197,7 +197,7 @@ async def health(http: Request) -> Payload:
     registry = registry_of(http)
     if registry.begins:
         raise registry.not_loaded(registry.first)
-    if registry.stopping:
+    if registry.closed:
         raise busy(STOPPING, code="stopping")
     troubles = (engine.trouble for engine in registry.engines)
     if trouble := next(filter(None, troubles), None):

@@ -108,8 +108,8 @@ class ServedModel:
 
 @dataclass
 class Registry:
-    """The models of a server. A single model is loaded by `begin`; of several, each is loaded for
-    its first request, and the least recently used ones are unloaded if memory is short.
+    """The models of a server. A single model is loaded at once; of several, each is loaded for its
+    first request, and the least recently used ones are unloaded if memory is short.
 
     Attributes:
         models: The models. The first one answers requests that name none.
@@ -123,7 +123,6 @@ class Registry:
         begins: Whether the single model has not been loaded yet.
         created: Time of the server's start, in seconds since 1970.
         responses: The responses that clients can fetch or continue.
-        stopping: Whether the server will soon refuse requests; /health reports this.
         closed: Whether the server is shutting down.
         fatal: The error that has ended the only model of the server, or None.
     Raises:
@@ -141,7 +140,7 @@ class Registry:
 
     def __post_init__(self) -> None:
         self.created, self.responses = int(time.time()), StoredResponses()
-        self.closed = self.stopping = False
+        self.closed = False
         # The models that take no new requests, because another one needs memory.
         self._resting: list[ServedModel] = []
         self.begins = len(self.models) == 1
@@ -150,7 +149,8 @@ class Registry:
         self._threads = ThreadPoolExecutor(len(self.models), "engine")
         self._turns = Turns()
         self._by_name: dict[str, ServedModel] = {}
-        self._wanted: list[ServedModel] = []
+        # The models to load, in this order.
+        self._wanted = [model for model in self.models if self.begins and model.engine is None]
         for model in self.models:
             for name in dict.fromkeys((model.name, *model.aliases)):
                 if name in self._by_name:
@@ -173,11 +173,6 @@ class Registry:
         return self.models[0]
 
     @property
-    def names(self) -> str:
-        """The names of all models, for messages."""
-        return ", ".join(model.name for model in self.models)
-
-    @property
     def engines(self) -> list[Engine]:
         """The engines of all models that are in memory."""
         return [model.engine for model in self.models if model.engine is not None]
@@ -193,14 +188,10 @@ class Registry:
         """Return the model with this name. Raises Problem if there is none."""
         found = self._by_name.get(name) or self._by_name.get(name.removesuffix(LATEST))
         if found is None:
-            text = f"the model {name:.80} is not served here: ask for {self.names:.1000}"
+            names = ", ".join(model.name for model in self.models)
+            text = f"the model {name:.80} is not served here: ask for {names:.1000}"
             raise Problem(404, text, param="model", code="model_not_found")
         return found
-
-    def begin(self) -> None:
-        """Load the model if there is only one."""
-        if len(self.models) == 1:
-            self._start(self.first)
 
     def prepare(self, model: ServedModel) -> bool:
         """Return whether a model takes requests now, and begin to load it if it is unloaded. If it

@@ -82,7 +82,6 @@ def serve(registry: Registry, host: str, port: int, *, access: Access) -> None:
     log.info("listening on http://%s:%d", where, port)
     if not access.keys and not loopback:
         log.warning("anybody who reaches %s may ask: set an --api-key", where)
-    registry.begin()
     try:
         server.run(sockets=[listener])
     finally:
@@ -178,7 +177,7 @@ class _Server(uvicorn.Server):
             if self._registry.closed:
                 os._exit(0)
             asyncio.get_running_loop().call_soon_threadsafe(self._registry.close)
-        self.should_exit = self._registry.stopping = True
+        self.should_exit = True
         self._interrupted = sig == signal.SIGINT
 
     async def on_tick(self, counter: int) -> bool:

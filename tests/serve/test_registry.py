@@ -193,7 +193,7 @@ def test_a_single_model_that_cannot_be_loaded_ends_the_server(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     several = Several(monkeypatch, "a")
-    several.registry.begin()
+    several.registry.refresh()
     assert several.registry.begins and not several.ask("a")
     engine, problem = several["a"].engine, OptionError("there is no file")
     engine.problem, engine.closed, engine.ended = problem, True, True
