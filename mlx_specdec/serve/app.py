@@ -247,8 +247,8 @@ def logged(app: ASGIApp) -> ASGIApp:
             scope = {**scope, "method": "GET"}
         started, id = time.perf_counter(), f"req_{uuid.uuid4().hex}"
         status = 500  # After an exception, Starlette sends 500 outside of all middleware.
-        counts: dict[str, int] = {}
-        scope["log_fields"] = counts
+        # A handler puts a function here that ends its work and returns numbers of tokens.
+        scope["end"] = dict
 
         async def listen(message: Message) -> None:
             nonlocal status
@@ -267,7 +267,7 @@ def logged(app: ASGIApp) -> ASGIApp:
                 "path": quote(scope["path"]),
                 "status": status,
                 "seconds": f"{time.perf_counter() - started:.3f}",
-                **counts,
+                **scope["end"](),
                 "request": id,
             }
             log.log(level, " ".join(f"{name}={value}" for name, value in fields.items()))

@@ -3,13 +3,13 @@ HTTP."""
 
 import asyncio
 import contextlib
+import functools
 import math
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import replace
 from typing import TypeVar
 
-from starlette.background import BackgroundTask
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -58,18 +58,10 @@ async def complete(
     """
     async with _made(http, body, make) as (writer, engine):
         stream = ResponseStream(engine, writer, http.scope["limit"])
-
-    async def end() -> None:
-        http.scope["log_fields"].update(stream.close())
-
+        http.scope["end"] = stream.close
     if writer.stream:
-        # The task runs even if the client has left.
-        sent = stream.events(), 200, STREAM_HEADERS, writer.media, BackgroundTask(end)
-        return StreamingResponse(*sent)
-    try:
-        return JSONResponse(await stream.complete(http))
-    finally:
-        await end()
+        return StreamingResponse(stream.events(), 200, STREAM_HEADERS, writer.media)
+    return JSONResponse(await stream.complete(http))
 
 
 async def compute(
@@ -88,7 +80,7 @@ async def run(
     thread."""
     async with _made(http, body, make) as (task, engine):
         engine.run(task)
-    http.scope["log_fields"]["prompt_tokens"] = task.prompt_tokens
+    http.scope["end"] = functools.partial(dict, prompt_tokens=task.prompt_tokens)
     future = asyncio.wrap_future(task.future)
     try:
         while not future.done():
@@ -223,8 +215,6 @@ class ResponseStream:
                 if left > every:
                     yield None
                 continue
-            if step.number not in self._open:
-                continue  # cancelled meanwhile
             if step.error is not None:
                 del self._open[step.number]
                 if step.error == STOPPING:
