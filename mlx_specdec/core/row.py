@@ -45,8 +45,8 @@ class Request:
             a decoder-only target. Such a request shares no pass, so that they are always the same.
         open_end: Whether the completion ends if the model does not continue a text that the grammar
             of the options accepts, although the grammar allows more text.
-        prepared: What `engine.request.prepared` has returned for the request, if its caller has
-            also checked that it fits into memory. None lets the scheduler do both.
+        pair: The models, if `engine.request.prepared` has returned the prompt, the models and the
+            options, and the request fits into memory. None lets the scheduler do both.
     """
 
     prompt: Prompt
@@ -60,7 +60,7 @@ class Request:
     thoughts: Thoughts | None = None
     scores_prompt: bool = False
     open_end: bool = False
-    prepared: tuple[list[int], Any, Options] | None = None
+    pair: Any = None
 
 
 def token_logprobs(

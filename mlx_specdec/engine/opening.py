@@ -4,6 +4,7 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ..core.constraint import Constraint, ThoughtBudget
 from ..core.distribution import Distribution
@@ -104,8 +105,8 @@ class Opener:
 
     def row(self, number: int, request: Request) -> tuple[Row, Pair]:
         """Return the row of a new request, and its models. Raises PromptError and OptionError."""
-        own = self.pair, request.prompt, request.options
-        ids, bound, options = request.prepared or prepared(*own)
+        own: Any = request.prompt, request.pair, request.options
+        ids, bound, options = prepared(self.pair, *own[::2]) if request.pair is None else own
         longest = len(ids) + options.max_tokens
         pair, bound = self.pair.reaching(longest), bound.reaching(longest)
         if request.ignore_eos:

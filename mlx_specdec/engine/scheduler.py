@@ -190,7 +190,7 @@ class Scheduler:
         returns a step with an error when the next step is taken."""
         try:
             row, opener = self._opened(number, request)
-            if request.prepared is None:
+            if request.pair is None:
                 self.budget.check(len(row.prompt), row.remaining)
         except SpecdecError as problem:  # the request itself is unusable
             self._failed.append(Step(number, finish_reason="failed", error=str(problem)))

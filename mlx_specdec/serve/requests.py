@@ -293,8 +293,7 @@ class LoadedModel:
         field = "messages" if chat.messages else "prompt"
         requests = []
         for ids in prompts:
-            made = self._with_room(ids, options, sampling.max_tokens, field)
-            bounded = made[-1]
+            pair, bounded = self._with_room(ids, options, sampling.max_tokens, field)
             request = Request(
                 ids,
                 bounded,
@@ -306,12 +305,11 @@ class LoadedModel:
                 thoughts=self._thoughts(chat, markers, ids, bounded),
                 # The model decides by itself whether another call follows.
                 open_end=bool(tools.must),
+                pair=pair,
                 **settings,
             )
-            for choice in range(count):
-                seeded = replace(bounded, seed=bounded.seed + choice)
-                ready = (*made[:2], seeded)
-                requests.append(replace(request, options=seeded, prepared=ready))
+            seeded = (replace(bounded, seed=bounded.seed + choice) for choice in range(count))
+            requests += [replace(request, options=options) for options in seeded]
         reader = functools.partial(
             ChannelReader if markers.channels else Reader,
             markers,
@@ -393,9 +391,9 @@ class LoadedModel:
 
     def _with_room(
         self, ids: list[int], options: Options, max_tokens: int | None, field: str
-    ) -> tuple[list[int], Pair, Options]:
-        """Return what `prepared` returns for options with max_tokens limited by the context and the
-        memory budget. Raises Problem, PromptError and OptionError."""
+    ) -> tuple[Pair, Options]:
+        """Return the pair and the options of a request, with max_tokens limited by the context and
+        the memory budget. Raises Problem, PromptError and OptionError."""
         longest = self.longest
         if len(ids) >= longest:
             raise too_long(field, len(ids), longest - 1, longest)
@@ -412,4 +410,4 @@ class LoadedModel:
                 advice = f"ask for at most {fits} tokens, or raise memory-budget"
                 raise too_many(len(ids), most, len(ids) + fits, advice)
             most = fits
-        return prepared(self.pair, ids, replace(options, max_tokens=most))
+        return prepared(self.pair, ids, replace(options, max_tokens=most))[1:]
