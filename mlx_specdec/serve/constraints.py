@@ -19,23 +19,27 @@ from .problems import invalid
 
 SCHEMA_BYTES, SCHEMA_DEPTH = 64 << 10, 64
 """Largest size of a schema or a grammar, and largest number of nested brackets of a schema."""
-Changes = dict[str, Any]
-"""The option with a constraint, by the option's name."""
 Thought = Literal["begun", "none", "optional", "open", "close"]
 """The text before an answer. begun: Nothing, since the prompt already begins the answer. none: No
 thought. optional: A thought, if the model opens one. open: The rest of a thought that the prompt
 has opened. close: Only the end of such a thought, since the request turns reasoning off."""
 
 
-def after_thought(options: Options, markers: Markers, thought: Thought) -> Options:
-    """Return options whose constraint begins after the thought. A grammar that contains the markers
-    is not changed. Raises Problem."""
+def bound(
+    options: Options, tools: Tools, markers: Markers, pair: Pair, thought: Thought
+) -> Options:
+    """Return options whose constraint begins after the thought. If a call is demanded, or if tools
+    may be called instead of an answer that matches a schema, they have a grammar of calls. A
+    grammar that contains the markers is not changed. Raises Problem."""
+    if tools.must:
+        _check_size(TextConstraint("json_schema", json.dumps(tools.listed), "tools"))
+    if tools.must or (tools.listed and options.json_schema is not None):
+        text = grammar_of(tools, markers, thought, options.json_schema)
+        field = "tools" if tools.must else "response_format"
+        free = replace(options, json_schema=None)
+        return checked(pair, free, TextConstraint("grammar", text, field))
     written = f"{options.regex or ''}{options.grammar or ''}"
-    marks = [
-        marker.text for marker in (markers.think_begin, markers.think_end) if marker is not None
-    ]
-    if markers.channels:
-        marks.append(CHANNEL)
+    marks = [CHANNEL, *(mark.text for mark in (markers.think_begin, markers.think_end) if mark)]
     (thoughts, rules), header = _thoughts(markers, thought), _answer_header(markers, thought)
     before, grammar = f"{thoughts} {header}".strip(), options.constraint
     if grammar is None or not before or any(mark in written for mark in marks):
@@ -47,28 +51,17 @@ def after_thought(options: Options, markers: Markers, thought: Thought) -> Optio
         raise invalid(f"after the thought, {error}", "response_format") from None
 
 
-def calls_constraint(
-    tools: Tools, markers: Markers, pair: Pair, options: Options, *, thought: Thought
-) -> Changes:
-    """Return the constraint for completions that must call a tool or match `tools.schema`. Raises
-    Problem."""
-    if tools.must:
-        _check_size(TextConstraint("json_schema", json.dumps(tools.listed), "tools"))
-    field = "tools" if tools.must else "response_format"
-    grammar = TextConstraint("grammar", grammar_of(tools, markers, thought=thought), field)
-    return checked(pair, options, grammar)
-
-
-def checked(pair: Pair, options: Options, constraint: TextConstraint) -> Changes:
-    """Check that the model can satisfy a constraint, and return the option with it. Raises Problem,
-    which names the field."""
+def checked(pair: Pair, options: Options, constraint: TextConstraint) -> Options:
+    """Return the options with a constraint that the model can satisfy. Raises Problem, which names
+    the field."""
     _check_size(constraint)
-    changes: Changes = {constraint.kind: constraint.text}
+    changes: dict[str, Any] = {constraint.kind: constraint.text}
     try:
-        for_model(pair, replace(options, **changes))
+        options = replace(options, **changes)
+        for_model(pair, options)
     except OptionError as error:
         raise invalid(str(error), constraint.field) from None
-    return changes
+    return options
 
 
 def _check_size(constraint: TextConstraint) -> None:
@@ -101,22 +94,23 @@ LINES = r"/\n{0,2}/"
 """Line breaks after the reasoning."""
 
 
-def grammar_of(tools: Tools, markers: Markers, *, thought: Thought) -> str:
+def grammar_of(
+    tools: Tools, markers: Markers, thought: Thought = "none", schema: str | None = None
+) -> str:
     """Return the grammar of completions that call one of `tools.must`, or that call any tool or
-    match `tools.schema`. If the model's calls have no grammar, or if none is demanded, their text
-    is free after the begin marker."""
+    match a schema. If the model's calls have no grammar, or if none is demanded, their text is free
+    after the begin marker."""
     calls = markers.calls
     assert calls is not None, "markers_of found no format of calls"
-    thoughts, rules_of_thoughts = _thoughts(markers, thought)
-    grammar = calls.grammar
-    if grammar is None or tools.schema:
+    (thoughts, rules_of_thoughts), grammar = _thoughts(markers, thought), calls.grammar
+    if grammar is None or schema:
         free = " | ".join([ANY_TEXT, *(f"<[{id}]>" for id in markers.special)])
         rules = [f"call: {_literal(calls.begin, markers)} ({free})*", *rules_of_thoughts]
-        if not tools.schema:
-            return "\n".join([f"start: {thoughts} call", *rules])
-        answer = f"{_answer_header(markers, thought)} schema"
-        rules.append(_bound("schema", json.loads(tools.schema)))
-        return "\n".join([f"start: {thoughts} ({answer} | call)", *rules])
+        start = "call"
+        if schema:
+            start = f"({_answer_header(markers, thought)} schema | call)"
+            rules.append(_bound("schema", json.loads(schema)))
+        return "\n".join([f"start: {thoughts} {start}", *rules])
     parts = (grammar.between, grammar.first, grammar.last, grammar.after)
     between, first, last, after = (_lark(part, markers) for part in parts)
     by_name = {tool["function"]["name"]: tool for tool in tools.listed}

@@ -120,13 +120,11 @@ class Tools:
         listed: The tools, in the format of chat templates.
         must: If a call is demanded, the names of the tools that may be called, or else ().
         most_calls: Largest number of calls, or None for any number.
-        schema: JSON schema of an answer without a call, or "" for a free answer.
     """
 
     listed: tuple[Tool, ...] = ()
     must: tuple[str, ...] = ()
     most_calls: int | None = None
-    schema: str = ""
 
     @classmethod
     def of(cls, tools: Iterable[Tool], choice: ToolChoice, parallel: bool | None = None) -> Self:

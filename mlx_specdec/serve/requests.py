@@ -276,16 +276,9 @@ class LoadedModel:
             raise invalid(message, param)
         # The prompts are token ids, so these options have had their effect.
         options = replace(self.options, system_prompt=None, chat_template_config={})
-        tools, free = chat.tools, replace(options, json_schema=None)
         prompts = [ids[-(sampling.truncate_prompt_tokens or 0) :] for ids in prompts]
-        if tools.listed and not tools.must and options.json_schema is not None:
-            tools = replace(tools, schema=str(options.json_schema))
         thought = self._thought(chat, markers, prompts[0])
-        if tools.must or tools.schema:
-            calls = constraints.calls_constraint(tools, markers, self.pair, free, thought=thought)
-            options = replace(free, **calls)
-        else:
-            options = constraints.after_thought(options, markers, thought)
+        options = constraints.bound(options, chat.tools, markers, self.pair, thought)
         self.check_characters(wanted.prediction, "prediction")
         tokenizer = self.pair.tokenizer
         predicted = tokenizer.encode(wanted.prediction) if wanted.prediction else []
@@ -304,7 +297,7 @@ class LoadedModel:
                 tenant=self.tenant,
                 thoughts=self._thoughts(chat, markers, ids, bounded),
                 # The model decides by itself whether another call follows.
-                open_end=bool(tools.must),
+                open_end=bool(chat.tools.must),
                 pair=pair,
                 **settings,
             )
@@ -313,9 +306,9 @@ class LoadedModel:
         reader = functools.partial(
             ChannelReader if markers.channels else Reader,
             markers,
-            tools.listed,
+            chat.tools.listed,
             thinking=thought in ("open", "close"),
-            most_calls=tools.most_calls,
+            most_calls=chat.tools.most_calls,
             header=markers.in_header(prompts[0]),
         )
         return Prepared(requests, sum(map(len, prompts)), reader)
@@ -370,7 +363,8 @@ class LoadedModel:
             if sampling.ignore_eos:
                 rule = "ignore_eos cannot be combined with a format or grammar, which ends the text"
                 raise invalid(rule, "ignore_eos")
-            changes |= constraints.checked(self.pair, self.options, constraint)
+            constraints.checked(self.pair, self.options, constraint)
+            changes[constraint.kind] = constraint.text
         return replace(self, options=replace(self.options, **changes))
 
     def _markers_for(self, tools: Tools) -> Markers:

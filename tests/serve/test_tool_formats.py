@@ -44,7 +44,7 @@ def constraint_of(
     name: str, most_calls: int | None, *, open_end: bool = False, tool: Any = TOOLS[1]
 ) -> Constraint:
     tools = Tools((tool,), (tool["function"]["name"],), most_calls)
-    text = grammar_of(tools, Markers(calls=of_parser(name)), thought="none")
+    text = grammar_of(tools, Markers(calls=of_parser(name)))
     grammar = compiled(None, None, text)
     assert grammar is not None
     return ALPHABET.constraint(grammar, ends=[0], open_end=open_end)
