@@ -10,7 +10,15 @@ GENERATED = "vllm:generation_tokens_total"
 CANCELLED = "mlx_specdec:requests_cancelled_total"
 REJECTED = "mlx_specdec:requests_rejected_total"
 FAILED = "mlx_specdec:requests_failed_total"
-COUNTERS = {
+METRICS = {
+    "mlx_specdec:prompt_cache_bytes": "Bytes of the prompt cache.",
+    "mlx_specdec:history_bytes": "Bytes of texts that are looked up.",
+    "mlx_specdec:memory_reserved_bytes": "Bytes that requests may take.",
+    "mlx_specdec:memory_budget_bytes": "Bytes that all requests may take together.",
+    "mlx_specdec:model_loaded": "Whether the model is in memory.",
+    "mlx_specdec:model_bytes": "Bytes of its weights in memory.",
+    "mlx_specdec:model_requests_running": "Requests decoded now.",
+    "mlx_specdec:model_requests_waiting": "Requests waiting now.",
     "vllm:prompt_tokens_total": "Tokens of prompts.",
     GENERATED: "Tokens of answers.",
     "vllm:prefix_cache_queries_total": "Prompt tokens looked for in the cache.",
@@ -23,18 +31,8 @@ COUNTERS = {
     "vllm:spec_decode_num_draft_tokens_total": "Draft tokens.",
     "vllm:spec_decode_num_accepted_tokens_total": "Draft tokens that were accepted.",
 }
-"""The description of each counter, by its name."""
-GAUGES = {
-    "mlx_specdec:prompt_cache_bytes": "Bytes of the prompt cache.",
-    "mlx_specdec:history_bytes": "Bytes of texts that are looked up.",
-    "mlx_specdec:memory_reserved_bytes": "Bytes that requests may take.",
-    "mlx_specdec:memory_budget_bytes": "Bytes that all requests may take together.",
-    "mlx_specdec:model_loaded": "Whether the model is in memory.",
-    "mlx_specdec:model_bytes": "Bytes of its weights in memory.",
-    "mlx_specdec:model_requests_running": "Requests decoded now.",
-    "mlx_specdec:model_requests_waiting": "Requests waiting now.",
-}
-"""The description of each gauge, by its name."""
+"""The description of each metric, by its name. The names of counters end with _total, and all other
+metrics are gauges."""
 
 
 def counts_of(result: Result) -> dict[str, int]:
@@ -55,10 +53,10 @@ def as_text(models: Mapping[str, Mapping[str, float]]) -> str:
     """Return all metrics in Prometheus' text format. models: The numbers of each model by the names
     of the metrics, by the name of the model. A metric without a number is 0."""
     lines = []
-    for kind, descriptions in (("gauge", GAUGES), ("counter", COUNTERS)):
-        for name, description in descriptions.items():
-            lines += [f"# HELP {name} {description}", f"# TYPE {name} {kind}"]
-            for model, numbers in models.items():
-                escaped = model.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
-                lines.append(f'{name}{{model_name="{escaped}"}} {numbers.get(name, 0)}')
+    for name, description in METRICS.items():
+        kind = "counter" if name.endswith("_total") else "gauge"
+        lines += [f"# HELP {name} {description}", f"# TYPE {name} {kind}"]
+        for model, numbers in models.items():
+            escaped = model.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+            lines.append(f'{name}{{model_name="{escaped}"}} {numbers.get(name, 0)}')
     return "\n".join([*lines, ""])

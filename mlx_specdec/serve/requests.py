@@ -152,9 +152,7 @@ class LoadedModel:
         model = self._asked(wanted)
         markers = model._markers_for(chat.tools)
         if markers.channels and markers.calls is not None:
-            end = self.pair.tokenizer.ids[markers.calls.end]
-            if end not in self.pair.eos_token_ids:
-                model = model._ending(str(end))
+            model = model._ending(str(self.pair.tokenizer.ids[markers.calls.end]))
         answers = chat.ending != "continue"
         return model._prepared([model.chat_ids(chat)], wanted, chat, markers, answers=answers)
 
@@ -269,20 +267,19 @@ class LoadedModel:
             markers: The markers of reasoning and tool calls in the completions of a chat.
             settings: Further arguments of each Request.
         """
-        sampling, count, most = wanted.sampling, wanted.count, CONNECTIONS
-        if len(prompts) * count > most:
-            param = "n" if count > most else "prompt"
-            message = f"the number of prompts times n must be at most {most}: send several requests"
-            raise invalid(message, param)
+        sampling, count = wanted.sampling, wanted.count
+        if len(prompts) * count > CONNECTIONS:
+            message = f"the number of prompts times n must be at most {CONNECTIONS}"
+            param = "n" if count > CONNECTIONS else "prompt"
+            raise invalid(f"{message}: send several requests", param)
         # The prompts are token ids, so these options have had their effect.
         options = replace(self.options, system_prompt=None, chat_template_config={})
         prompts = [ids[-(sampling.truncate_prompt_tokens or 0) :] for ids in prompts]
         thought = self._thought(chat, markers, prompts[0])
         options = constraints.bound(options, chat.tools, markers, self.pair, thought)
         self.check_characters(wanted.prediction, "prediction")
-        tokenizer = self.pair.tokenizer
-        predicted = tokenizer.encode(wanted.prediction) if wanted.prediction else []
-        special = tokenizer.special_ids
+        special = self.pair.tokenizer.special_ids
+        predicted = self.pair.tokenizer.encode(wanted.prediction)
         field = "messages" if chat.messages else "prompt"
         requests = []
         for ids in prompts:

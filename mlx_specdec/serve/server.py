@@ -82,24 +82,22 @@ def serve(registry: Registry, host: str, port: int, *, access: Access) -> None:
     log.info("listening on http://%s:%d", where, port)
     if not access.keys and not loopback:
         log.warning("anybody who reaches %s may ask: set an --api-key", where)
-    try:
+    with contextlib.closing(registry):
         server.run(sockets=[listener])
-    finally:
-        registry.close()
     registry.refresh()
     if registry.fatal is not None:
         raise registry.fatal
-    if not (server.ended and registry.first.stays):
+    if registry.engines or not registry.first.stays:
         # MLX's threads sometimes abort Python's own exit, which only other machines need.
         with contextlib.suppress(OSError):
             sys.stdout.flush()
         os._exit(0)
 
 
-def _join(model: ServedModel) -> bool:
-    """Wait for the end of a model's closed engine, and return whether it has ended."""
+def _join(model: ServedModel) -> None:
+    """Wait for the end of a model's closed engine."""
     if (engine := model.engine) is None:
-        return True
+        return
     directory = model.store.directory
     writes, ended = engine.ready.is_set(), engine.join(CUT_SECONDS)
     if writes and directory is not None and not ended:
@@ -107,7 +105,6 @@ def _join(model: ServedModel) -> bool:
         ended = engine.join(WRITE_SECONDS)
     if not ended:
         log.info("not waiting for %s, which is in a long step or a download", model.name)
-    return ended
 
 
 def configuration(url: str, model: str, facts: Facts, key: str) -> list[str]:
@@ -168,7 +165,6 @@ class _Server(uvicorn.Server):
         # The models whose clients have no printed configuration yet.
         self._unshown = list(registry.models)
         self._interrupted = False
-        self.ended = False
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Stop at a signal. The second signal ends pending answers, and the third one the process.
@@ -191,12 +187,11 @@ class _Server(uvicorn.Server):
             sdk = f"OPENAI_BASE_URL={self._url}/v1 OPENAI_API_KEY={_word(self._key)}"
             print(f"Browser      {self._url}", f"OpenAI SDK   {sdk}", sep="\n", flush=True)
         # The abilities of one of several models are known when it has been loaded.
-        for model in self._unshown if self._ready else ():
-            if model.facts is not None:
-                for line in configuration(self._url, model.name, model.facts, self._key):
+        for model, facts in [(model, model.facts) for model in self._unshown if self._ready]:
+            if facts is not None:
+                self._unshown.remove(model)
+                for line in configuration(self._url, model.name, facts, self._key):
                     print(line, flush=True)
-        if self._ready:
-            self._unshown = [model for model in self._unshown if model.facts is None]
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: Sequence[socket.socket] | None = None) -> None:
@@ -211,7 +206,7 @@ class _Server(uvicorn.Server):
         cut.cancel()
         self._registry.close()
         joins = [asyncio.to_thread(_join, model) for model in self._registry.models]
-        self.ended = all(await asyncio.gather(*joins))
+        await asyncio.gather(*joins)
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -158,7 +158,9 @@ class ResponseStream:
         self._loop = asyncio.get_running_loop()
         self._deadline = limit.when() or math.inf
         self._arrived: asyncio.Queue[Step] = asyncio.Queue()
-        numbers = engine.submit(prepared.requests, self._receive)
+        put = self._arrived.put_nowait
+        receive = functools.partial(self._loop.call_soon_threadsafe, put)
+        numbers = engine.submit(prepared.requests, receive)
         limit.reschedule(None)
         self._open = dict(zip(numbers, self.choices, strict=True))
 
@@ -236,12 +238,6 @@ class ResponseStream:
         for choice in cut:
             choice.finish_reason = "length"
             yield choice, None, await _read(choice, None)
-
-    def _receive(self, step: Step) -> None:
-        """Put a step into the queue. Called by the engine's thread."""
-        # The event loop may have ended.
-        with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._arrived.put_nowait, step)
 
 
 async def _read(choice: Choice, text: str | None) -> list[Event]:
