@@ -220,7 +220,7 @@ def _model(
     name and its aliases; if there are none, it has the names of its directory."""
     from ..checkpoints.source import check, names_of, nbytes_of
     from ..serve.registry import ServedModel
-    from ..serve.settings import ServiceSettings
+    from ..serve.requests import ServiceSettings
     from ..text.tool_formats import parser_names
 
     (target, draft), options = flags.named(), flags.options()

@@ -28,11 +28,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ..version import __version__
 from . import anthropic, embeddings, llama_cpp, ollama, openai, responses, tgi
 from .answers import Writer
-from .fields import parse, problem_of
+from .fields import BODY_BYTES, parse, problem_of
 from .problems import Problem, busy, failed
 from .registry import Registry
 from .service import registry_of
-from .settings import BODY_BYTES
 
 METHODS = ("DELETE", "GET", "HEAD", "POST")
 PUBLIC = ("/health", "/v1/health")
@@ -122,8 +121,7 @@ def _of_validation(http: Request, error: RequestValidationError) -> Response:
     return error_response(problem, http)
 
 
-def _of_starlette(http: Request, problem: Exception) -> Response:
-    assert isinstance(problem, HTTPException)
+def _of_starlette(http: Request, problem: HTTPException) -> Response:
     headers, message = dict(problem.headers or {}), problem.detail
     if problem.status_code == 404:
         message = "nothing is served at this path: /openapi.json lists what is"

@@ -25,11 +25,13 @@ from ..models.wired_memory import release
 from ..results import Step
 from .metrics import CANCELLED, FAILED, GENERATED, REJECTED, counts_of
 from .problems import busy
-from .settings import CONNECTIONS
 
 Listener = Callable[[Step], None]
 """A callback for the steps of a request, which must return at once. It is called by the engine's
 thread, or by the thread that closes the engine."""
+CONNECTIONS = 1024
+"""Connections that are accepted, and completions of an engine that have not ended. Further
+connections are closed."""
 STOPPING = "the server is shutting down"
 FAILED_PASSES = 3
 """Number of failed passes in a row, without a token in between, that make /health report 503."""

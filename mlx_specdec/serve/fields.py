@@ -38,6 +38,8 @@ Refused = Mapping[str, Sequence[object]]
 """Unsupported fields, each with the values that are accepted because they have no effect."""
 Kinds = Mapping[str, Sequence[str]]
 """Types of objects, each with the fields that it requires."""
+BODY_BYTES = 16 << 20
+"""Largest size of a body."""
 ENTRIES = 16_384
 """The largest number of entries of a list, except for token ids. The event loop checks them, and
 other requests wait meanwhile."""

@@ -11,9 +11,9 @@ from ..engine.request import chat_format
 from ..results import Step
 from ..text.tokenizer import FileTokenizer
 from .answers import FINGERPRINT, Choice, Payload, Writer, timings, token_piece
-from .engine import STOPPING
+from .engine import CONNECTIONS, STOPPING
 from .events import Event
-from .fields import Body, Boolean, Fields, Ids, Several
+from .fields import BODY_BYTES, Body, Boolean, Fields, Ids, Several
 from .internal import MaxTokens, Sampled, Wanted
 from .metrics import CONTENT_TYPE, as_text
 from .openai import Conversation, Messages
@@ -21,7 +21,6 @@ from .problems import busy, invalid
 from .registry import Registry, ServedModel
 from .requests import LoadedModel
 from .service import complete, compute, loaded_of, registry_of
-from .settings import BODY_BYTES, CONNECTIONS
 from .shared_bodies import Written
 
 STOPPED = {"eos": "eos", "stop": "word"}

@@ -25,8 +25,7 @@ from ..text.markers import markers_of
 from .answers import token_pieces
 from .engine import STOPPING, Engine
 from .problems import Problem, busy, failed
-from .requests import Facts, LoadedModel
-from .settings import ServiceSettings
+from .requests import Facts, LoadedModel, ServiceSettings
 from .stored import StoredResponses
 
 UNNAMED = ("", "default_model", "dummy", "tgi")
@@ -152,10 +151,9 @@ class Registry:
         # The models to load, in this order.
         self._wanted = [model for model in self.models if self.begins and model.engine is None]
         for model in self.models:
-            for name in dict.fromkeys((model.name, *model.aliases)):
-                if name in self._by_name:
+            for name in (model.name, *model.aliases):
+                if self._by_name.setdefault(name, model) is not model:
                     raise OptionError(f"two models are named {name:.80}: give each its own name")
-                self._by_name[name] = model
         # Several models share a number of bytes. A single model's engine gets `memory_budget`.
         self._shared: float = math.inf
         # Each of several loaded models keeps at least this number of bytes for its requests.
@@ -204,8 +202,7 @@ class Registry:
             if model not in self._wanted:
                 self._wanted.append(model)
         self.refresh()
-        if model.problem is not None:
-            problem = model.problem
+        if (problem := model.problem) is not None:
             if model.waiting <= 1:
                 model.problem = None  # the next request tries again
             raise problem
@@ -245,12 +242,11 @@ class Registry:
         for model in self.models:
             if (engine := model.engine) is None:
                 continue
-            if model.busy:
-                model.used = now
-            needed = model.stays or model.busy or model.waiting
             if engine.ended:
                 self._forget(model, engine)
-            elif model.state == "loaded" and not needed and now - model.used >= model.keep:
+            elif model.stays or model.busy or model.waiting:
+                model.used = now
+            elif model.state == "loaded" and now - model.used >= model.keep:
                 engine.close()
         if self.closed:
             return

@@ -20,10 +20,10 @@ from ..text.messages import in_order, messages_of, with_tools_in_message, withou
 from ..text.thoughts import Thoughts
 from . import constraints
 from .constraints import Thought
+from .engine import CONNECTIONS
 from .events import ChannelReader, Reader
 from .internal import Chat, Sampled, Speculative, Tools, Wanted
 from .problems import invalid, too_long, too_many, unsupported
-from .settings import CONNECTIONS, ServiceSettings
 from .shared_bodies import SWITCHES
 
 OPTIONS = {field.name for field in fields(Options)} & Sampled.model_fields.keys()
@@ -78,6 +78,28 @@ class Facts:
 
 
 @dataclass(frozen=True)
+class ServiceSettings:
+    """How requests are read and answered, and how much one of them may take, so that no request can
+    stop the others.
+
+    Attributes:
+        context: Tokens of a prompt and its completion together, or None for the model's context.
+        seconds: Time for a request, from its beginning to its answer.
+        drawn_seeds: Draw a random seed for a request without one, instead of the server's default.
+        tool_call_parser: Name of the format of tool calls, or "" for the format that the chat
+            template shows.
+        thinking_budget: Tokens of the thoughts of an answer whose request sets no budget, or None
+            for no limit.
+    """
+
+    context: int | None = None
+    seconds: float = 600.0
+    drawn_seeds: bool = True
+    tool_call_parser: str = ""
+    thinking_budget: int | None = None
+
+
+@dataclass(frozen=True)
 class LoadedModel:
     """A model in memory, which prepares the requests of a tenant.
 
@@ -99,13 +121,12 @@ class LoadedModel:
     @property
     def facts(self) -> Facts:
         """The facts that clients may know of the model."""
-        markers, tokenizer = self._markers, self.pair.tokenizer
-        thinks = markers.think_end is not None
-        found = {"completion": True, "tools": markers.calls is not None, "thinking": thinks}
-        found["insert"] = infill_of(tokenizer) is not None
-        capabilities = tuple(name for name, present in found.items() if present)
-        target, chats = self.pair.target, self.way == "template"
-        return Facts(self.longest, capabilities, chats, target.family, self.pair.dtype)
+        markers = self._markers
+        calls, end, infill = markers.calls, markers.think_end, infill_of(self.pair.tokenizer)
+        signs = {"completion": True, "tools": calls, "thinking": end, "insert": infill}
+        capabilities = tuple(name for name, sign in signs.items() if sign is not None)
+        family, chats = self.pair.target.family, self.way == "template"
+        return Facts(self.longest, capabilities, chats, family, self.pair.dtype)
 
     @property
     def way(self) -> str:

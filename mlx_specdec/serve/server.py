@@ -24,9 +24,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from .. import system
 from ..errors import OptionError
 from .app import Access, make_app
+from .engine import CONNECTIONS
 from .registry import Registry, ServedModel
 from .requests import Facts
-from .settings import CONNECTIONS
 
 FINISH_SECONDS = 20
 """Seconds to finish pending answers when the server ends."""

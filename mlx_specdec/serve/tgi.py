@@ -10,13 +10,13 @@ from pydantic import Field
 from ..results import Step, TokenLogprob
 from ..version import __version__
 from .answers import LEAST_LOGPROB, Choice, Payload, Writer, token_piece
+from .engine import CONNECTIONS
 from .events import Event
 from .fields import ENTRIES, Body, Boolean, Fields, Refused
 from .internal import Count, MaxTokens, Sampled, TextConstraint, Wanted
 from .problems import Problem, invalid
 from .requests import LoadedModel
 from .service import complete, loaded_of
-from .settings import CONNECTIONS
 from .shared_bodies import JsonSchema, Written, schema_constraint
 
 TGI_REASONS = {"eos": "eos_token", "stop": "stop_sequence"}

@@ -14,8 +14,7 @@ from mlx_specdec.errors import OptionError
 from mlx_specdec.serve import registry as registry_module
 from mlx_specdec.serve.problems import Problem
 from mlx_specdec.serve.registry import Registry, ServedModel
-from mlx_specdec.serve.requests import Facts
-from mlx_specdec.serve.settings import ServiceSettings
+from mlx_specdec.serve.requests import Facts, ServiceSettings
 
 from ..support.serving import (
     COMPLETIONS,

@@ -28,8 +28,8 @@ from mlx_specdec.serve import server as server_module
 from mlx_specdec.serve.app import Access
 from mlx_specdec.serve.engine import Engine
 from mlx_specdec.serve.registry import Registry, ServedModel
+from mlx_specdec.serve.requests import ServiceSettings
 from mlx_specdec.serve.server import Connection
-from mlx_specdec.serve.settings import ServiceSettings
 
 from ..support.serving import OPTIONS, PATIENCE, TEXT, Place, listening, post, served, wait_until
 

@@ -24,10 +24,10 @@ from mlx_specdec.engine.pair import with_history
 from mlx_specdec.engine.scheduler import Scheduler
 from mlx_specdec.results import Step
 from mlx_specdec.serve.app import Access, make_app
-from mlx_specdec.serve.engine import Engine
+from mlx_specdec.serve.engine import CONNECTIONS, Engine
 from mlx_specdec.serve.registry import Registry, ServedModel
+from mlx_specdec.serve.requests import ServiceSettings
 from mlx_specdec.serve.server import Connection, listen
-from mlx_specdec.serve.settings import CONNECTIONS, ServiceSettings
 
 OPTIONS = Options(proposer="auto", num_draft=2, max_tokens=24, cost_cache=False)
 SETTINGS = ServiceSettings()
