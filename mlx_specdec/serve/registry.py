@@ -306,13 +306,11 @@ class Registry:
                 f"may take {show_size(int(self._shared))}: raise --memory-budget"
             )
 
-    def _taken(self, models: Sequence[ServedModel], *, now: bool = False) -> int:
-        """Return the bytes of models with the least budget for their requests. now: Count the
-        present budget of models that have requests."""
-        budgets = (
-            (now and model.engine and model.busy and model.engine.memory_budget) or self._least
-            for model in models
-        )
+    def _taken(self, models: Sequence[ServedModel]) -> int:
+        """Return the bytes of models with their budgets. A model without requests counts with the
+        least budget, because its budget can be reduced."""
+        engines = [model.engine if model.busy else None for model in models]
+        budgets = ((engine and engine.memory_budget) or self._least for engine in engines)
         return sum(model.nbytes for model in models) + sum(budgets)
 
     def _has_room(self, wanted: Sequence[ServedModel]) -> bool:
@@ -330,10 +328,7 @@ class Registry:
                 self._resting.append(model)
                 if model.engine is not None and not model.busy:
                     model.engine.close()
-        # The budget of a busy model can be reduced when its requests have ended.
-        if self._taken(needed, now=True) > self._shared:
-            self._resting += [model for model in needed if model.busy]
-        return self._taken([*wanted, *held], now=True) <= self._shared
+        return self._taken([*wanted, *held]) <= self._shared
 
     def _share(self) -> None:
         """Divide the memory that is left among the models without requests."""
@@ -341,7 +336,7 @@ class Registry:
             return
         held = [model for model in self.models if model.engine is not None]
         idle = [model for model in held if not model.busy]
-        rest = max(0, int(self._shared) - self._taken(held, now=True))
+        rest = max(0, int(self._shared) - self._taken(held))
         for model in idle:
             if model.state == "loaded" and model.engine is not None:
                 model.engine.limit(self._least + rest // len(idle))
