@@ -182,35 +182,29 @@ def guarded(app: ASGIApp, access: Access) -> ASGIApp:
     named = (urlsplit(origin).hostname for origin in access.origins)
     names = {"localhost", (access.loopback_name or "localhost").lower(), *named}
 
-    def problem_of_page(headers: Headers) -> Problem | None:
-        host, origin = headers.get("host", ""), headers.get("origin")
-        local = _is_local(host, names)
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        headers, method, path = Headers(scope=scope), scope["method"], scope["path"]
+        key, host, origin = _key_of(headers), headers.get("host", ""), headers.get("origin")
+        scope["tenant"] = hashlib.sha256(key).hexdigest() if key else ""
+        local, problem = _is_local(host, names), None
+        # Pages of this server may send requests.
+        own = local and origin is not None and origin.partition("://")[2] == host
         if checks_host and host and not local:
             error = (
                 "the Host header names neither this machine nor an address: ask at localhost, or "
                 "start the server with --host NAME or --cors-origin http://NAME"
             )
-            return Problem(403, error, code="host_not_allowed")
-        # Pages of this server may send requests.
-        if origin is None or origin in access.origins or "*" in access.origins:
-            return None
-        if local and origin.partition("://")[2] == host:
-            return None
-        error = "pages of this origin may not ask this server: start it with --cors-origin"
-        return Problem(403, error, code="origin_not_allowed")
-
-    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        headers, method, path = Headers(scope=scope), scope["method"], scope["path"]
-        key, problem = _key_of(headers), problem_of_page(headers)
-        scope["tenant"] = hashlib.sha256(key).hexdigest() if key else ""
-        public = path in PUBLIC or (method, path) == PAGE or method == "OPTIONS"
-        known = [hmac.compare_digest(key, one) for one in keys]
-        if keys and not any(known) and not public and problem is None:
-            error = "the API key is missing or wrong: send it as Authorization: Bearer KEY"
-            authenticate = {"WWW-Authenticate": "Bearer"}
-            problem = Problem(401, error, code="invalid_api_key", headers=authenticate)
-        chosen = app if problem is None else error_response(problem)
-        await chosen(scope, receive, send)
+            problem = Problem(403, error, code="host_not_allowed")
+        elif not (own or origin is None or {origin, "*"} & {*access.origins}):
+            error = "pages of this origin may not ask this server: start it with --cors-origin"
+            problem = Problem(403, error, code="origin_not_allowed")
+        elif keys and not (path in PUBLIC or (method, path) == PAGE or method == "OPTIONS"):
+            known = [hmac.compare_digest(key, one) for one in keys]
+            if not any(known):
+                error = "the API key is missing or wrong: send it as Authorization: Bearer KEY"
+                authenticate = {"WWW-Authenticate": "Bearer"}
+                problem = Problem(401, error, code="invalid_api_key", headers=authenticate)
+        await (app if problem is None else error_response(problem))(scope, receive, send)
 
     return answer
 

@@ -248,10 +248,8 @@ class Registry:
                 model.used = now
             elif model.state == "loaded" and now - model.used >= model.keep:
                 engine.close()
-        if self.closed:
-            return
-        if self._has_room(self._wanted[:1]) and self._wanted:
-            self._start(self._wanted.pop(0))
+        if not self.closed:
+            self._load_next()
 
     def unload(self, model: ServedModel) -> None:
         """Unload a model as soon as it has no requests."""
@@ -313,14 +311,15 @@ class Registry:
         budgets = ((engine and engine.memory_budget) or self._least for engine in engines)
         return sum(model.nbytes for model in models) + sum(budgets)
 
-    def _has_room(self, wanted: Sequence[ServedModel]) -> bool:
-        """Return whether there is room for a model that is wanted, if there is one. If not, unload
-        as many of the others as necessary: idle ones first, and the least recently used ones first.
-        A busy one takes no new requests until the next call."""
+    def _load_next(self) -> None:
+        """Load the next model if there is room for it. If not, unload as many of the others as
+        necessary: idle ones first, and the least recently used ones first. A busy one takes no new
+        requests until the next call."""
+        wanted = self._wanted[:1]
         held = [model for model in self.models if model.engine is not None]
         self._resting = []
         if any(model.state == "loading" for model in held):
-            return False
+            return
         needed = [*wanted, *(model for model in held if model.state == "loaded")]
         for model in sorted(needed[len(wanted) :], key=lambda model: (model.busy, model.used)):
             if self._taken(needed) > self._shared and not (model.stays or model.waiting):
@@ -328,7 +327,8 @@ class Registry:
                 self._resting.append(model)
                 if model.engine is not None and not model.busy:
                     model.engine.close()
-        return self._taken([*wanted, *held]) <= self._shared
+        if wanted and self._taken([*wanted, *held]) <= self._shared:
+            self._start(self._wanted.pop(0))
 
     def _share(self) -> None:
         """Divide the memory that is left among the models without requests."""
