@@ -30,6 +30,9 @@ POLL_SECONDS = 0.5
 """Seconds between two checks whether a client that waits for a complete answer has left."""
 LOAD_POLL_SECONDS = 0.05
 """Seconds between two checks whether a model takes requests."""
+# The client can change a constraint that no text of the model satisfies.
+PROBLEMS = {STOPPING: busy, STUCK: invalid}
+"""Errors of the engine for which a request may be repeated or changed, with their functions."""
 STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 Sent = TypeVar("Sent", bound=Body)
 Made = TypeVar("Made")
@@ -158,8 +161,7 @@ class ResponseStream:
         self._loop = asyncio.get_running_loop()
         self._deadline = limit.when() or math.inf
         self._arrived: asyncio.Queue[Step] = asyncio.Queue()
-        put = self._arrived.put_nowait
-        receive = functools.partial(self._loop.call_soon_threadsafe, put)
+        receive = functools.partial(self._loop.call_soon_threadsafe, self._arrived.put_nowait)
         numbers = engine.submit(prepared.requests, receive)
         limit.reschedule(None)
         self._open = dict(zip(numbers, self.choices, strict=True))
@@ -193,7 +195,6 @@ class ResponseStream:
     def close(self) -> dict[str, int]:
         """Cancel what has not been generated yet, and return the numbers of tokens, for the log."""
         self._engine.cancel(list(self._open))
-        self._open = {}
         return {
             "prompt_tokens": self._writer.prepared.prompt_tokens,
             "tokens": sum(choice.tokens for choice in self.choices),
@@ -218,11 +219,7 @@ class ResponseStream:
                     yield None
                 continue
             if step.error is not None:
-                del self._open[step.number]
-                if step.error == STOPPING:
-                    raise busy(STOPPING)
-                # The client can change a constraint that no text of the model satisfies.
-                raise (invalid if step.error == STUCK else failed)(step.error)
+                raise PROBLEMS.get(step.error, failed)(step.error)
             choice = self._open[step.number]
             choice.take(step)
             for piece in _by_drafted(step) if self._writer.include_drafted else [step]:
