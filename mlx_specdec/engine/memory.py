@@ -77,13 +77,13 @@ def even(sizes: Sequence[int], spare: float) -> bool:
     return longest * len(sizes) - total <= max(spare, total - longest)
 
 
-def default_budget(pair: Pair, cached: int) -> int:
+def default_budget(weights: int, cached: int) -> int:
     """Return the bytes that are available for sequences: the usable memory without the weights, the
     reserve for passes, and a prompt cache. Such a cache is charged at most half of the rest.
-    cached: Limit of the prompt cache in bytes."""
+    weights: Bytes of the weights. cached: Limit of the prompt cache in bytes."""
     usable = system.usable_memory()
     reserve = int(RESERVE * usable)
-    rest = max(0, usable - pair.target.nbytes - pair.draft_bytes - reserve)
+    rest = max(0, usable - weights - reserve)
     return max(reserve, rest - min(cached, rest // 2))
 
 
@@ -103,7 +103,8 @@ class MemoryBudget:
         cached: int = 0,
         step: int | None = None,
     ) -> None:
-        self.nbytes = default_budget(pair, cached) if nbytes is None else nbytes
+        weights = pair.target.nbytes + pair.draft_bytes
+        self.nbytes = default_budget(weights, cached) if nbytes is None else nbytes
         self._target = pair.target
         self._drafting = [one for one in (pair.draft, pair.drafter_network) if one is not None]
         self._spare = SPARE * pair.target.nbytes

@@ -12,9 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Literal
 
-from .. import system
 from ..core.options import Options
-from ..engine.memory import RESERVE
+from ..engine.memory import RESERVE, default_budget
 from ..engine.pair import Pair, alphabet_of
 from ..engine.prompt_cache import Store
 from ..engine.turns import Turns
@@ -159,9 +158,7 @@ class Registry:
         # Each of several loaded models keeps at least this number of bytes for its requests.
         self._least = 0
         if len(self.models) > 1:
-            rest = int((1 - RESERVE) * system.usable_memory())
-            cached = sum(model.store.memory_bytes for model in self.models)
-            default = rest - min(cached, rest // 2)
+            default = default_budget(0, sum(model.store.memory_bytes for model in self.models))
             self._shared = default if self.memory_budget is None else self.memory_budget
             self._least = int(RESERVE * self._shared)
 

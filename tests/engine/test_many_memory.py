@@ -44,11 +44,11 @@ def test_the_default_leaves_room_for_models_passes_and_the_prompt_cache(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(system, "usable_memory", lambda: 16 * GB)
-    assert default_budget(like_8b(), 2 * GB) == 8_400_000_000
+    assert default_budget(4_600_000_000, 2 * GB) == 8_400_000_000
     monkeypatch.setattr(system, "usable_memory", lambda: 8 * GB)
-    assert default_budget(like_8b(), 2 * GB) == 1_450_000_000
+    assert default_budget(4_600_000_000, 2 * GB) == 1_450_000_000
     monkeypatch.setattr(system, "usable_memory", lambda: 4 * GB)
-    assert default_budget(like_8b(), 2 * GB) == GB / 4
+    assert default_budget(4_600_000_000, 2 * GB) == GB / 4
 
 
 def contexts(group: Group) -> set[Any]:
