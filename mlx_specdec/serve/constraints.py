@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Mapping
 from dataclasses import replace
 from itertools import accumulate
 from typing import Any, Literal
@@ -122,13 +121,13 @@ def grammar_of(
     rules.append("call: " + " | ".join(f"call_{at}" for at in range(len(tools.must))))
     for at, name in enumerate(tools.must):
         rules.append(f"call_{at}: {_lark(grammar.before, markers, name)} arguments_{at} {after}")
-        parameters = enforceable(by_name[name]["function"].get("parameters")) or NO_PARAMETERS
-        rules.append(_bound(f"arguments_{at}", parameters))
+        rules.append(_bound(f"arguments_{at}", by_name[name]["function"].get("parameters")))
     return "\n".join([*rules, *rules_of_thoughts])
 
 
-def _bound(rule: str, schema: Mapping[str, Any]) -> str:
-    return f"{rule}: %json {json.dumps({**enforceable(schema), 'x-guidance': JSON_STYLE})}"
+def _bound(rule: str, schema: Any) -> str:
+    bound = {**(enforceable(schema) or NO_PARAMETERS), "x-guidance": JSON_STYLE}
+    return f"{rule}: %json {json.dumps(bound)}"
 
 
 def _thoughts(markers: Markers, thought: Thought) -> tuple[str, list[str]]:
