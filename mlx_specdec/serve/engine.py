@@ -100,8 +100,8 @@ class Engine:
         self._cache: PromptCache | None = None
         # Held while requests are accepted, so that none is accepted after the engine has closed.
         self._lock = threading.Lock()
-        # Number of a request that has not ended -> its listener and its time of arrival.
-        self._pending: dict[int, tuple[Listener, float]] = {}
+        # Number of a request that has not ended -> its listener.
+        self._pending: dict[int, Listener] = {}
         # Numbers with new requests, or with None for cancelled requests.
         self._inbox: SimpleQueue[tuple[int, Request | None]] = SimpleQueue()
         self._tasks: deque[EngineTask] = deque()
@@ -128,8 +128,7 @@ class Engine:
         """The reason why requests make no progress, or None."""
         if self.failures.passes >= FAILED_PASSES:
             return f"{self.failures.passes} passes have failed one after the other"
-        came = min((came for _, came in list(self._pending.values())), default=None)
-        if came is not None and time.perf_counter() - max(came, self._stepped) > STEP_SECONDS:
+        if self._pending and time.perf_counter() - self._stepped > STEP_SECONDS:
             return f"a step has not finished in {STEP_SECONDS:.0f} seconds"
         return None
 
@@ -147,7 +146,7 @@ class Engine:
         with self._lock:
             self._check_open(len(requests))
             numbers = [next(self._numbers) for _ in requests]
-            self._pending.update(dict.fromkeys(numbers, (listener, time.perf_counter())))
+            self._pending.update(dict.fromkeys(numbers, listener))
         for arrived in zip(numbers, requests, strict=True):
             self._inbox.put(arrived)
         return numbers
@@ -221,7 +220,6 @@ class Engine:
                 log.exception("a step of the engine failed")
                 self.failures.passes += 1
                 scheduler, steps = self._begin(), self._all_with(self.failures.note(problem))
-            self._stepped = time.perf_counter()
             self._log_prefill(scheduler)
             self._publish(steps)
             # A task waits until running requests leave enough memory, and new requests wait for it.
@@ -240,6 +238,7 @@ class Engine:
                 scheduler.cancel(number)
             elif number in self._pending:
                 scheduler.add(number, request)
+        self._stepped = time.perf_counter()
         return not self.closed
 
     def _advance(self, task: EngineTask) -> None:
@@ -289,8 +288,8 @@ class Engine:
 
     def _publish(self, steps: Sequence[Step]) -> None:
         for step in steps:
-            pending = (self._pending.pop if step.last else self._pending.get)(step.number, None)
-            if pending is None:
+            listener = (self._pending.pop if step.last else self._pending.get)(step.number, None)
+            if listener is None:
                 continue
             if step.tokens:
                 self.failures.passes = 0
@@ -299,5 +298,4 @@ class Engine:
                 self.counters.update(counts_of(step.result))
             elif step.error is not None:
                 self.counters[FAILED] += 1
-            listener, _ = pending
             listener(step)

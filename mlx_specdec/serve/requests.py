@@ -27,7 +27,7 @@ from .problems import invalid, too_long, too_many, unsupported
 from .shared_bodies import SWITCHES
 
 OPTIONS = {field.name for field in fields(Options)} & Sampled.model_fields.keys()
-PLAIN = OPTIONS - {"stop", "logit_bias", "max_tokens"}
+PLAIN = OPTIONS - {"stop", "logit_bias"}
 """Fields with the meaning and the values of the option of the same name."""
 NO_PENALTIES = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0}
 MOST_CHARACTERS_PER_TOKEN = 32
@@ -217,9 +217,7 @@ class LoadedModel:
         """Prepare a text between two texts, which are shortened if they do not fit. files: Names
         and texts of other files. Raises Problem and SpecdecError."""
         infill, model = self._asked(wanted)._infill("input_suffix")
-        limit, most = wanted.sampling.max_tokens, self.longest // 4
-        limit = self.options.max_tokens if limit is None else limit
-        room = self.longest - (max(1, min(limit, most)) if limit >= 0 else most)
+        room = self.longest - max(1, min(model.options.max_tokens, self.longest // 4))
         self.check_characters([before, after, files], "prompt")
         return model._prepared([infill.prompt(before, after, files, room)], wanted)
 
@@ -364,6 +362,8 @@ class LoadedModel:
         changes = sampling.model_dump(include=PLAIN, exclude_none=True)
         if sampling.repeat_last_n == 0:
             changes |= NO_PENALTIES
+        if sampling.max_tokens == -1:
+            changes["max_tokens"] = self.longest
         stops = [sampling.stop] if isinstance(sampling.stop, str) else sampling.stop
         changes["stop"] = (*self.options.stop, *filter(None, stops))
         if sampling.logit_bias is not None:
@@ -410,8 +410,7 @@ class LoadedModel:
         if len(ids) >= longest:
             raise too_long(field, len(ids), longest - 1, longest)
         room = longest - len(beginning(self.pair, ids, options))
-        limit = options.max_tokens if max_tokens is None else max_tokens
-        most = min(limit, room) if limit >= 0 else room
+        most = min(options.max_tokens, room)
         if self.budget is not None:
             try:
                 fits = self.budget.room(len(ids), most)
