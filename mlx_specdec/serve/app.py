@@ -246,22 +246,15 @@ def logged(app: ASGIApp) -> ASGIApp:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                headers = MutableHeaders(scope=message)
-                headers.update({"x-request-id": id, "request-id": id})
+                MutableHeaders(scope=message).update({"x-request-id": id, "request-id": id})
             await send(message)
 
         try:
             await app(scope, receive, listen)
         finally:
-            fields = {
-                "client": (scope.get("client") or ("unknown",))[0],
-                "method": quote(scope["method"]),
-                "path": quote(scope["path"]),
-                "status": status,
-                "seconds": f"{time.perf_counter() - started:.3f}",
-                **scope["end"](),
-                "request": id,
-            }
-            log.log(level, " ".join(f"{name}={value}" for name, value in fields.items()))
+            client, seconds = scope.get("client") or ("unknown",), time.perf_counter() - started
+            line = f"client={client[0]} method={quote(scope['method'])} path={quote(scope['path'])}"
+            counts = "".join(f" {name}={count}" for name, count in scope["end"]().items())
+            log.log(level, f"{line} status={status} seconds={seconds:.3f}{counts} request={id}")
 
     return answer
