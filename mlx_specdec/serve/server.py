@@ -8,9 +8,8 @@ import logging
 import os
 import signal
 import socket
-import sys
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,7 +25,6 @@ from ..errors import OptionError
 from .app import Access, make_app
 from .engine import CONNECTIONS
 from .registry import Registry, ServedModel
-from .requests import Facts
 
 FINISH_SECONDS = 20
 """Seconds to finish pending answers when the server ends."""
@@ -89,8 +87,6 @@ def serve(registry: Registry, host: str, port: int, *, access: Access) -> None:
         raise registry.fatal
     if registry.engines or not registry.first.stays:
         # MLX's threads sometimes abort Python's own exit, which only other machines need.
-        with contextlib.suppress(OSError):
-            sys.stdout.flush()
         os._exit(0)
 
 
@@ -105,23 +101,6 @@ def _join(model: ServedModel) -> None:
         ended = engine.join(WRITE_SECONDS)
     if not ended:
         log.info("not waiting for %s, which is in a long step or a download", model.name)
-
-
-def configuration(url: str, model: str, facts: Facts, key: str) -> list[str]:
-    """Return a line with the configuration of each client that can use a model; see
-    docs/agents.md. key: The name of the variable with the key, or ""."""
-    env_key = f', env_key="{key}"' if key else ""
-    values = {"url": url, "model": model, "key": _word(key), "env_key": env_key}
-    able = {"chat": facts.chats, "tools": "tools" in facts.capabilities}
-    return [
-        f"{name:<13}{Template(client['line']).substitute(values)}"
-        for name, client in tomllib.loads(CLIENTS.read_text("utf-8")).items()
-        if able[client["needs"]]
-    ]
-
-
-def _word(key: str) -> str:
-    return f"${key}" if key else "unused"
 
 
 class Connection(H11Protocol):
@@ -160,8 +139,9 @@ class Connection(H11Protocol):
 class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, registry: Registry, url: str, key: str) -> None:
         super().__init__(config)
-        self._registry, self._url, self._key = registry, url, key
-        self._ready = False
+        self._registry, self._ready = registry, False
+        word, env_key = (f"${key}", f', env_key="{key}"') if key else ("unused", "")
+        self._values = {"url": url, "key": word, "env_key": env_key}
         # The models whose clients have no printed configuration yet.
         self._unshown = list(registry.models)
         self._interrupted = False
@@ -184,15 +164,21 @@ class _Server(uvicorn.Server):
         if not (self._ready or registry.begins):
             self._ready = True
             log.info("ready")
-            sdk = f"OPENAI_BASE_URL={self._url}/v1 OPENAI_API_KEY={_word(self._key)}"
-            print(f"Browser      {self._url}", f"OpenAI SDK   {sdk}", sep="\n", flush=True)
+            self._show({"any"})
         # The abilities of one of several models are known when it has been loaded.
         for model, facts in [(model, model.facts) for model in self._unshown if self._ready]:
             if facts is not None:
                 self._unshown.remove(model)
-                for line in configuration(self._url, model.name, facts, self._key):
-                    print(line, flush=True)
+                self._show({*facts.capabilities, "chat" if facts.chats else ""}, model.name)
         return await super().on_tick(counter)
+
+    def _show(self, abilities: Collection[str], model: str = "") -> None:
+        """Print a line with the configuration of each client that needs one of these abilities; see
+        docs/agents.md."""
+        for name, client in tomllib.loads(CLIENTS.read_text("utf-8")).items():
+            if client["needs"] in abilities:
+                line = Template(client["line"]).substitute(self._values, model=model)
+                print(f"{name:<13}{line}", flush=True)
 
     async def shutdown(self, sockets: Sequence[socket.socket] | None = None) -> None:
         """Finish requests and write the prompt caches. Called by uvicorn at the end."""
