@@ -40,9 +40,6 @@ ENDLESS = 4096
 the square of the length."""
 
 
-NO_CHAT = Chat()
-
-
 @dataclass(frozen=True)
 class Prepared:
     """A client's request after all checks.
@@ -209,7 +206,7 @@ class LoadedModel:
         if scores_prompt and self.pair.target.kind == "encoder-decoder":
             message = "this model reads the prompt with an encoder, which gives no logprobs"
             raise invalid(f"echo with logprobs is impossible: {message}", "echo")
-        return model._prepared(ids, wanted, scores_prompt=scores_prompt)
+        return model._prepared(ids, wanted, Chat(), NONE, scores_prompt=scores_prompt)
 
     def infill(
         self, before: str, after: str, files: Sequence[tuple[str, str]], wanted: Wanted
@@ -219,7 +216,8 @@ class LoadedModel:
         infill, model = self._asked(wanted)._infill("input_suffix")
         room = self.longest - max(1, min(model.options.max_tokens, self.longest // 4))
         self.check_characters([before, after, files], "prompt")
-        return model._prepared([infill.prompt(before, after, files, room)], wanted)
+        prompt = infill.prompt(before, after, files, room)
+        return model._prepared([prompt], wanted, Chat(), NONE)
 
     def _infill(self, field: str) -> tuple[Infill, Self]:
         """Return the tokens for prompts with a suffix, and the model with completions that end
@@ -271,20 +269,15 @@ class LoadedModel:
         return encode(self.pair, text, replace(plain, chat_template=templated))
 
     def _prepared(
-        self,
-        prompts: list[list[int]],
-        wanted: Wanted,
-        chat: Chat = NO_CHAT,
-        markers: Markers = NONE,
-        **settings: Any,
+        self, prompts: list[list[int]], wanted: Wanted, chat: Chat, markers: Markers, **flags: bool
     ) -> Prepared:
         """Prepare completions of prompts.
 
         Args:
             prompts: The token ids of each prompt.
-            chat: The conversation, if the prompt is one.
+            chat: The conversation if the prompt is one, or an empty one.
             markers: The markers of reasoning and tool calls in the completions of a chat.
-            settings: Further arguments of each Request.
+            flags: Further arguments of each Request.
         """
         sampling, count = wanted.sampling, wanted.count
         if len(prompts) * count > CONNECTIONS:
@@ -315,7 +308,7 @@ class LoadedModel:
                 # The model decides by itself whether another call follows.
                 open_end=bool(chat.tools.must),
                 pair=pair,
-                **settings,
+                **flags,
             )
             seeded = (replace(bounded, seed=bounded.seed + choice) for choice in range(count))
             requests += [replace(request, options=options) for options in seeded]
