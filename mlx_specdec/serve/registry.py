@@ -210,15 +210,12 @@ class Registry:
         model.used = self.clock()
         return True
 
-    def loaded(
-        self, model: ServedModel, tenant: str = "", load_seconds: float = 0.0
-    ) -> LoadedModel:
-        """Return a model for a tenant's requests. Raises Problem if it is not loaded. load_seconds:
-        Seconds for which the request has waited for the model."""
+    def loaded(self, model: ServedModel) -> LoadedModel:
+        """Return a model that prepares requests. Raises Problem if it is not loaded."""
         if (engine := model.engine) is None or model.state != "loaded":
             raise self.not_loaded(model)
-        of_engine = engine.pair, engine.options, model.settings, model.name, engine.budget
-        return LoadedModel(*of_engine, tenant, load_seconds)
+        made = engine.pair, engine.options, model.settings, model.name, engine.budget
+        return LoadedModel(*made)
 
     def not_loaded(self, model: ServedModel) -> Problem:
         """Return the error for a request to a model that takes none yet."""

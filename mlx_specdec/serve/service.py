@@ -6,7 +6,7 @@ import contextlib
 import functools
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import TypeVar
 
@@ -31,11 +31,13 @@ POLL_SECONDS = 0.5
 LOAD_POLL_SECONDS = 0.05
 """Seconds between two checks whether a model takes requests."""
 # The client can change a constraint that no text of the model satisfies.
-PROBLEMS = {STOPPING: busy, STUCK: invalid}
+PROBLEMS: Mapping[str, Callable[[str], Problem]] = {STOPPING: busy, STUCK: invalid}
 """Errors of the engine for which a request may be repeated or changed, with their functions."""
 STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 Sent = TypeVar("Sent", bound=Body)
 Made = TypeVar("Made")
+Make = Callable[[LoadedModel, Sent], Made]
+"""A function that prepares the answer to a body. It runs in another thread."""
 
 
 def registry_of(http: Request) -> Registry:
@@ -51,14 +53,8 @@ def loaded_of(http: Request) -> LoadedModel:
     return registry.loaded(registry.find(http.query_params.get("model")))
 
 
-async def complete(
-    http: Request, body: Sent, make: Callable[[LoadedModel, Sent], Writer]
-) -> Response:
-    """Generate the answer to a request, complete or as a stream. Raises Problem.
-
-    Args:
-        make: Prepares the request and returns its Writer. It runs in another thread.
-    """
+async def complete(http: Request, body: Sent, make: Make[Sent, Writer]) -> Response:
+    """Generate the answer to a request, complete or as a stream. Raises Problem."""
     async with _made(http, body, make) as (writer, engine):
         stream = ResponseStream(engine, writer, http.scope["limit"])
         http.scope["end"] = stream.close
@@ -67,20 +63,14 @@ async def complete(
     return JSONResponse(await stream.complete(http))
 
 
-async def compute(
-    http: Request, body: Sent, make: Callable[[LoadedModel, Sent], Payload]
-) -> Response:
-    """Answer a request without the engine. Raises Problem. make: Returns the answer. It runs in
-    another thread."""
+async def compute(http: Request, body: Sent, make: Make[Sent, Payload]) -> Response:
+    """Answer a request without the engine. Raises Problem."""
     async with _made(http, body, make) as (answer, _):
         return JSONResponse(answer)
 
 
-async def run(
-    http: Request, body: Sent, make: Callable[[LoadedModel, Sent], EngineTask]
-) -> Response:
-    """Let the engine compute an answer. Raises Problem. make: Returns the task. It runs in another
-    thread."""
+async def run(http: Request, body: Sent, make: Make[Sent, EngineTask]) -> Response:
+    """Let the engine compute an answer. Raises Problem."""
     async with _made(http, body, make) as (task, engine):
         engine.run(task)
     http.scope["end"] = functools.partial(dict, prompt_tokens=task.prompt_tokens)
@@ -107,7 +97,7 @@ async def _check_connected(http: Request) -> None:
 
 @contextlib.asynccontextmanager
 async def _made(
-    http: Request, body: Sent, make: Callable[[LoadedModel, Sent], Made]
+    http: Request, body: Sent, make: Make[Sent, Made]
 ) -> AsyncIterator[tuple[Made, Engine]]:
     """Wait until the model of a body takes requests, at most until the end of the time, and prepare
     the request in another thread. The model stays in memory until the context ends. Raises Problem,
@@ -128,7 +118,8 @@ async def _made(
     finally:
         model.waiting -= counted
     try:
-        loaded = registry.loaded(model, http.scope["tenant"], time.monotonic() - began)
+        waited = time.monotonic() - began
+        loaded = replace(registry.loaded(model), tenant=http.scope["tenant"], load_seconds=waited)
         made = await run_in_threadpool(make, loaded, body)
         if (keep := getattr(body, "keep_alive", None)) is not None:
             model.keep = keep
