@@ -188,14 +188,14 @@ def guarded(app: ASGIApp, access: Access) -> ASGIApp:
         scope["tenant"] = hashlib.sha256(key).hexdigest() if key else ""
         local, problem = _is_local(host, names), None
         # Pages of this server may send requests.
-        own = local and origin is not None and origin.partition("://")[2] == host
+        ours = local and origin is not None and origin.partition("://")[2] == host
         if checks_host and host and not local:
             error = (
                 "the Host header names neither this machine nor an address: ask at localhost, or "
                 "start the server with --host NAME or --cors-origin http://NAME"
             )
             problem = Problem(403, error, code="host_not_allowed")
-        elif not (own or origin is None or {origin, "*"} & {*access.origins}):
+        elif not (ours or origin is None or {origin, "*"} & {*access.origins}):
             error = "pages of this origin may not ask this server: start it with --cors-origin"
             problem = Problem(403, error, code="origin_not_allowed")
         elif keys and not (path in PUBLIC or (method, path) == PAGE or method == "OPTIONS"):
