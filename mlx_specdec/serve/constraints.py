@@ -94,7 +94,7 @@ LINES = r"/\n{0,2}/"
 
 
 def grammar_of(
-    tools: Tools, markers: Markers, thought: Thought = "none", schema: str | None = None
+    tools: Tools, markers: Markers, thought: Thought = "none", schema: object = None
 ) -> str:
     """Return the grammar of completions that call one of `tools.must`, or that call any tool or
     match a schema. If the model's calls have no grammar, or if none is demanded, their text is free
@@ -108,7 +108,7 @@ def grammar_of(
         start = "call"
         if schema:
             start = f"({_answer_header(markers, thought)} schema | call)"
-            rules.append(_bound("schema", json.loads(schema)))
+            rules.append(_bound("schema", json.loads(str(schema))))
         return "\n".join([f"start: {thoughts} {start}", *rules])
     parts = (grammar.between, grammar.first, grammar.last, grammar.after)
     between, first, last, after = (_lark(part, markers) for part in parts)

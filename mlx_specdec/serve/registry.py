@@ -168,6 +168,11 @@ class Registry:
         return self.models[0]
 
     @property
+    def names(self) -> str:
+        """The names of all models, for messages."""
+        return ", ".join(model.name for model in self.models)
+
+    @property
     def engines(self) -> list[Engine]:
         """The engines of all models that are in memory."""
         return [model.engine for model in self.models if model.engine is not None]
@@ -183,8 +188,7 @@ class Registry:
         """Return the model with this name. Raises Problem if there is none."""
         found = self._by_name.get(name) or self._by_name.get(name.removesuffix(LATEST))
         if found is None:
-            names = ", ".join(model.name for model in self.models)
-            text = f"the model {name:.80} is not served here: ask for {names:.1000}"
+            text = f"the model {name:.80} is not served here: ask for {self.names:.1000}"
             raise Problem(404, text, param="model", code="model_not_found")
         return found
 

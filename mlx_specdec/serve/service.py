@@ -152,7 +152,10 @@ class ResponseStream:
         self._loop = asyncio.get_running_loop()
         self._deadline = limit.when() or math.inf
         self._arrived: asyncio.Queue[Step] = asyncio.Queue()
-        receive = functools.partial(self._loop.call_soon_threadsafe, self._arrived.put_nowait)
+
+        def receive(step: Step) -> None:  # in the engine's thread
+            self._loop.call_soon_threadsafe(self._arrived.put_nowait, step)
+
         numbers = engine.submit(prepared.requests, receive)
         limit.reschedule(None)
         self._open = dict(zip(numbers, self.choices, strict=True))
