@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import socket
+import sys
 import tomllib
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -178,7 +179,8 @@ class _Server(uvicorn.Server):
         for name, client in tomllib.loads(CLIENTS.read_text("utf-8")).items():
             if client["needs"] in abilities:
                 line = Template(client["line"]).substitute(self._values, model=model)
-                print(f"{name:<13}{line}", flush=True)
+                # While another model is loaded, sys.stdout may be redirected.
+                print(f"{name:<13}{line}", file=sys.__stdout__, flush=True)
 
     async def shutdown(self, sockets: Sequence[socket.socket] | None = None) -> None:
         """Finish requests and write the prompt caches. Called by uvicorn at the end."""
