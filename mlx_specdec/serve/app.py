@@ -115,10 +115,9 @@ def _of_validation(http: Request, error: RequestValidationError) -> Response:
         body = parse(error.body or b"{}")
         registry_of(http).find(body.get("model"))
         errors = [{**one, "loc": one["loc"][1:]} for one in error.errors()]
-        problem = problem_of(errors, body)
-    except Problem as found:
-        problem = found
-    return error_response(problem, http)
+        return error_response(problem_of(errors, body), http)
+    except Problem as problem:
+        return error_response(problem, http)
 
 
 def _of_starlette(http: Request, problem: HTTPException) -> Response:
