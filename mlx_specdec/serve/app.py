@@ -33,11 +33,7 @@ from .problems import Problem, busy, failed
 from .registry import Registry
 from .service import registry_of
 
-METHODS = ("DELETE", "GET", "HEAD", "POST")
 PUBLIC = ("/health", "/v1/health")
-PAGE = ("GET", "/")
-"""The page asks for the key itself."""
-MONITORED_PATHS = (*PUBLIC, "/metrics")
 PAGE_HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
@@ -126,7 +122,7 @@ def _of_starlette(http: Request, problem: HTTPException) -> Response:
         message = "nothing is served at this path: /openapi.json lists what is"
     if problem.status_code == 405:
         # Starlette names only the methods of the first route with this path.
-        found = [method for method in METHODS if _takes(http, method)]
+        found = [method for method in ("DELETE", "GET", "HEAD", "POST") if _takes(http, method)]
         headers["Allow"] = ", ".join(found)
         message = f"this path does not take {http.method:.20}: use {headers['Allow']}"
     return error_response(Problem(problem.status_code, message, headers=headers))
@@ -186,6 +182,8 @@ def guarded(app: ASGIApp, access: Access) -> ASGIApp:
         key, host, origin = _key_of(headers), headers.get("host", ""), headers.get("origin")
         scope["tenant"] = hashlib.sha256(key).hexdigest() if key else ""
         local, problem = _is_local(host, names), None
+        # The page at / asks for the key itself.
+        public = path in PUBLIC or (method, path) == ("GET", "/") or method == "OPTIONS"
         # Pages of this server may send requests.
         ours = local and origin is not None and origin.partition("://")[2] == host
         if checks_host and host and not local:
@@ -197,12 +195,10 @@ def guarded(app: ASGIApp, access: Access) -> ASGIApp:
         elif not (ours or origin is None or {origin, "*"} & {*access.origins}):
             error = "pages of this origin may not ask this server: start it with --cors-origin"
             problem = Problem(403, error, code="origin_not_allowed")
-        elif keys and not (path in PUBLIC or (method, path) == PAGE or method == "OPTIONS"):
-            known = [hmac.compare_digest(key, one) for one in keys]
-            if not any(known):
-                error = "the API key is missing or wrong: send it as Authorization: Bearer KEY"
-                authenticate = {"WWW-Authenticate": "Bearer"}
-                problem = Problem(401, error, code="invalid_api_key", headers=authenticate)
+        elif keys and not (public or sum(hmac.compare_digest(key, one) for one in keys)):
+            error = "the API key is missing or wrong: send it as Authorization: Bearer KEY"
+            authenticate = {"WWW-Authenticate": "Bearer"}
+            problem = Problem(401, error, code="invalid_api_key", headers=authenticate)
         await (app if problem is None else error_response(problem))(scope, receive, send)
 
     return answer
@@ -232,7 +228,7 @@ def logged(app: ASGIApp) -> ASGIApp:
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         # Monitoring requests these paths every few seconds.
-        level = logging.DEBUG if scope["path"] in MONITORED_PATHS else logging.INFO
+        level = logging.DEBUG if scope["path"] in (*PUBLIC, "/metrics") else logging.INFO
         if scope["method"] == "HEAD":
             # Every path that answers GET requests also answers HEAD.
             scope = {**scope, "method": "GET"}

@@ -66,7 +66,8 @@ class EngineTask:
 
 @dataclass(eq=False)
 class Engine:
-    """A scheduler that decodes requests in a thread of its own until it is closed.
+    """A scheduler that loads models in a thread of its own, and decodes requests there until it is
+    closed.
 
     Attributes:
         load: Returns the models and the default options. It is called in the thread.
@@ -75,6 +76,7 @@ class Engine:
         counters: The counters of the metrics, which outlive the engine. The engine's thread and the
             event loop's thread count under different names.
         turns: Decides when prompts are prefilled; all engines of a server share it.
+        threads: The threads of all engines, or None for a new one.
         ready: Set when the models are loaded, so that `pair`, `options` and `budget` can be read.
         closed: Whether the engine accepts no more requests.
         problem: The exception that ended the engine early, or None.
@@ -87,6 +89,7 @@ class Engine:
     memory_budget: int | None = None
     counters: Counter[str] = field(default_factory=Counter)
     turns: Turns = field(default_factory=Turns)
+    threads: ThreadPoolExecutor | None = None
 
     def __post_init__(self) -> None:
         self.pair: Pair
@@ -108,7 +111,7 @@ class Engine:
         self._numbers = itertools.count()
         self._waiting = 0
         self._stepped = self._logged = 0.0
-        self._work: Future[None] = Future()
+        self._work = (self.threads or ThreadPoolExecutor(1)).submit(self._run)
 
     @property
     def requests(self) -> tuple[int, int]:
@@ -136,10 +139,6 @@ class Engine:
         """Change the bytes for all sequences. Call this only while there are no requests, since a
         request that was accepted might not fit any more."""
         self.memory_budget = self.budget.nbytes = nbytes
-
-    def start(self, threads: ThreadPoolExecutor | None = None) -> None:
-        """Load the models, then decode, in one of the threads, or in a new one."""
-        self._work = (threads or ThreadPoolExecutor(1)).submit(self._run)
 
     def submit(self, requests: Sequence[Request], listener: Listener) -> list[int]:
         """Accept all requests or none, and return their numbers. Raises Problem."""

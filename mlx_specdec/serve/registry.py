@@ -273,10 +273,9 @@ class Registry:
             log.info("loaded %s, %s", model.name, show_size(model.nbytes))
             return pair, options
 
-        of_model = model.store, self._least or self.memory_budget, model.counters
-        model.engine = Engine(load, self.batch_size, *of_model, self._turns)
         model.keep = self.idle_seconds
-        model.engine.start(self._threads)
+        of_model = model.store, self._least or self.memory_budget, model.counters
+        model.engine = Engine(load, self.batch_size, *of_model, self._turns, self._threads)
 
     def _forget(self, model: ServedModel, engine: Engine) -> None:
         """Note that the engine of a model has ended."""

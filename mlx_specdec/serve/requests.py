@@ -26,8 +26,7 @@ from .internal import Chat, Sampled, Speculative, Tools, Wanted
 from .problems import invalid, too_long, too_many, unsupported
 from .shared_bodies import SWITCHES
 
-OPTIONS = {field.name for field in fields(Options)} & Sampled.model_fields.keys()
-PLAIN = OPTIONS - {"stop", "logit_bias"}
+PLAIN = {one.name for one in fields(Options)} & Sampled.model_fields.keys() - {"stop", "logit_bias"}
 """Fields with the meaning and the values of the option of the same name."""
 NO_PENALTIES = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0}
 MOST_CHARACTERS_PER_TOKEN = 32

@@ -40,7 +40,6 @@ OPEN_FILES = 4096
 KEEP_ALIVE = 75
 """Seconds that an idle connection stays open. The header Keep-Alive names 5 s less, so that clients
 close a connection before the server does."""
-KEY = "MLX_SPECDEC_API_KEY"
 CLIENTS = Path(__file__).with_name("clients.toml")
 log = logging.getLogger(__name__)
 
@@ -76,7 +75,7 @@ def serve(registry: Registry, host: str, port: int, *, access: Access) -> None:
         timeout_keep_alive=KEEP_ALIVE,
         timeout_graceful_shutdown=FINISH_SECONDS + CUT_SECONDS,
     )
-    key = KEY if access.keys else ""
+    key = "MLX_SPECDEC_API_KEY" if access.keys else ""
     server = _Server(config, registry, f"http://{reached}:{port}", key)
     log.info("listening on http://%s:%d", where, port)
     if not access.keys and not loopback:

@@ -118,7 +118,6 @@ from mlx_specdec.serve.engine import Engine, EngineTask
 
 engine = Engine(lambda: (load(Path(sys.argv[1])), Options()), batch_size=1)
 began = threading.Event()
-engine.start()
 engine.ready.wait()
 
 def endless():

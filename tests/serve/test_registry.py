@@ -39,8 +39,6 @@ class PretendedEngine:
         self.memory_budget = more[0] or 0
         self.pair = self.options = self.budget = None
 
-    def start(self, threads: object) -> None: ...
-
     def limit(self, nbytes: int) -> None:
         assert self.requests == (0, 0), "a request that was accepted might not fit any more"
         self.memory_budget = nbytes

@@ -53,7 +53,6 @@ def running(
         batch_size=batch_size,
         memory_budget=memory_budget,
     )
-    engine.start()
     assert engine.ready.wait(60) and engine.problem is None
     try:
         yield engine
