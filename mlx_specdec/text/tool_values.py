@@ -7,7 +7,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 Schema = Mapping[str, Any]
 JSON_TYPES: Mapping[type, str] = {
@@ -30,18 +30,15 @@ ESCAPE = re.compile(
 
 
 def finite(text: str) -> float:
-    """Return a number. Raises ValueError for a number that JSON cannot write."""
+    """Return a number. Raises ValueError for a number that JSON cannot write: one that is too
+    large, NaN or Infinity."""
     number = float(text)
-    if math.isinf(number):
-        raise ValueError(f"too large: {text:.80}")
+    if not math.isfinite(number):
+        raise ValueError(f"not JSON: {text:.80}")
     return number
 
 
-def no_number(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
-
-
-DECODER = json.JSONDecoder(strict=False, parse_float=finite, parse_constant=no_number)
+DECODER = json.JSONDecoder(strict=False, parse_float=finite, parse_constant=finite)
 """Reads JSON, in which strings may contain control characters such as line breaks: a model means
 the character."""
 
