@@ -10,7 +10,7 @@ from itertools import groupby
 from typing import Any, Literal
 
 from ..text.markers import NONE, Markers
-from ..text.stream import overlap
+from ..text.thoughts import overlap
 from ..text.tool_calls import ParsedCalls, parse_calls
 from ..text.tool_formats import CHANNEL, CONSTRAIN, MESSAGE, MESSAGE_ENDS, START, ToolFormat
 from ..text.tool_values import arguments_of
