@@ -56,7 +56,7 @@ def reported(pair: Pair, row: Row, step: Step, now: float) -> Step:
 
 def special_texts(pair: Pair) -> dict[int, str]:
     """Return the strings of special tokens by id, without EOS and padding tokens."""
-    pieces, ends = pair.tokenizer.pieces(), {*pair.eos_token_ids, *pair.tokenizer.eos_token_ids}
+    pieces, ends = pair.tokenizer.pieces, {*pair.eos_token_ids, *pair.tokenizer.eos_token_ids}
     named = ((id, pieces[id] or "") for id in pair.tokenizer.special_ids - ends)
     return {id: piece for id, piece in named if piece and "pad" not in piece.lower()}
 
@@ -73,7 +73,7 @@ def shown_texts(pair: Pair, ids: Sequence[int], options: Options) -> dict[int, s
 
 def sentinels(pair: Pair, ids: Iterable[int]) -> dict[int, str]:
     """Return the strings of the sentinel tokens among `ids`, which stand for gaps, by id."""
-    pieces = pair.tokenizer.pieces()
+    pieces = pair.tokenizer.pieces
     named = ((id, pieces[id] or "") for id in pair.tokenizer.special_ids.intersection(ids))
     return {id: piece for id, piece in named if SENTINEL.fullmatch(piece)}
 

@@ -420,7 +420,7 @@ class BartFamily(EncoderDecoderFamily):
         kind = network.config.positions
         if kind == "marian":
             return LanguageTags.of(tokenizer, ">>{}<<")
-        pieces = tokenizer.pieces()
+        pieces = tokenizer.pieces
         matches = ((id, _CODE.fullmatch(pieces[id] or "")) for id in tokenizer.special_ids)
         codes = {match[1] or match[2]: id for id, match in matches if match}
         if len(codes) < 2:

@@ -118,7 +118,7 @@ def apply_template(model: LoadedModel, body: Conversation) -> Payload:
     """Return the prompt of messages as text, with special tokens. Raises Problem."""
     ids = model.chat_ids(body.chat())
     tokenizer = model.pair.tokenizer
-    names, special = tokenizer.pieces(), tokenizer.special_ids
+    names, special = tokenizer.pieces, tokenizer.special_ids
     pieces = []
     for id in ids:
         name = (names[id] or "").encode() if id in special else None

@@ -128,7 +128,7 @@ def markers_of(tokenizer: Tokenizer, parser: str = "") -> Markers:
             calls = replace(calls, grammar=calls.grammar_without_inner)
     found = {id for text in texts for id in ids(text)} & tokenizer.special_ids
     found |= {pieces[text] for text in HARMONY} if channels else set()
-    special = {id: tokenizer.pieces()[id] or "" for id in found}
+    special = {id: tokenizer.pieces[id] or "" for id in found}
     before, after = (None if text is None else Marker(text, ids(text)) for text in (begin, end))
     return Markers(before, after, calls, special, channels)
 

@@ -65,18 +65,17 @@ class Tokenizer(ABC):
 
     Attributes:
         eos_token_ids: The ids that end a completion, as far as the tokenizer knows them.
-        size: The highest id + 1. A model's logits may be wider because of padding.
+        ids: The ids of tokens by their names.
         has_chat_template: Whether `apply_chat` works.
         digest: The digest of the tokenizer's files.
     """
 
     eos_token_ids: tuple[int, ...] = ()
     special_ids: frozenset[int] = frozenset()
-    size: int
+    ids: Mapping[str, int]
     has_chat_template: bool = False
     legacy: bool = False
     _directory: Path
-    _pieces: list[str | None]
 
     @functools.cached_property
     def digest(self) -> str:
@@ -96,14 +95,18 @@ class Tokenizer(ABC):
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of token ids, without special tokens."""
 
-    def pieces(self) -> list[str | None]:
-        """Return the token of each id below `size`, or None. The list must not be changed."""
-        return self._pieces
+    @functools.cached_property
+    def size(self) -> int:
+        """The highest id + 1. A model's logits may be wider because of padding."""
+        return max(self.ids.values(), default=-1) + 1
 
     @functools.cached_property
-    def ids(self) -> Mapping[str, int]:
-        """The ids of tokens by their names."""
-        return {piece: id for id, piece in enumerate(self.pieces()) if piece is not None}
+    def pieces(self) -> list[str | None]:
+        """The token of each id below `size`, or None. The list must not be changed."""
+        pieces: list[str | None] = [None] * self.size
+        for piece, id in self.ids.items():
+            pieces[id] = piece
+        return pieces
 
     @functools.cached_property
     def byte_ids(self) -> frozenset[int]:
@@ -273,8 +276,7 @@ class FileTokenizer(Tokenizer):
         self._closing = self.eos_token_ids if ends_with_eos else ()
         added = self._tokenizer.get_added_tokens_decoder()
         self.special_ids = frozenset(id for id, token in added.items() if token.special)
-        self._pieces = _by_id(self._tokenizer.get_vocab(with_added_tokens=True))
-        self.size = len(self._pieces)
+        self.ids = self._tokenizer.get_vocab(with_added_tokens=True)
         template = settings.get("chat_template") or template_in_json(directory)
         files = directory.glob("chat_template*.jinja")
         self.has_chat_template = template is not None or any(files)
@@ -323,14 +325,6 @@ class FileTokenizer(Tokenizer):
             if len(ids) < LONG:
                 return self._tokenizer.decode(list(ids), skip_special_tokens=True)
             return self._tokenizer.decode_batch([list(ids)], skip_special_tokens=True)[0]
-
-
-def _by_id(vocabulary: Mapping[str, int]) -> list[str | None]:
-    """Return the token of each id, or None."""
-    pieces: list[str | None] = [None] * (max(vocabulary.values(), default=-1) + 1)
-    for piece, id in vocabulary.items():
-        pieces[id] = piece
-    return pieces
 
 
 class SentencePieceTokenizer(Tokenizer):
@@ -384,9 +378,7 @@ class SentencePieceTokenizer(Tokenizer):
         if ordered:
             self._ids = {name: id for id, name in enumerate(ordered)}
         target = directory / "target_vocab.json"
-        written = _vocabulary(target) if target.is_file() else self._ids
-        self._pieces = _by_id(written)
-        self.size = len(self._pieces)
+        self.ids = written = _vocabulary(target) if target.is_file() else self._ids
         self.special_ids = frozenset(written[name] for name in special if name in written)
         if not {"</s>", "<unk>"} <= self._ids.keys() & written.keys():
             raise CheckpointError(f"{directory} has a vocabulary without </s> and <unk>")
@@ -403,7 +395,7 @@ class SentencePieceTokenizer(Tokenizer):
         return [self._ids.get(piece, unknown) for piece in [*pieces, "</s>"]]
 
     def decode(self, ids: Sequence[int]) -> str:
-        pieces = (self._pieces[id] for id in ids if id not in self.special_ids)
+        pieces = (self.pieces[id] for id in ids if id not in self.special_ids)
         text: str = self._target.decode_pieces([piece for piece in pieces if piece])
         # Pieces of the source language are not in the target's model, which leaves their spaces.
         return text.replace("\u2581", " ")

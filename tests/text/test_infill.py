@@ -38,7 +38,7 @@ def test_each_family_has_its_order(marks: tuple[str, str, str], tmp_path: Path) 
     tokenizer = load_tokenizer(marked(tmp_path, tuple(filter(None, marks))), kind="decoder-only")
     infill = infill_of(tokenizer)
     assert infill is not None
-    pieces = tokenizer.pieces()
+    pieces = tokenizer.pieces
     ids = infill.prompt("a", "b", [("c.py", "d")])
     assert ids[0] == tokenizer.encode("")[0]
     found = [pieces[id] for id in ids if pieces[id] in marks]
@@ -53,7 +53,7 @@ def test_the_ends_of_sequences_end_a_middle(tmp_path: Path) -> None:
     tokenizer = load_tokenizer(directory, kind="decoder-only")
     infill = infill_of(tokenizer)
     assert infill is not None
-    pieces = infill.tokenizer.pieces()
+    pieces = infill.tokenizer.pieces
     assert {"<|endoftext|>", "<|im_end|>"} <= {pieces[id] for id in infill.ends}
 
 
