@@ -176,7 +176,7 @@ def _converted(directory: Path, kind: str | None, named: object) -> Path:
 
 def _of_bytes(loaded: Any) -> Any:
     """Return the tokenizer of ByT5, whose ids are bytes + 3. transformers has it as code alone."""
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
     added = [token for _, token in sorted(loaded.added_tokens_decoder.items())]
     ids = {token.content: id for id, token in enumerate(added[:3])}
@@ -185,24 +185,22 @@ def _of_bytes(loaded: Any) -> Any:
     # Bytes that are no character are left out, as transformers does.
     broken = decoders.Replace("\ufffd", "")
     tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), broken])
-    for token in added:
-        strips = {"lstrip": token.lstrip, "rstrip": token.rstrip, "normalized": False}
-        tokenizer.add_tokens([AddedToken(token.content, special=True, **strips)])
+    tokenizer.add_special_tokens(added)
     end = loaded.eos_token, loaded.eos_token_id
     tokenizer.post_processor = processors.TemplateProcessing(f"$A {end[0]}", special_tokens=[end])
     return tokenizer
 
 
 @contextlib.contextmanager
-def _no_panic(directory: Path) -> Iterator[None]:
-    """Raise CheckpointError if the Rust library panics, which also writes to stderr."""
+def _refusing(what: str, *kinds: type[Exception]) -> Iterator[None]:
+    """Raise CheckpointError for exceptions of these kinds, and if the Rust library panics, which
+    also writes to stderr. what: The beginning of the message."""
     try:
         yield
     except BaseException as problem:
-        if not is_panic(problem):
+        if not (isinstance(problem, kinds) or is_panic(problem)):
             raise
-        fails = f"the tokenizer of {directory} fails on this text ({first_line(problem):.100})"
-        raise CheckpointError(f"{fails}: download its tokenizer.json again") from None
+        raise CheckpointError(f"{what}: {first_line(problem)}") from None
 
 
 def digest_of(directory: Path) -> str:
@@ -220,16 +218,13 @@ def read_by_transformers(directory: Path, kind: str | None = None) -> Any:
     transformers, or None for the type that the files name. Raises CheckpointError."""
     from transformers import AutoTokenizer
 
-    try:
+    # The type of the exception depends on the damaged file.
+    with _refusing(f"{directory} has no tokenizer that can be read", Exception):
         loaded = AutoTokenizer.from_pretrained(
             directory, tokenizer_type=kind, local_files_only=True, trust_remote_code=False
         )
-    except Exception as problem:  # the type depends on the damaged file
-        raise CheckpointError(
-            f"{directory} has no tokenizer that can be read ({first_line(problem)})"
-        ) from None
     if loaded.chat_template is None:
-        loaded.chat_template = template_in_json(directory)
+        loaded.chat_template = template_of(directory, {})
     return loaded
 
 
@@ -237,17 +232,18 @@ def read_sentence_piece(file: Path) -> Any:
     """Read a sentencepiece model. Raises CheckpointError for a damaged file."""
     import sentencepiece
 
-    try:
+    with _refusing(f"{file} is damaged", RuntimeError, OSError):
         return sentencepiece.SentencePieceProcessor(model_file=str(file))
-    except (RuntimeError, OSError) as problem:
-        raise CheckpointError(f"{file} is damaged: {first_line(problem)}") from None
 
 
-def template_in_json(directory: Path) -> str | None:
-    """Return the chat template in chat_template.json, or None. Raises CheckpointError."""
-    file = directory / "chat_template.json"
-    template = read_json(file).get("chat_template") if file.is_file() else None
-    return template if isinstance(template, str) else None
+def template_of(directory: Path, settings: Mapping[str, Any]) -> Any:
+    """Return the default chat template, or None. It may be a list, which only transformers reads.
+    Raises CheckpointError. settings: The content of tokenizer_config.json."""
+    file, older = directory / "chat_template.jinja", directory / "chat_template.json"
+    if file.is_file():
+        return system.read_text(file, CheckpointError)
+    written = read_json(older).get("chat_template") if older.is_file() else None
+    return settings.get("chat_template") or written
 
 
 class FileTokenizer(Tokenizer):
@@ -260,12 +256,10 @@ class FileTokenizer(Tokenizer):
 
         self._directory, self._settings = directory, settings
         file = directory / "tokenizer.json"
-        try:
+        with _refusing(f"{file} is damaged", Exception):
             self._tokenizer = Loaded.from_str(file.read_text(encoding="utf-8"))
-        except BaseException as problem:  # the library raises plain Exception, or panics
-            if not (isinstance(problem, Exception) or is_panic(problem)):
-                raise
-            raise CheckpointError(f"{file} is damaged: {first_line(problem)}") from None
+        fails = f"the tokenizer of {directory} fails on this text, download tokenizer.json again"
+        self._reading = functools.partial(_refusing, fails)
         self.legacy = settings.get("legacy_behaviour") is True
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
@@ -277,16 +271,15 @@ class FileTokenizer(Tokenizer):
         added = self._tokenizer.get_added_tokens_decoder()
         self.special_ids = frozenset(id for id, token in added.items() if token.special)
         self.ids = self._tokenizer.get_vocab(with_added_tokens=True)
-        template = settings.get("chat_template") or template_in_json(directory)
-        files = directory.glob("chat_template*.jinja")
-        self.has_chat_template = template is not None or any(files)
+        self._template = template_of(directory, settings)
+        self.has_chat_template = self._template is not None
 
     @functools.cached_property
     def templated(self) -> Any:
         return read_by_transformers(self._directory)
 
     def encode(self, text: str) -> list[int]:
-        with _no_panic(self._directory):
+        with self._reading():
             # Unlike `encode`, this lets other threads run meanwhile.
             [encoding] = self._tokenizer.encode_batch_fast([text])
             ids: list[int] = encoding.ids
@@ -295,16 +288,12 @@ class FileTokenizer(Tokenizer):
     def apply_chat(
         self, prompt: str | Messages, settings: Settings = None, *, ending: Ending = "answer"
     ) -> list[int]:
-        with _no_panic(self._directory):
+        with self._reading():
             return chat.apply(self._chat, prompt, settings, ending=ending)
 
     def _chat(self, tools: bool) -> chat.Chat:
         """Return the chat template for chats with or without tools."""
-        directory, settings = self._directory, self._settings
-        template, file = settings.get("chat_template"), directory / "chat_template.jinja"
-        if file.is_file():
-            template = file.read_text(encoding="utf-8")
-        template = template_in_json(directory) if template is None else template
+        directory, settings, template = self._directory, self._settings, self._template
         wanted = {name: settings.get(name) for name in _SPECIAL_NAME.findall(str(template))}
         texts = {n: t.get("content") if isinstance(t, Mapping) else t for n, t in wanted.items()}
         complete = all(isinstance(text, str) for text in (template, *texts.values()))
@@ -321,7 +310,7 @@ class FileTokenizer(Tokenizer):
         return str(template), texts, lambda text: cut([text])[0].ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        with _no_panic(self._directory):
+        with self._reading():
             if len(ids) < LONG:
                 return self._tokenizer.decode(list(ids), skip_special_tokens=True)
             return self._tokenizer.decode_batch([list(ids)], skip_special_tokens=True)[0]
