@@ -31,9 +31,7 @@ def after_thought(options: Options, markers: Markers, thought: Thought) -> Optio
     """Return options whose constraint begins after the thought. A grammar that contains the markers
     is not changed. Raises Problem."""
     written = f"{options.regex or ''}{options.grammar or ''}"
-    marks = [
-        marker.text for marker in (markers.think_begin, markers.think_end) if marker is not None
-    ]
+    marks = [marker.text for marker in markers.think]
     if markers.channels:
         marks.append(CHANNEL)
     (thoughts, rules), header = _thoughts(markers, thought), _answer_header(markers, thought)
@@ -139,9 +137,9 @@ def _bound(rule: str, schema: Mapping[str, Any]) -> str:
 
 def _thoughts(markers: Markers, thought: Thought) -> tuple[str, list[str]]:
     """Return the terms before an answer or a call, and the rules that these terms refer to."""
-    begin, end = markers.think_begin, markers.think_end
-    if begin is None or end is None or thought in ("begun", "none"):
+    if not markers.think or thought in ("begun", "none"):
         return "", []
+    begin, end = markers.think
     gap = _literal(HEADER, markers) if markers.channels else LINES
     if thought == "close":
         return f"{_literal(end.text, markers)} {gap}", []

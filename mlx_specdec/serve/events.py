@@ -178,10 +178,10 @@ class Reader:
 
     def _marks(self) -> Mapping[str, Kind]:
         """Return the markers that may come next, each with the kind of event after it."""
-        begin, end, calls = self.markers.think_begin, self.markers.think_end, self.markers.calls
+        think, calls = self.markers.think, self.markers.calls
         if self.thinking:
-            return {} if end is None else {end.text: "content"}
-        marks: dict[str, Kind] = {} if begin is None else {begin.text: "reasoning"}
+            return {marker.text: "content" for marker in think[1:]}
+        marks: dict[str, Kind] = {marker.text: "reasoning" for marker in think[:1]}
         if calls is not None:
             marks |= dict.fromkeys((calls.begin, *calls.also), "call")
         return marks

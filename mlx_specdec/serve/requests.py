@@ -100,8 +100,8 @@ class LoadedModel:
     def facts(self) -> Facts:
         """The facts that clients may know of the model."""
         markers, tokenizer = self._markers, self.pair.tokenizer
-        thinks = markers.think_end is not None
-        found = {"completion": True, "tools": markers.calls is not None, "thinking": thinks}
+        found = {"completion": True, "tools": markers.calls is not None}
+        found["thinking"] = bool(markers.think)
         found["insert"] = infill_of(tokenizer) is not None
         capabilities = tuple(name for name, present in found.items() if present)
         target, chats = self.pair.target, self.way == "template"
@@ -338,7 +338,7 @@ class LoadedModel:
         """Return the kind of thought that precedes the answer to a prompt."""
         variables: Mapping[str, Any] = {**self.options.chat_template_config, **chat.variables}
         unwanted = any(variables.get(name) is False for name in SWITCHES)
-        if markers.thinks_after(prompt):
+        if (thoughts := markers.thoughts(prompt)) is not None and thoughts.open:
             return "close" if unwanted else "open"
         if chat.ending == "continue":
             return "begun"

@@ -14,7 +14,7 @@ from mlx_specdec.text.tool_formats import OTHER_NAMES, TOOL_FORMATS, ToolFormat
 from ..contract.call_texts import TEXTS, Said
 from ..support.tools import GET_TOOLS
 
-THINKING = Markers(Marker("<think>", (5,)), Marker("</think>", (6,)))
+THINKING = Markers((Marker("<think>", (5,)), Marker("</think>", (6,))))
 
 
 def of_parser(name: str) -> ToolFormat:
