@@ -11,9 +11,9 @@ from typing import Any, Literal
 
 from ..errors import CheckpointError, PromptError
 from .chat import Ending, reasoning_of
-from .markers import markers_of
 from .prompts import parse_json
 from .tokenizer import Tokenizer
+from .tool_formats import HARMONY
 
 BILLING = re.compile(r"^x-anthropic-billing-header:(?: *[a-z_]+=[^;\s]*;)+\s*")
 """Claude Code's billing line, at the beginning of its system prompt:
@@ -118,22 +118,22 @@ def with_late_system(messages: Sequence[Message]) -> list[Message]:
     result before it, or else put before the user's message after it. Later messages never change
     the result for earlier ones."""
     folded: list[Message] = []
-    held: list[str] = []
+    moved = False  # whether the last message is the text of a system message after an answer
     for message in messages:
         role, text = message["role"], message["content"]
-        if role == "system" and folded and folded[-1]["role"] != "assistant":
-            folded[-1] = {**folded[-1], "content": _paragraphs(folded[-1]["content"], text)}
+        if role == "system" and folded and folded[-1]["role"] == "assistant":
+            folded.append({"role": "user", "content": text})
+            moved = True
         elif role == "system" and folded:
-            held.append(text)
+            folded[-1] = {**folded[-1], "content": _paragraphs(folded[-1]["content"], text)}
         else:
-            if held and role == "assistant":
-                folded.append({"role": "user", "content": _paragraphs(*held)})
-            elif held:
-                texts = [*held, text] if role == "user" else [text, *held]
+            if moved and role != "assistant":
+                held = folded.pop()["content"]
+                texts = (held, text) if role == "user" else (text, held)
                 message = {**message, "content": _paragraphs(*texts)}
-            held = []
+            moved = False
             folded.append(message)
-    return [*folded, {"role": "user", "content": _paragraphs(*held)}] if held else folded
+    return folded
 
 
 def _paragraphs(*texts: str) -> str:
@@ -223,14 +223,9 @@ def with_tools_in_message(
     return [{**system, "tools": functions}, *rest]
 
 
-def _thinks_aloud(message: Message) -> bool:
-    """Return whether a message has calls, reasoning and content."""
-    return all(message.get(name) for name in ("tool_calls", "reasoning_content", "content"))
-
-
 def _with_one_thought(message: Message) -> Message:
     """Append the content before a call to the reasoning: gpt-oss's template accepts only one."""
-    if not _thinks_aloud(message):
+    if not all(message.get(name) for name in ("tool_calls", "reasoning_content", "content")):
         return message
     thought = lines_of([message["reasoning_content"], message["content"]])
     return {**message, "reasoning_content": thought, "content": ""}
@@ -279,8 +274,6 @@ class ChatFormat:
             return self.tokenizer.encode("\n".join(lines))
         if [message["role"] for message in messages] != ["user"]:
             raise PromptError("this model takes a single message of the user")
-        if ending != "answer":
-            raise PromptError("this model cannot continue a message")
         return self.encode(messages[0]["content"])
 
     def _templated(
@@ -289,7 +282,7 @@ class ChatFormat:
         late = any(message["role"] == "system" for message in messages[1:])
         if late and not renders_late_system(self.tokenizer):
             messages = with_late_system(messages)
-        if any(map(_thinks_aloud, messages)) and markers_of(self.tokenizer).channels:
+        if self.tokenizer.ids.keys() >= {*HARMONY}:
             messages = [_with_one_thought(message) for message in messages]
         try:
             return self.tokenizer.apply_chat(messages, variables, ending=ending)
