@@ -106,8 +106,7 @@ def grammar_of(tools: Tools, markers: Markers, *, thought: Thought) -> str:
     calls = markers.calls
     assert calls is not None, "markers_of found no format of calls"
     thoughts, rules_of_thoughts = _thoughts(markers, thought)
-    grammar = calls.grammar
-    if grammar is None or tools.schema:
+    if not calls.before or tools.schema:
         free = " | ".join([ANY_TEXT, *(f"<[{id}]>" for id in markers.special)])
         rules = [f"call: {_literal(calls.begin, markers)} ({free})*", *rules_of_thoughts]
         if not tools.schema:
@@ -115,17 +114,17 @@ def grammar_of(tools: Tools, markers: Markers, *, thought: Thought) -> str:
         answer = f"{_answer_header(markers, thought)} schema"
         rules.append(_bound("schema", json.loads(tools.schema)))
         return "\n".join([f"start: {thoughts} ({answer} | call)", *rules])
-    parts = (grammar.between, grammar.first, grammar.last, grammar.after)
+    parts = (calls.between, calls.first, calls.last, calls.after)
     between, first, last, after = (_lark(part, markers) for part in parts)
     by_name = {tool["function"]["name"]: tool for tool in tools.listed}
-    more = "" if tools.most_calls == 1 or grammar.single else f"({between} call)*"
-    if more and between and not grammar.last:
+    more = "" if tools.most_calls == 1 or calls.single else f"({between} call)*"
+    if more and between and not calls.last:
         # After a call, a model may begin a new line and then end.
         more += f" ({between})?"
     rules = [f"start: {thoughts} {first} call {more} {last}"]
     rules.append("call: " + " | ".join(f"call_{at}" for at in range(len(tools.must))))
     for at, name in enumerate(tools.must):
-        rules.append(f"call_{at}: {_lark(grammar.before, markers, name)} arguments_{at} {after}")
+        rules.append(f"call_{at}: {_lark(calls.before, markers, name)} arguments_{at} {after}")
         parameters = enforceable(by_name[name]["function"].get("parameters")) or NO_PARAMETERS
         rules.append(_bound(f"arguments_{at}", parameters))
     return "\n".join([*rules, *rules_of_thoughts])

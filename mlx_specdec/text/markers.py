@@ -120,8 +120,8 @@ def markers_of(tokenizer: Tokenizer, parser: str = "") -> Markers:
     think = tuple(Marker(text, ids(text)) for text in texts)
     if calls is not None:
         texts += [calls.begin, calls.end, *calls.inner]
-        if calls.grammar_without_inner is not None and pieces.keys().isdisjoint(calls.inner):
-            calls = replace(calls, grammar=calls.grammar_without_inner)
+        if pieces.keys().isdisjoint(calls.inner):
+            calls = replace(calls, **calls.without_inner)
     found = {id for text in texts for id in ids(text)} & tokenizer.special_ids
     found |= {pieces[text] for text in HARMONY} if channels else set()
     special = {id: tokenizer.pieces[id] or "" for id in found}
