@@ -13,7 +13,7 @@ MARKS = (
     ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # DeepSeek-Coder
     ("<[fim-prefix]>", "<[fim-suffix]>", "<[fim-middle]>"),  # Seed-Coder
     ("▁<PRE>", "▁<SUF>", "▁<MID>"),  # CodeLlama
-    ("[PREFIX]", "[SUFFIX]", ""),  # Codestral, the suffix first
+    ("[PREFIX]", "[SUFFIX]"),  # Codestral, the suffix first
 )
 FILE_SEPARATORS = ("<|file_sep|>", "<file_sep>", "<|file_separator|>")
 MIDDLE_ENDS = (
@@ -87,9 +87,8 @@ def infill_of(tokenizer: Tokenizer) -> Infill | None:
     """Return the tokens of a model for filling in, or None if its vocabulary has none."""
     ids = tokenizer.ids
     for marks in MARKS:
-        named = [mark for mark in marks if mark]
-        if all(mark in ids for mark in named):
-            found = tuple(ids[mark] for mark in named)
+        if all(mark in ids for mark in marks):
+            found = tuple(ids[mark] for mark in marks)
             files = [ids[name] for name in FILE_SEPARATORS if name in ids]
             ends = {*found, *(ids[name] for name in MIDDLE_ENDS if name in ids)}
             special = tokenizer.special_ids

@@ -1,6 +1,7 @@
 """Token ids of the messages of a chat: by the model's chat template, by the role prefixes of
 mlx_lm.server, or as the source of an encoder-decoder."""
 
+import contextlib
 import functools
 import json
 import logging
@@ -191,10 +192,8 @@ def tool_call(call: Message) -> Message:
     function = call["function"]
     arguments = text = function.get("arguments") or "{}"
     if isinstance(text, str):
-        try:
+        with contextlib.suppress(ValueError, RecursionError):
             arguments = parse_json(text.encode())
-        except (ValueError, RecursionError):
-            arguments = None
     if not isinstance(arguments, dict):
         arguments = {"arguments": text}
     called = {"name": function["name"], "arguments": arguments}
