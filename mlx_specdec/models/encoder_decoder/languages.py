@@ -4,8 +4,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Self
 
-from ..errors import OptionError
-from .tokenizer import Tokenizer
+from ...errors import OptionError
+from ...text.tokenizer import Tokenizer
 
 Encode = Callable[[str], list[int]]
 
