@@ -59,12 +59,11 @@ def messages_of(sent: Sequence[Message]) -> list[Message]:
     clients send its history with every request. Raises PromptError if the newest message of the
     user has such a part."""
     messages = []
-    newest = max((at for at, message in enumerate(sent) if message["role"] == "user"), default=None)
-    for at, source in enumerate(sent):
+    newest = next((message for message in reversed(sent) if message["role"] == "user"), {})
+    _check_parts(newest.get("content", ""))
+    for source in sent:
         role = "system" if source["role"] in SYSTEM else source["role"]
         content: Any = source.get("content", source.get("refusal", ""))
-        if at == newest:
-            _check_parts(content)
         message = {"role": role, "content": text_of(content)}
         message |= {name: source[name] for name in MESSAGE_FIELDS if name in source}
         if (reasoning := _reasoning(source, content)) is not None:

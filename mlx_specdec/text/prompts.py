@@ -189,8 +189,6 @@ def _documents(files: Sequence[Path]) -> list[str]:
         raise DocumentError(f"the documents to look up have {size / 2**20:.0f} MiB, and {most}")
     texts = [read_text(file, DocumentError) for file in files]
     for file, text in zip(files, texts, strict=True):
-        if "\0" in text:
-            raise DocumentError(f"{file} is not UTF-8 text: only text can be looked up")
         if not text.strip():
             raise DocumentError(f"{file} is empty: there is nothing to look up in it")
     return texts

@@ -183,8 +183,7 @@ def _of_bytes(loaded: Any) -> Any:
     tokenizer = Tokenizer(models.BPE({**ids, **{c: b + 3 for c, b in BYTES.items()}}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     # Bytes that are no character are left out, as transformers does.
-    broken = decoders.Replace("\ufffd", "")
-    tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), broken])
+    tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Replace("\ufffd", "")])
     tokenizer.add_special_tokens(added)
     end = loaded.eos_token, loaded.eos_token_id
     tokenizer.post_processor = processors.TemplateProcessing(f"$A {end[0]}", special_tokens=[end])

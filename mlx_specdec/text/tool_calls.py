@@ -157,7 +157,7 @@ def _tagged_call(format: ToolFormat, cursor: Cursor, tools: Sequence[Any]) -> Pa
         if format.lines:
             value = value.removeprefix("\n").removesuffix("\n")
         key = _name(opened)
-        arguments[key] = value_of(value, kinds_of(properties.get(key), parameters))
+        arguments[key] = value_of(value, kinds_of(properties.get(key), parameters, {}))
     cursor.need(end)
     return {"name": name, "arguments": arguments}
 

@@ -3,6 +3,7 @@ quotes, and the types that a tool's schema admits."""
 
 import ast
 import codecs
+import contextlib
 import json
 import math
 import re
@@ -60,15 +61,13 @@ def object_of(value: Any) -> dict[str, Any]:
     return value
 
 
-def kinds_of(
-    schema: object, root: Schema, resolved: dict[str, frozenset[str]] | None = None
-) -> frozenset[str]:
+def kinds_of(schema: object, root: Schema, resolved: dict[str, frozenset[str]]) -> frozenset[str]:
     """Return the names of the types that a schema admits.
 
     Args:
         root: The schema to which references are relative.
-        resolved: The types of references. A reference that is being resolved admits all types."""
-    resolved = {} if resolved is None else resolved
+        resolved: The types of references, {} before the first one. A reference that is being
+            resolved admits all types."""
     if not isinstance(schema, Mapping):
         return ANY
     found = ANY
@@ -113,18 +112,14 @@ def value_of(text: str, kinds: frozenset[str]) -> Any:
 def unquoted(text: str, *, words: bool = True) -> Any:
     """Return the value of a text in JSON, or of Python's literals, or the text itself. words:
     Whether Python's literals are read."""
-    try:
+    with contextlib.suppress(ValueError, RecursionError):
         return sendable(DECODER.decode(text))
-    except (ValueError, RecursionError):
-        pass
     if words and (text in PYTHON_VALUES or text.startswith(("[", "{"))):
-        try:
+        with contextlib.suppress(ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
             value = ast.literal_eval(text)
             # A tuple or a number as a key would become something else in JSON.
             if json.loads(json.dumps(sendable(value), allow_nan=False)) == value:
                 return value
-        except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
-            pass
     return text
 
 
@@ -132,10 +127,8 @@ def string_of(literal: str) -> str:
     """Return the value of a literal of JSON or Python, in which control characters mean
     themselves. Raises ValueError."""
     if literal[0] == '"':
-        try:
+        with contextlib.suppress(ValueError):
             return str(sendable(DECODER.decode(literal)))
-        except ValueError:
-            pass
     # A string of Python.
     text = ESCAPE.sub(lambda found: codecs.decode(found[0], "unicode_escape"), literal[1:-1])
     return str(sendable(text))
