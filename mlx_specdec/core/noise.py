@@ -56,9 +56,6 @@ class SilentNoise(Noise):
         token, from 0; it never decreases."""
         return self
 
-    def draw_ahead(self) -> None:
-        """Submit the noise that the next round may need, while the device would be idle."""
-
 
 class _SeededNoise(SilentNoise):
     """Noise from keys that the seed and the prompt determine."""
@@ -82,7 +79,6 @@ class CoupledNoise(_SeededNoise):
         super().__init__(seed, vocabulary, prompt)
         self._rows = max(1, min(NOISE_ROWS, NOISE_NUMBERS // vocabulary))
         self._drawn: dict[int, mx.array] = {}
-        self._needed = [0]
 
     def at(self, round: int, position: int) -> Noise:
         """See SilentNoise. Frees the noise of earlier positions."""
@@ -102,22 +98,12 @@ class CoupledNoise(_SeededNoise):
     def _of(self, position: int, count: int) -> mx.array:
         """Return Gumbel noise of positions from `position` on, (count, vocabulary) float32."""
         end, parts = position + count, []
-        # The next round begins at `end` at the latest, and needs about as many positions.
-        self._needed[0] = max(self._needed[0], end + count)
         for first in range(position - position % self._rows, end, self._rows):
             part = self._drawn.get(first)
             if part is None:
                 part = self._drawn[first] = self._draw(first)
             parts.append(part[max(0, position - first) : end - first])
         return mx.concatenate(parts)
-
-    def draw_ahead(self) -> None:
-        """See SilentNoise. Little noise is wasted, since every position needs its noise once."""
-        first = max(self._drawn, default=self._needed[0]) + self._rows
-        while first < self._needed[0]:
-            self._drawn[first] = self._draw(first)
-            mx.async_eval(self._drawn[first])
-            first += self._rows
 
     def _draw(self, first: int) -> mx.array:
         positions = range(first, first + self._rows)

@@ -68,16 +68,3 @@ def test_coins_depend_on_seed_prompt_and_position_and_come_up_as_often_as_reques
     for other in (tosses(2, [5, 6]), tosses(1, [5, 7])):
         assert abs((first & other).mean() - 0.09) < 0.02
     assert not tosses(1, [5], 0.0).any() and tosses(1, [5], 1.0).all()
-
-
-@pytest.mark.parametrize("vocabulary", [4096, NOISE_NUMBERS + 1])
-def test_what_the_next_round_may_need_is_drawn_ahead_and_no_other_noise(vocabulary: int) -> None:
-    ahead, later = (CoupledNoise(4, vocabulary, [1, 2]) for _ in range(2))
-    for position in (0, 3, 4, 9):
-        noise = ahead.at(0, position)
-        noise.target(4)
-        ahead.draw_ahead()
-        drawn = set(ahead._drawn)
-        following = ahead.at(1, position + 4).target(4)
-        assert set(ahead._drawn) <= drawn, "the next round draws nothing"
-        assert mx.array_equal(following, later.at(1, position + 4).target(4))
