@@ -31,11 +31,6 @@ def digest_of(prompt: Sequence[int]) -> str:
     return hashlib.blake2b(ids, digest_size=16).hexdigest()
 
 
-def derive_key(seed: int, *path: int | str) -> mx.array:
-    """Return the random key, (2,) uint32, of the use that `path` names; equal on every platform."""
-    return mx.random.key(_hashed(seed, *path))
-
-
 def _hashed(seed: int, *path: int | str) -> int:
     digest = hashlib.blake2b(repr((seed, *path)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big")
@@ -117,7 +112,9 @@ class IndependentNoise(_SeededNoise):
     """Noise from disjoint keys per (round, position, purpose)."""
 
     def key(self, *path: int | str) -> mx.array:
-        return derive_key(self._seed, self._digest, *path)
+        """Return the random key, (2,) uint32, of the use that `path` names; equal on every
+        platform."""
+        return mx.random.key(_hashed(self._seed, self._digest, *path))
 
     def draft(self, index: int) -> mx.array:
         return self._gumbel("draft", self._position + index)[None]

@@ -78,8 +78,8 @@ class ToolFormat:
     without_inner: Mapping[str, Any] = field(default_factory=dict)
 
 
-_TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-TOOL_FORMATS = {name: ToolFormat(name, **entry) for name, entry in _TABLE.items()}
+_ENTRIES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+TOOL_FORMATS = {name: ToolFormat(name, **entry) for name, entry in _ENTRIES.items()}
 """Formats by name."""
 NOT_READ = frozenset(("kimi_k3",))
 """Parsers of mlx-lm for models that divide the complete answer into sections."""

@@ -9,7 +9,6 @@ from mlx_specdec.core.noise import (
     NOISE_ROWS,
     CoupledNoise,
     IndependentNoise,
-    derive_key,
     digest_of,
     tossed,
 )
@@ -21,7 +20,7 @@ def test_noise_of_a_position_is_that_of_its_key_however_much_is_requested(vocabu
     rows = CoupledNoise(3, vocabulary, prompt).at(0, 3).target(2 * NOISE_ROWS)
     settings = CoupledNoise(3, vocabulary, prompt)
     for position in range(3, 3 + 2 * NOISE_ROWS):
-        key = derive_key(3, digest_of(prompt), "gumbel", position)
+        key = IndependentNoise(3, vocabulary, prompt).key("gumbel", position)
         alone = mx.random.gumbel((vocabulary,), key=key)
         assert mx.array_equal(rows[0, position - 3], alone)
         noise = settings.at(0, position)
