@@ -92,6 +92,5 @@ def infill_of(tokenizer: Tokenizer) -> Infill | None:
             ends = {*found, *(ids[name] for name in MIDDLE_ENDS if name in ids)}
             special = tokenizer.special_ids
             ends |= {ids[name] for name in ENDS_OF_SEQUENCES if ids.get(name) in special}
-            spaced = marks[0].startswith("▁")
-            return Infill(tokenizer, found, file, tuple(sorted(ends)), spaced)
+            return Infill(tokenizer, found, file, tuple(sorted(ends)), marks[0].startswith("▁"))
     return None

@@ -43,8 +43,6 @@ TEXT_PART_FIELDS = {
 """Types of parts that are text -> the field with the text."""
 THOUGHTS = ("thinking", "redacted_thinking")
 """Types of parts that are reasoning and not content."""
-LONGEST_TYPE = 64
-"""Largest number of characters that a note repeats of a part's type."""
 VOLATILE = (
     "left lines of billing (x-anthropic-billing-header) or countdowns (total_tokens) out of "
     "system prompts, which would defeat the prompt cache"
@@ -78,7 +76,7 @@ def _check_parts(content: str | Sequence[Message]) -> None:
     kinds = () if isinstance(content, str) else [part["type"] for part in content]
     if unread := next((kind for kind in kinds if kind not in TEXT_PART_FIELDS), None):
         raise PromptError(
-            f"the newest message of the user has a part of the type {unread[:LONGEST_TYPE]!r}, and "
+            f"the newest message of the user has a part of the type {unread!r:.66}, and "
             "this model reads only text: leave it out"
         )
 
@@ -176,7 +174,7 @@ def _text_of_part(part: Message) -> str:
     kind = part["type"]
     if kind in TEXT_PART_FIELDS:
         return str(part[TEXT_PART_FIELDS[kind]])
-    note = f"[{kind[:LONGEST_TYPE]} left out: this model reads only text]"
+    note = f"[{kind} left out: this model reads only text]"
     return "" if kind in THOUGHTS else note
 
 
