@@ -44,13 +44,6 @@ def _check_widths(numbers: Iterable[Any]) -> None:
             raise ValueError(f"it uses a width above {MOST_WIDTH}, or an integer of more bits")
 
 
-def _check_form(form: str, values: Any) -> None:
-    """Check the widths of a form for the operator %. A star takes its width from the values."""
-    fields = "".join(_FIELD.findall(form))
-    widths = map(int, re.findall(r"\d+", fields))
-    _check_widths([*widths, *(values if "*" in fields else ())])
-
-
 def _bounded(value: Any) -> Any:
     """Return a value. Raises ValueError if it is too large."""
     if isinstance(value, int):
@@ -124,7 +117,10 @@ def _compiler() -> Callable[[str], Any]:
 
         def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
             if operator == "%" and isinstance(left, str):
-                _check_form(left, right if isinstance(right, tuple) else ())
+                fields = "".join(_FIELD.findall(left))
+                _check_widths(map(int, re.findall(r"\d+", fields)))
+                # A star takes its width from the values.
+                _check_widths(right if "*" in fields else ())
             elif operator == "*" and isinstance(left, Sized):
                 _check_length(len(left) * right)
             elif operator == "*" and isinstance(right, Sized):

@@ -104,8 +104,7 @@ def parse_calls(format: ToolFormat, text: str, tools: Sequence[Any]) -> ParsedCa
     except (ValueError, RecursionError) as error:
         return ParsedCalls((), text, isinstance(error, OpenEndError))
     # The end of a call within a value, such as a page about this format, is not the end.
-    values = [value for call in calls for value in call["arguments"].values()]
-    texts = [value for value in values if isinstance(value, str)]
+    texts = [text for call in calls for text in call["arguments"].values() if isinstance(text, str)]
     inside = any(text.count(format.begin) > text.count(format.end) for text in texts)
     return ParsedCalls(calls, "", inside)
 

@@ -22,7 +22,6 @@ JSON_TYPES: Mapping[type, str] = {
 }
 """JSON Schema's names of types."""
 ANY = frozenset(JSON_TYPES.values())
-STRING = frozenset(("string",))
 PYTHON_VALUES = ("True", "False", "None")
 ESCAPE = re.compile(
     r"\\(?:[\\'\"abfnrtv]|[0-7]{1,3}|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|N\{[^}]*\})"
@@ -103,7 +102,7 @@ def schema_at(root: Schema, reference: str) -> Schema | None:
 def value_of(text: str, kinds: frozenset[str]) -> Any:
     """Return the value of a text in a format that writes strings without quotes. kinds: The types
     that the schema admits."""
-    value = text if kinds == STRING else unquoted(text.strip(), words="string" not in kinds)
+    value = text if kinds == {"string"} else unquoted(text.strip(), words="string" not in kinds)
     kind = JSON_TYPES[type(value)]
     integral = isinstance(value, float) and value.is_integer() and "integer" in kinds
     return value if kind != "string" and (kind in kinds or integral) else text
