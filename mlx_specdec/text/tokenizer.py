@@ -23,8 +23,6 @@ from .chat import Ending, Messages, Settings
 Kind = Literal["encoder-decoder", "decoder-only"]
 TOKENIZER_FILES = ("*token*", "*spiece*", "*.spm", "sentencepiece*", "*vocab*", "merges*")
 """Patterns of a tokenizer's files."""
-LONG = 1000
-"""Number of tokens that are decoded as a batch of one, which lets other threads run meanwhile."""
 _TIKTOKEN = re.compile(rb"[A-Za-z0-9+/]+=* \d+\n")
 """The first line of a tiktoken file: a token in base 64, and its rank."""
 EXTRA = 100
@@ -310,8 +308,7 @@ class FileTokenizer(Tokenizer):
 
     def decode(self, ids: Sequence[int]) -> str:
         with self._reading():
-            if len(ids) < LONG:
-                return self._tokenizer.decode(list(ids), skip_special_tokens=True)
+            # Unlike `decode`, this lets other threads run meanwhile.
             return self._tokenizer.decode_batch([list(ids)], skip_special_tokens=True)[0]
 
 
