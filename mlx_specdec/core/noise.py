@@ -87,9 +87,6 @@ class CoupledNoise(_SeededNoise):
     def target(self, count: int) -> mx.array:
         return self._of(self._position, count)[None]
 
-    def correction(self) -> mx.array:
-        return self._of(self._position, 1)
-
     def _of(self, position: int, count: int) -> mx.array:
         """Return Gumbel noise of positions from `position` on, (count, vocabulary) float32."""
         end, parts = position + count, []

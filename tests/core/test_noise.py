@@ -25,7 +25,6 @@ def test_noise_of_a_position_is_that_of_its_key_however_much_is_requested(vocabu
         assert mx.array_equal(rows[0, position - 3], alone)
         noise = settings.at(0, position)
         assert mx.array_equal(noise.draft(0)[0, 0], alone)
-        assert mx.array_equal(noise.correction()[0], alone)
         assert mx.array_equal(noise.target(3)[0, 0], alone)
 
 
