@@ -90,7 +90,6 @@ HALF_A_CHARACTER = re.compile("[\ud800-\udfff]")
 def prompt_ids(
     tokenizer: Tokenizer,
     prompt: str | Sequence[int] | Messages,
-    *,
     chat_template: bool,
     system_prompt: str | None = None,
     chat_settings: Mapping[str, Any] | None = None,
