@@ -50,49 +50,15 @@ router = APIRouter()
 
 
 # Bodies.
-class Source(Fields):
-    """The source of a document. Only types with a text are read."""
-
-    type: str
-    data: str | None = None
-    content: Content | None = None
-
-    def text(self) -> str | None:
-        """Return the text, or None if there is none."""
-        content = self.data if self.type == "text" else self.content
-        return None if content is None else text_of(parts_of(content))
-
-
 class ContentBlock(ContentPart):
     """A part of a message, of a system prompt, or of a result of a tool."""
 
-    kinds: ClassVar[Kinds] = {
-        **ContentPart.kinds,
-        "document": ("source",),
-        "search_result": ("source", "title", "content"),
-        "tool_use": ("name",),
-        "tool_result": (),
-    }
-    title: str | None = None
-    context: str | None = None
-    source: str | Source = ""
-    content: str | Several["ContentBlock"] = ""
+    kinds: ClassVar[Kinds] = {**ContentPart.kinds, "tool_use": ("name",), "tool_result": ()}
+    content: Content = ""
     id: str | None = None
     name: str = ""
     input: Object | None = None
     tool_use_id: str | None = None
-
-    def part(self) -> Message:
-        """Return the block as a part. Documents and search results become parts of text."""
-        place, text = self.context, None
-        if isinstance(self.source, Source):
-            text = self.source.text()
-        elif self.type == "search_result":
-            place, text = self.source, text_of(parts_of(self.content))
-        if text is None:
-            return super().part()
-        lines = filter(None, (self.title, place, text))
-        return {"type": "text", "text": "\n".join(lines) + "\n"}
 
 
 class BlocksMessage(Fields):
