@@ -148,7 +148,6 @@ class MessagesRequest(CountRequest, Sampled):
     stop: Stops = Field([], validation_alias="stop_sequences")
     stream: Boolean | None = None
     output_config: OutputConfig = OutputConfig()
-    output_format: Format | None = None
 
 
 # Answers.
@@ -161,7 +160,7 @@ class MessagesWriter(Writer):
     _open = ""
 
     def __init__(self, model: LoadedModel, body: MessagesRequest) -> None:
-        form = body.output_config.format or body.output_format
+        form = body.output_config.format
         constraints = [] if form is None else form.constraints("output_config")
         prepared = model.chat(body.chat(), Wanted(body, constraints))
         super().__init__(model.name, prepared, stream=body.stream)

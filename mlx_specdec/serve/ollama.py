@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Literal
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
-from pydantic import AliasChoices, BeforeValidator, Field
+from pydantic import BeforeValidator, Field
 
 from ..engine.embeddings import Vector
 from ..results import Step
@@ -58,13 +58,8 @@ def _seconds(keep_alive: object) -> float:
 
 class GenerationOptions(Sampled):
     refused: ClassVar[Refused] = {"mirostat": (0,), "tfs_z": (1,), "typical_p": (1,)}
-    # Without a limit, only the context limits an answer. -2 fills the context in ollama, as -1 does
-    # here.
-    max_tokens: Annotated[
-        MaxTokens,
-        BeforeValidator(lambda most: -1 if most == -2 else most),
-    ] = Field(-1, validation_alias="num_predict")
-    num_ctx: Count | None = None
+    # Without a limit, only the context limits an answer.
+    max_tokens: MaxTokens = Field(-1, validation_alias="num_predict")
 
 
 class LoadingRequest(Body):
@@ -154,12 +149,6 @@ class EmbedRequest(LoadingRequest):
     input: str | Several[str] = []  # noqa: RUF012
     truncate: Boolean = True
     dimensions: Count | None = None
-
-
-class ShowRequest(Body):
-    """The body of /api/show. Older clients send `name` in place of `model`."""
-
-    model: str | None = Field(None, validation_alias=AliasChoices("model", "name"))
 
 
 # Answers.
@@ -304,7 +293,6 @@ def _described(registry: Registry, model: ServedModel) -> Payload:
         "size": model.nbytes,
         "digest": hashlib.sha256(model.name.encode()).hexdigest(),
         "details": {
-            "parent_model": "",
             "format": "mlx",
             "family": facts.family,
             "families": [facts.family] if facts.family else [],
@@ -337,7 +325,7 @@ async def running(http: Request) -> Payload:
 
 
 @router.post("/show", summary="Describes a model")
-async def show(body: ShowRequest, http: Request) -> Payload:
+async def show(body: Body, http: Request) -> Payload:
     """Describe a model. Its abilities are known from the first time it is loaded."""
     registry = registry_of(http)
     model = registry.find(body.model)
@@ -347,7 +335,6 @@ async def show(body: ShowRequest, http: Request) -> Payload:
         about |= {"general.architecture": facts.family}
         about[f"{facts.family}.context_length"] = facts.longest
     return {
-        **dict.fromkeys(("license", "modelfile", "parameters", "template"), ""),
         "modified_at": described["modified_at"],
         "details": described["details"],
         "model_info": about,

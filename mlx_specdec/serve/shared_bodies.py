@@ -217,21 +217,17 @@ def schema_constraint(schema: str | Object, field: str) -> TextConstraint:
 
 
 class Format(Typed):
-    """The format of an answer. value: TGI's name for the schema."""
+    """The format of an answer."""
 
     model_config = ConfigDict(extra="allow")
     kinds: ClassVar[Kinds] = {"text": (), "json_object": (), "json_schema": ("schema",)}
     type: Literal["text", "json_object", "json_schema"]
-    schema_: Annotated[JsonSchema | None, Field(alias="schema")] = None
-    value: JsonSchema | None = None
+    schema_: Annotated[JsonSchema, Field(alias="schema")] = {"type": "object"}  # noqa: RUF012
 
     def constraints(self, field: str) -> list[TextConstraint]:
         """Return the constraint of the format, unless it is a text. field: See
         `schema_constraint`."""
-        if self.type == "text":
-            return []
-        wanted = self.schema_ if self.type == "json_schema" else self.schema_ or self.value
-        return [schema_constraint({"type": "object"} if wanted is None else wanted, field)]
+        return [] if self.type == "text" else [schema_constraint(self.schema_, field)]
 
 
 class VllmConstraints(Fields):

@@ -11,7 +11,7 @@ from ..results import Step, TokenLogprob
 from ..version import __version__
 from .answers import LEAST_LOGPROB, Choice, Payload, Writer, token_piece
 from .events import Event
-from .fields import ENTRIES, Body, Boolean, Fields, Refused
+from .fields import Body, Boolean, Fields, Refused
 from .internal import Count, MaxTokens, Sampled, TextConstraint, Wanted
 from .problems import Problem, invalid
 from .requests import LoadedModel
@@ -181,10 +181,7 @@ async def info(http: Request) -> Payload:
         "model_dtype": model.pair.dtype,
         "model_pipeline_tag": "text-generation",
         "max_concurrent_requests": model.settings.connections,
-        "max_best_of": 1,
-        "max_stop_sequences": ENTRIES,
         "max_input_tokens": model.longest - 1,
         "max_total_tokens": model.longest,
         "version": __version__,
-        "router": "mlx-specdec",
     }
