@@ -13,8 +13,8 @@ from ..results import Step
 from ..text.messages import Message, text_of
 from .answers import Choice, Payload, Writer
 from .events import Event, joined
-from .fields import Body, Boolean, Fields, Kinds, Object, Refused, Several
-from .internal import Chat, MaxTokens, Sampled, Stops, ToolChoice, Tools, Wanted
+from .fields import Body, Boolean, Fields, Kinds, Object, Several
+from .internal import Chat, Limit, Sampled, ToolChoice, Tools, Wanted
 from .problems import Problem
 from .requests import LoadedModel
 from .service import complete, compute
@@ -143,9 +143,8 @@ class OutputConfig(Fields):
 class MessagesRequest(CountRequest, Sampled):
     """The body of /v1/messages."""
 
-    refused: ClassVar[Refused] = {"container": (), "mcp_servers": ([],)}
-    max_tokens: MaxTokens
-    stop: Stops = Field([], validation_alias="stop_sequences")
+    max_tokens: Limit
+    stop: Several[str] = Field([], validation_alias="stop_sequences")
     stream: Boolean | None = None
     output_config: OutputConfig = OutputConfig()
 

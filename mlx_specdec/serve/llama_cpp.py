@@ -5,7 +5,6 @@ from collections.abc import Iterable, Sequence
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import PlainTextResponse
-from pydantic import AliasChoices, Field
 
 from ..engine.request import chat_format
 from ..results import Step
@@ -13,8 +12,8 @@ from ..text.tokenizer import FileTokenizer
 from .answers import FINGERPRINT, Choice, Payload, Writer, timings, token_piece
 from .engine import STOPPING
 from .events import Event
-from .fields import Body, Boolean, Fields, Ids, Several
-from .internal import MaxTokens, Sampled, Wanted
+from .fields import Body, Boolean, Fields, Ids, Several, either
+from .internal import Limit, Sampled, Wanted
 from .metrics import CONTENT_TYPE, as_text
 from .openai import Conversation, Messages
 from .problems import busy, invalid
@@ -42,9 +41,7 @@ class InfillRequest(Body, Sampled):
     input_suffix: str = ""
     prompt: str = ""
     input_extra: Several[ExtraFile] = []  # noqa: RUF012
-    max_tokens: MaxTokens | None = Field(
-        None, validation_alias=AliasChoices("n_predict", "max_tokens")
-    )
+    max_tokens: Limit | None = either(None, "n_predict", "max_tokens")
     stream: Boolean | None = None
     response_fields: Several[str] = []  # noqa: RUF012
 

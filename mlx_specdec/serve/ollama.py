@@ -21,7 +21,7 @@ from .embeddings import task_of
 from .engine import EngineTask
 from .events import Event
 from .fields import Body, Boolean, Object, Refused, Several
-from .internal import Chat, Count, MaxTokens, Sampled, ToolChoice, Tools, Wanted
+from .internal import Chat, Count, Limit, Sampled, ToolChoice, Tools, Wanted
 from .problems import Problem, invalid
 from .registry import Registry, ServedModel
 from .requests import Facts, LoadedModel, Prepared
@@ -57,9 +57,8 @@ def _seconds(keep_alive: object) -> float:
 
 
 class GenerationOptions(Sampled):
-    refused: ClassVar[Refused] = {"mirostat": (0,), "tfs_z": (1,), "typical_p": (1,)}
     # Without a limit, only the context limits an answer.
-    max_tokens: MaxTokens = Field(-1, validation_alias="num_predict")
+    max_tokens: Limit = Field(-1, validation_alias="num_predict")
 
 
 class LoadingRequest(Body):

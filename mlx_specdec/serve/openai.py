@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from fastapi import APIRouter, Request, Response
-from pydantic import AliasChoices, Field
+from pydantic import Field
 
 from ..proposers.lookup import PREDICTION
 from ..results import Step, TokenLogprob
@@ -16,8 +16,8 @@ from ..text.chat import Ending
 from ..text.messages import text_of
 from .answers import FINGERPRINT, LEAST_LOGPROB, Choice, Payload, Writer, timings, token_piece
 from .events import Event, joined
-from .fields import Body, Boolean, Fields, Ids, Refused, Several, number
-from .internal import Chat, Count, MaxTokens, Sampled, Tools, Wanted
+from .fields import Body, Boolean, Fields, Ids, Refused, Several, either, number
+from .internal import Chat, Count, Limit, Sampled, Tools, Wanted
 from .problems import invalid
 from .requests import LoadedModel, Prepared
 from .service import complete
@@ -93,22 +93,8 @@ class PredictedOutput(Fields):
 class Completion(Body, Constrained, Sampled):
     """Fields of chat and text completions."""
 
-    refused: ClassVar[Refused] = {
-        **dict.fromkeys(("adapters", "allowed_token_ids", "audio", "chat_template"), ()),
-        **dict.fromkeys(("frequency_context_size", "presence_context_size"), ()),
-        **dict.fromkeys(("json_schema", "repetition_context_size", "role_mapping"), ()),
-        **dict.fromkeys(("bad_words", "documents", "stop_token_ids"), ([],)),
-        **dict.fromkeys(("dry_multiplier", "dynatemp_range", "min_tokens", "mirostat"), (0,)),
-        **dict.fromkeys(("include_stop_str_in_output", "use_beam_search"), (False,)),
-        "modalities": (["text"],),
-        "n_predict": (-1,),
-        "skip_special_tokens": (True,),
-        "typical_p": (1,),
-        "web_search_options": (),
-    }
-    max_tokens: MaxTokens | None = Field(
-        None, validation_alias=AliasChoices("max_tokens", "max_completion_tokens")
-    )
+    refused: ClassVar[Refused] = {**Sampled.refused, "n_predict": (-1,)}
+    max_tokens: Limit | None = either(None, "max_tokens", "max_completion_tokens")
     stream: Boolean | None = None
     stream_options: StreamOptions = StreamOptions()
     n: Count | None = None
@@ -127,7 +113,6 @@ class Completion(Body, Constrained, Sampled):
 class ChatRequest(Completion, Conversation):
     """The body of /v1/chat/completions."""
 
-    refused: ClassVar[Refused] = {**Completion.refused, "suffix": ("",)}
     logprobs: Boolean | None = None
     top_logprobs: TopLogprobs | None = None
 
@@ -159,10 +144,8 @@ class TextRequest(Completion):
 
     refused: ClassVar[Refused] = {
         **Completion.refused,
-        **dict.fromkeys(("add_special_tokens", "add_generation_prompt"), (True,)),
+        "add_special_tokens": (True,),
         "tools": ([],),
-        "tool_choice": ("none", "auto"),
-        "continue_final_message": (False,),
     }
     prompt: Prompt
     # False requests no logprobs, and 0 only the logprobs of the tokens themselves.

@@ -10,14 +10,14 @@ from functools import partial
 from typing import Annotated, ClassVar, Literal
 
 from fastapi import APIRouter, Request, Response
-from pydantic import AliasChoices, ConfigDict, Field, TypeAdapter
+from pydantic import ConfigDict, Field, TypeAdapter
 
 from ..results import Step
 from ..text.messages import Message, Tool, lines_of, log_once, text_of
 from .answers import Choice, Payload, Writer, timings
 from .events import Event, joined
-from .fields import Body, Boolean, Fields, Kinds, Object, Refused, Several, Typed
-from .internal import Chat, MaxTokens, Sampled, Tools, Wanted
+from .fields import Body, Boolean, Fields, Kinds, Object, Refused, Several, Typed, either
+from .internal import Chat, Limit, Sampled, Tools, Wanted
 from .problems import Problem
 from .requests import LoadedModel
 from .service import complete, compute, registry_of
@@ -239,13 +239,11 @@ class ResponsesRequest(InputTokensRequest, Constrained, Sampled):
 
     model_config = ConfigDict(extra="allow")
     refused: ClassVar[Refused] = {
+        **Sampled.refused,
         **InputTokensRequest.refused,
-        "background": (False,),
         "top_logprobs": (0,),
     }
-    max_tokens: MaxTokens = Field(
-        -1, validation_alias=AliasChoices("max_output_tokens", "max_tokens")
-    )
+    max_tokens: Limit = either(-1, "max_output_tokens", "max_tokens")
     stream: Boolean | None = None
     text: TextSettings = TextSettings()
     include: Several[str] = []  # noqa: RUF012

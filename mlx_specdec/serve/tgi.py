@@ -12,7 +12,7 @@ from ..version import __version__
 from .answers import LEAST_LOGPROB, Choice, Payload, Writer, token_piece
 from .events import Event
 from .fields import Body, Boolean, Fields, Refused
-from .internal import Count, MaxTokens, Sampled, TextConstraint, Wanted
+from .internal import Count, Limit, Sampled, TextConstraint, Wanted
 from .problems import Problem, invalid
 from .requests import LoadedModel
 from .service import complete, loaded_of
@@ -42,14 +42,8 @@ class TgiGrammar(Fields):
 
 
 class GenerateParameters(Sampled):
-    refused: ClassVar[Refused] = {
-        "adapter_id": (),
-        "top_n_tokens": (0,),
-        "best_of": (1,),
-        "typical_p": (1,),
-        **dict.fromkeys(("decoder_input_details", "watermark"), (False,)),
-    }
-    max_tokens: MaxTokens | None = Field(None, validation_alias="max_new_tokens")
+    refused: ClassVar[Refused] = {**Sampled.refused, "best_of": (1,)}
+    max_tokens: Limit | None = Field(None, validation_alias="max_new_tokens")
     truncate_prompt_tokens: Count | None = Field(None, validation_alias="truncate")
     details: Boolean = False
     do_sample: Boolean | None = None
