@@ -16,12 +16,12 @@ from .events import Event, joined
 from .fields import Body, Boolean, Fields, Kinds, Object, Several
 from .internal import Chat, Limit, Sampled, ToolChoice, Tools, Wanted
 from .problems import Problem
-from .requests import LoadedModel
+from .requests import CompletionBody, LoadedModel, Prepared
 from .service import complete, compute
 from .shared_bodies import (
     Content,
     ContentPart,
-    Format,
+    Formatted,
     Function,
     Parameters,
     Role,
@@ -81,7 +81,7 @@ class BlocksMessage(Fields):
                 id = {} if block.tool_use_id is None else {"tool_call_id": block.tool_use_id}
                 results.append({"role": "tool", "content": parts_of(block.content), **id})
             else:
-                parts.append(block.part())
+                parts.append(block.model_dump(exclude_none=True))
         if results and not (parts or calls):
             return results
         called = {"tool_calls": calls} if calls else {}
@@ -121,32 +121,25 @@ class CountRequest(Body, Thoughtful):
         messages = [part for message in self.messages for part in message.messages()]
         if self.system is not None:
             messages = [{"role": "system", "content": parts_of(self.system)}, *messages]
-        last = messages[-1]
+        last, choice = messages[-1], self.tool_choice
         said = last["role"] == "assistant" and text_of(last["content"])
-        tools = [tool.tool for tool in self.tools if tool.type == "custom"]
-        parallel = not self.tool_choice.disable_parallel_tool_use
-        return Chat(
-            messages,
-            Tools.of(tools, self.tool_choice.choice(), parallel),
-            self.variables(),
-            self.thinking_budget(),
-            "continue" if said and not last.get("tool_calls") else "answer",
-        )
+        listed = [tool.tool for tool in self.tools if tool.type == "custom"]
+        tools = Tools.of(listed, choice.choice(), not choice.disable_parallel_tool_use)
+        begun = said and not last.get("tool_calls")
+        return self.chat_of(messages, tools, "continue" if begun else "answer")
 
 
-class OutputConfig(Fields):
-    """The field `effort` is only a hint."""
-
-    format: Format | None = None
-
-
-class MessagesRequest(CountRequest, Sampled):
+class MessagesRequest(CompletionBody, CountRequest, Sampled):
     """The body of /v1/messages."""
 
     max_tokens: Limit
     stop: Several[str] = Field([], validation_alias="stop_sequences")
-    stream: Boolean | None = None
-    output_config: OutputConfig = OutputConfig()
+    output_config: Formatted = Formatted()
+
+    def prepared(self, model: LoadedModel) -> Prepared:
+        """Prepare the next message. Raises Problem and SpecdecError."""
+        constraints = self.output_config.format.constraints("output_config")
+        return model.chat(self.chat(), Wanted(self, constraints))
 
 
 # Answers.
@@ -157,12 +150,6 @@ class MessagesWriter(Writer):
     _block = -1
     # The kind of the block that has not ended.
     _open = ""
-
-    def __init__(self, model: LoadedModel, body: MessagesRequest) -> None:
-        form = body.output_config.format
-        constraints = [] if form is None else form.constraints("output_config")
-        prepared = model.chat(body.chat(), Wanted(body, constraints))
-        super().__init__(model.name, prepared, stream=body.stream)
 
     @staticmethod
     def error(problem: Problem) -> tuple[int, Payload]:

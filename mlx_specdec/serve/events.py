@@ -51,6 +51,15 @@ def joined(events: Iterable[Event]) -> Iterator[Event]:
             yield Event(kind, "".join(event.text for event in group))
 
 
+def by_kind(events: Sequence[Event]) -> tuple[str, str, list[Event]]:
+    """Return the content, the reasoning and the calls in events."""
+    content, reasoning = (
+        "".join(event.text for event in events if event.kind == kind)
+        for kind in ("content", "reasoning")
+    )
+    return content, reasoning, [event for event in events if event.kind == "call"]
+
+
 MOST_BARE = 64
 """Characters after which it is certain whether an answer begins with a call without a marker."""
 

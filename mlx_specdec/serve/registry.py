@@ -230,7 +230,7 @@ class Registry:
         if (engine := model.engine) is None or model.state != "loaded":
             raise self.not_loaded(model)
         of_engine = engine.pair, engine.options, model.settings, model.name, engine.budget
-        return LoadedModel(*of_engine, tenant, load_seconds)
+        return LoadedModel(*of_engine, tenant, load_seconds, self.responses)
 
     def not_loaded(self, model: ServedModel) -> Problem:
         """Return the error for a request to a model that takes none yet."""

@@ -4,8 +4,9 @@ import functools
 import json
 import math
 import secrets
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self, cast
 
 from ..core.options import Options
@@ -21,10 +22,12 @@ from ..text.thoughts import Thoughts
 from . import constraints
 from .constraints import Thought
 from .events import ChannelReader, Reader
+from .fields import Body, Boolean
 from .internal import Chat, Sampled, Speculative, Tools, Wanted
 from .problems import invalid, too_long, too_many, unsupported
 from .settings import ServiceSettings
 from .shared_bodies import SWITCHES
+from .stored import StoredResponses
 
 OPTIONS = {field.name for field in fields(Options)} & Sampled.model_fields.keys()
 PLAIN = OPTIONS - {"stop", "logit_bias", "max_tokens"}
@@ -86,6 +89,7 @@ class LoadedModel:
         name: The model's name for clients.
         budget: The memory budget, or None for no limit.
         load_seconds: Seconds for which the request has waited for the model.
+        responses: The responses that clients can fetch or continue.
     """
 
     pair: Pair
@@ -95,6 +99,7 @@ class LoadedModel:
     budget: MemoryBudget | None = None
     tenant: str = ""
     load_seconds: float = 0.0
+    responses: StoredResponses = field(default_factory=StoredResponses)
 
     @property
     def facts(self) -> Facts:
@@ -413,3 +418,13 @@ class LoadedModel:
                 raise too_many(len(ids), most, len(ids) + fits, advice)
             most = fits
         return prepared(self.pair, ids, replace(options, max_tokens=most))
+
+
+class CompletionBody(Body):
+    """A body that completions answer. stream: Whether the answer is a stream."""
+
+    stream: Boolean = False
+
+    @abstractmethod
+    def prepared(self, model: LoadedModel) -> Prepared:
+        """Prepare the completions. Raises Problem and SpecdecError."""
