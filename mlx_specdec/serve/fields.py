@@ -164,5 +164,5 @@ def _path(error: Any, body: Any) -> tuple[int | str, ...]:
             body = body[step]
             path.append(step)
     if error["type"] == "missing":
-        path.append(error["loc"][-1])
+        path += error["loc"][-1:]
     return tuple(path)
