@@ -23,7 +23,7 @@ from pathlib import Path
 from mlx_specdec.text.tokenizer import load_tokenizer
 from tests.support.tooled import CALLS, make_tooled
 directory = make_tooled(Path(sys.argv[1]), marks=CALLS)
-pieces = load_tokenizer(directory, kind="decoder-only").pieces()
+pieces = load_tokenizer(directory, kind="decoder-only").pieces
 # Many tokens that no JSON needs end a text, so that random texts are short.
 ending = [id for id, each in enumerate(pieces) if each and not each.isascii() and each not in "ĠĊ"]
 file = directory / "config.json"

@@ -43,8 +43,9 @@ part() { # part SECONDS TITLE COMMAND...: run it into the file
   echo "$title" >&2
   printf '\n== %s\n' "$title" >>"$file"
   limited "$limit" "$@" >>"$file" 2>&1 || code=$?
-  [ $code -eq 0 ] || echo "(ended with code $code; 142 is the time limit)" >>"$file"
+  [ $code -eq 0 ] || ended $code
 }
+ended() { echo "(ended with code $1; 142 is the time limit)" >>"$file"; }
 specdec() { # specdec SECONDS TITLE ARGUMENTS...
   local limit=$1 title=$2
   shift 2
@@ -64,7 +65,7 @@ print("metal" if mx.metal.is_available() else "no metal")' 2>/dev/null) || {
   exit 2
 }
 : >"$file" || exit 2
-trap 'summarize; exit 130' INT TERM
+trap 'ended 130; summarize; exit 130' INT TERM
 if command -v caffeinate >/dev/null; then
   caffeinate -i -w $$ >/dev/null 2>&1 & # the Mac stays awake until this script ends
 fi

@@ -101,14 +101,10 @@ def executable(file: Path, lines: str) -> None:
     file.chmod(0o755)
 
 
-@pytest.mark.parametrize(("flags", "most"), [((), 600), (("--wired",), 600 + 153)])
-def test_time_limits_on_a_mac_sum_to_ten_minutes_at_most(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...], most: int
-) -> None:
-    limits, awake = tmp_path / "limits", tmp_path / "awake"
+def script_for_macs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runner: str) -> Path:
+    """Return a copy of mac.sh whose parts do nothing. runner: What the program perl does."""
     script = tmp_path / "scripts" / "mac.sh"
-    executable(tmp_path / "bin" / "perl", f'echo "$3 $*" >>{limits}; shift 3; exec "$@"')
-    executable(tmp_path / "bin" / "caffeinate", f'echo "$@" >>{awake}')
+    executable(tmp_path / "bin" / "perl", runner)
     executable(
         tmp_path / ".venv" / "bin" / "python",
         'case "$*" in *is_available*) echo metal ;; *"bench --help"*) echo "--exact" ;; esac',
@@ -117,6 +113,28 @@ def test_time_limits_on_a_mac_sum_to_ten_minutes_at_most(
     executable(script.with_name("real_models.sh"), f'echo "{downloaded}"')
     script.write_bytes((ROOT / "scripts" / "mac.sh").read_bytes())
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    return script
+
+
+def test_the_script_for_macs_marks_the_part_that_was_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = 'shift 3; case "$*" in *.py" rows"*) kill -TERM $PPID ;; esac; exec "$@"'
+    script = script_for_macs(tmp_path, monkeypatch, runner)
+    done = subprocess.run(["bash", script, tmp_path / "report"], capture_output=True)
+    report = mac_summary.Report.of((tmp_path / "report").read_text())
+    assert done.returncode == 130 and list(report.parts)[-1] == "bits of rows"
+    assert "bits of rows (code 130)" in mac_summary.failures(report)[0]
+
+
+@pytest.mark.parametrize(("flags", "most"), [((), 600), (("--wired",), 600 + 153)])
+def test_time_limits_on_a_mac_sum_to_ten_minutes_at_most(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...], most: int
+) -> None:
+    limits, awake = tmp_path / "limits", tmp_path / "awake"
+    executable(tmp_path / "bin" / "caffeinate", f'echo "$@" >>{awake}')
+    runner = f'echo "$3 $*" >>{limits}; shift 3; exec "$@"'
+    script = script_for_macs(tmp_path, monkeypatch, runner)
     subprocess.run(["bash", script, *flags, tmp_path / "report"], check=True, capture_output=True)
     # The code of the runner is an argument of several lines.
     lines = [line for line in limits.read_text().splitlines() if re.match(r"\d+ -e", line)]

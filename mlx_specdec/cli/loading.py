@@ -153,8 +153,8 @@ class Models(Sources):
 
 class MemoryFlags(Flags, panel="Model"):
     memory_budget: str | None = flag(
-        "The memory for all completions together, without the models, such as 8GB. Completions "
-        "that do not fit wait.",
+        "The memory for all completions together, such as 8GB. It includes weights only if serve "
+        "has several models. Completions that do not fit wait.",
         metavar="SIZE",
         show_default="what the machine has left",
     )

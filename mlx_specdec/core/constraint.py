@@ -319,15 +319,7 @@ class ThoughtBudget:
         return count
 
     def verifiable(self, drafted: Sequence[int]) -> int:
-        """See `Constraint`. If a draft token differs from the forced one, the tokens after it are
-        dropped. They would be rejected, unless `grammar` forbids the forced token."""
-        count = len(drafted) if self.grammar is None else self.grammar.verifiable(drafted)
-        thoughts = self.thoughts
-        for at, token in enumerate(drafted[:count]):
-            if thoughts.forced not in (None, token):
-                return at + 1
-            thoughts = thoughts.after([token])
-        return count
+        return len(drafted) if self.grammar is None else self.grammar.verifiable(drafted)
 
     def masks(self, drafted: Sequence[int]) -> Masks:
         if self.grammar is None:

@@ -232,9 +232,6 @@ class Group:
         delta = self.rows[0].options.delta
         verdict = self.rule(log_p, proposal.for_rules(), noise, delta)
         mx.async_eval(verdict.next, verdict.accepted)
-        # The host does this work while the pass is in flight.
-        for row in self.rows:
-            row.random.draw_ahead()
         return _Pass(proposal, scores, verdict)
 
     def _commit(self, done: _Pass) -> list[Step]:

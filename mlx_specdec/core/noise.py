@@ -31,11 +31,6 @@ def digest_of(prompt: Sequence[int]) -> str:
     return hashlib.blake2b(ids, digest_size=16).hexdigest()
 
 
-def derive_key(seed: int, *path: int | str) -> mx.array:
-    """Return the random key, (2,) uint32, of the use that `path` names; equal on every platform."""
-    return mx.random.key(_hashed(seed, *path))
-
-
 def _hashed(seed: int, *path: int | str) -> int:
     digest = hashlib.blake2b(repr((seed, *path)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big")
@@ -55,9 +50,6 @@ class SilentNoise(Noise):
         """Return the noise of a round. `position` is the output position of the round's first
         token, from 0; it never decreases."""
         return self
-
-    def draw_ahead(self) -> None:
-        """Submit the noise that the next round may need, while the device would be idle."""
 
 
 class _SeededNoise(SilentNoise):
@@ -82,7 +74,6 @@ class CoupledNoise(_SeededNoise):
         super().__init__(seed, vocabulary, prompt)
         self._rows = max(1, min(NOISE_ROWS, NOISE_NUMBERS // vocabulary))
         self._drawn: dict[int, mx.array] = {}
-        self._needed = [0]
 
     def at(self, round: int, position: int) -> Noise:
         """See SilentNoise. Frees the noise of earlier positions."""
@@ -96,28 +87,15 @@ class CoupledNoise(_SeededNoise):
     def target(self, count: int) -> mx.array:
         return self._of(self._position, count)[None]
 
-    def correction(self) -> mx.array:
-        return self._of(self._position, 1)
-
     def _of(self, position: int, count: int) -> mx.array:
         """Return Gumbel noise of positions from `position` on, (count, vocabulary) float32."""
         end, parts = position + count, []
-        # The next round begins at `end` at the latest, and needs about as many positions.
-        self._needed[0] = max(self._needed[0], end + count)
         for first in range(position - position % self._rows, end, self._rows):
             part = self._drawn.get(first)
             if part is None:
                 part = self._drawn[first] = self._draw(first)
             parts.append(part[max(0, position - first) : end - first])
         return mx.concatenate(parts)
-
-    def draw_ahead(self) -> None:
-        """See SilentNoise. Little noise is wasted, since every position needs its noise once."""
-        first = max(self._drawn, default=self._needed[0]) + self._rows
-        while first < self._needed[0]:
-            self._drawn[first] = self._draw(first)
-            mx.async_eval(self._drawn[first])
-            first += self._rows
 
     def _draw(self, first: int) -> mx.array:
         positions = range(first, first + self._rows)
@@ -131,7 +109,9 @@ class IndependentNoise(_SeededNoise):
     """Noise from disjoint keys per (round, position, purpose)."""
 
     def key(self, *path: int | str) -> mx.array:
-        return derive_key(self._seed, self._digest, *path)
+        """Return the random key, (2,) uint32, of the use that `path` names; equal on every
+        platform."""
+        return mx.random.key(_hashed(self._seed, self._digest, *path))
 
     def draft(self, index: int) -> mx.array:
         return self._gumbel("draft", self._position + index)[None]

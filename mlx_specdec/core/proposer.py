@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol
 
 import mlx.core as mx
 import numpy as np
@@ -136,30 +136,20 @@ class Drafter:
         return not self.nbytes
 
 
-class RowStates(Protocol):
-    """The states of rows in a proposer's model. `types.Context` documents the methods."""
-
-    def merge(self, other: Any) -> None: ...
-    def keep(self, rows: Sequence[int]) -> None: ...
-    def snapshot(self, sequence: int) -> Reusable: ...
-
-
-States = TypeVar("States", bound=RowStates)
-
-
 @dataclass(eq=False)
-class Aligned(Generic[States]):
-    """A context of a proposer, and its rows in order."""
+class Aligned:
+    """A context of a proposer, and its rows in order. The context has the methods `merge`, `keep`
+    and `snapshot` of `types.Context`."""
 
-    context: States
+    context: Any
     rows: list[Row]
 
 
-def align(rows: Sequence[Row], name: str) -> Aligned[Any]:
+def align(rows: Sequence[Row], name: str) -> Aligned:
     """Return one context with these rows in this order, from the contexts `row.state[name]` that
     they have had. Rows that are not among them leave. This costs nothing if the rows are the
     same as last time."""
-    parts: list[Aligned[Any]] = list(dict.fromkeys(row.state[name] for row in rows))
+    parts: list[Aligned] = list(dict.fromkeys(row.state[name] for row in rows))
     first = parts[0]
     if len(parts) == 1 and first.rows == rows:
         return first
@@ -174,7 +164,7 @@ def align(rows: Sequence[Row], name: str) -> Aligned[Any]:
     return first
 
 
-def _keep(part: Aligned[Any], rows: list[Row]) -> None:
+def _keep(part: Aligned, rows: list[Row]) -> None:
     if rows != part.rows:
         part.context.keep([part.rows.index(row) for row in rows])
         part.rows = rows

@@ -255,8 +255,7 @@ class Row:
 
     def _print(self, ids: Sequence[int]) -> str:
         text = self.stops.push(self.stream.push(ids)) if ids else ""
-        stops = self.stops.strings and not self.stops.met
-        if stops and self.stops.would_stop(self.stream.pending()):
+        if not self.stops.met and self.stops.would_stop(self.stream.pending()):
             text += self._rest()
         return text
 

@@ -47,9 +47,9 @@ EXPECTED, PRIOR_WEIGHT, REMEMBERED_ROUNDS = 0.7, 8.0, 512
 the weight of a verified token has fallen to 1/e. The drafts in weights/ reach 0.6 to 0.8. The rate
 of all positions together has the same weight in the rate of each position."""
 RISE, LINE_WEIGHT = 0.25, 8.0
-"""Plain steps that a draft token of a single row is assumed to cost before any round was timed; in a
-group, half as much more for each doubling of the rows. The line through all costs weighs as much as
-LINE_WEIGHT rounds in the cost of each draft length."""
+"""Plain steps that a draft token of a single row is assumed to cost before any round was timed; in
+a group, half as much more for each doubling of the rows. The line through all costs weighs as much
+as LINE_WEIGHT rounds in the cost of each draft length."""
 HEAVIEST, AGED, LEAST_WEIGHT = 20.0, 0.99, 1.5
 """The largest weight of timed rounds, the factor by which `Costs.fit` reduces all weights, and the
 weight from which costs count: the first round may have stalled."""

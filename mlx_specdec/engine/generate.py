@@ -199,8 +199,7 @@ def stream_many(
         raise PromptError("prompts must be a list: put the text into one")
     mx.reset_peak_memory()
     requests = (one if isinstance(one, Request) else Request(one, options) for one in prompts)
-    most = LARGEST_BATCH_SIZE
-    size = BatchSize(most=most) if batch_size == "auto" else BatchSize(batch_size)
+    size = BatchSize(most=LARGEST_BATCH_SIZE) if batch_size == "auto" else BatchSize(batch_size)
     return Scheduler(pair, requests, options, size, cache, memory_budget=memory_budget)
 
 

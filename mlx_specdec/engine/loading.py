@@ -16,7 +16,7 @@ from .. import system
 from ..checkpoints import files
 from ..checkpoints.source import as_directory, check, resolve
 from ..core.options import Options, mtp_of
-from ..errors import CheckpointError, OptionError, SourceError
+from ..errors import CheckpointError, OptionError, SourceError, check_one_of
 from ..models import families
 from ..models.base import Base
 from ..models.cache_settings import CacheSettings
@@ -92,8 +92,7 @@ def load(
     Example:
         pair = load("mlx-community/Qwen3-8B-4bit", "mlx-community/Qwen3-0.6B-4bit")
     """
-    if draft_vocab not in DRAFT_VOCABS:
-        raise OptionError(f"draft-vocab must be same or intersect, not {draft_vocab!r}")
+    check_one_of("draft-vocab", draft_vocab, DRAFT_VOCABS)
     system.clear_at_end()
     ranks = None if distributed is None else join()
     system.warn_if_late()

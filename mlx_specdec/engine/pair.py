@@ -15,9 +15,9 @@ from ..errors import OptionError
 from ..models.base import Base
 from ..models.drafters.medusa import MedusaHeads
 from ..models.drafters.network import DrafterNetwork
+from ..models.encoder_decoder.languages import Languages
 from ..proposers.text_index import BETWEEN, DEPTH, History, TextIndex
 from ..text import prompts as documents
-from ..text.languages import Languages
 from ..text.tokenizer import Tokenizer
 from ..text.vocabulary import Translation, written_texts
 from ..types import Progress, ignore_progress

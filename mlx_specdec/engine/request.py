@@ -5,7 +5,7 @@ import math
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import cast
 
 from ..core import rules
 from ..core.noise import CoupledNoise, IndependentNoise, SilentNoise
@@ -56,7 +56,7 @@ def reported(pair: Pair, row: Row, step: Step, now: float) -> Step:
 
 def special_texts(pair: Pair) -> dict[int, str]:
     """Return the strings of special tokens by id, without EOS and padding tokens."""
-    pieces, ends = pair.tokenizer.pieces(), {*pair.eos_token_ids, *pair.tokenizer.eos_token_ids}
+    pieces, ends = pair.tokenizer.pieces, {*pair.eos_token_ids, *pair.tokenizer.eos_token_ids}
     named = ((id, pieces[id] or "") for id in pair.tokenizer.special_ids - ends)
     return {id: piece for id, piece in named if piece and "pad" not in piece.lower()}
 
@@ -73,9 +73,8 @@ def shown_texts(pair: Pair, ids: Sequence[int], options: Options) -> dict[int, s
 
 def sentinels(pair: Pair, ids: Iterable[int]) -> dict[int, str]:
     """Return the strings of the sentinel tokens among `ids`, which stand for gaps, by id."""
-    pieces = pair.tokenizer.pieces()
-    named = ((id, pieces[id] or "") for id in pair.tokenizer.special_ids.intersection(ids))
-    return {id: piece for id, piece in named if SENTINEL.fullmatch(piece)}
+    pieces, special = pair.tokenizer.pieces, pair.tokenizer.special_ids.intersection(ids)
+    return {id: piece for id in special if SENTINEL.fullmatch(piece := pieces[id] or "")}
 
 
 def rule_name(options: Options) -> str:
@@ -154,9 +153,8 @@ def encode(pair: Pair, prompt: Prompt, options: Options) -> list[int]:
         prompt = missing_prefix(pair, prompt, options) + prompt
         if pair.languages is not None:
             return pair.languages.source(prompt, pair.tokenizer.encode, *_languages(pair, options))
-    chat: dict[str, Any] = {"chat_template": options.chat_template}
-    chat |= {"system_prompt": options.system_prompt, "chat_settings": options.chat_template_config}
-    return prompt_ids(pair.tokenizer, prompt, **chat)
+    chat = options.chat_template, options.system_prompt, options.chat_template_config
+    return prompt_ids(pair.tokenizer, prompt, *chat)
 
 
 def beginning(pair: Pair, ids: Sequence[int], options: Options) -> list[int]:

@@ -19,12 +19,12 @@ from ..checkpoints.files import LM_HEAD, whole_number
 from ..checkpoints.quantization import ALL_PARTS
 from ..checkpoints.tensors import MOST_LAYERS, same
 from ..errors import CheckpointError
-from ..text.languages import Encode, Languages, LanguageTags
 from ..text.tokenizer import Tokenizer
 from .base import LoadSettings
 from .encoder_decoder import layers
 from .encoder_decoder.context import Caches, EncodedSources, Network, Tables
 from .encoder_decoder.family import EncoderDecoderFamily
+from .encoder_decoder.languages import Encode, Languages, LanguageTags
 from .encoder_decoder.layers import Attend, KeysValues, Mask, attend_cached, attend_in_parts
 from .rows import Place
 
@@ -420,7 +420,7 @@ class BartFamily(EncoderDecoderFamily):
         kind = network.config.positions
         if kind == "marian":
             return LanguageTags.of(tokenizer, ">>{}<<")
-        pieces = tokenizer.pieces()
+        pieces = tokenizer.pieces
         matches = ((id, _CODE.fullmatch(pieces[id] or "")) for id in tokenizer.special_ids)
         codes = {match[1] or match[2]: id for id, match in matches if match}
         if len(codes) < 2:

@@ -10,9 +10,9 @@ from typing import Any, Protocol, cast
 
 import mlx.nn as nn
 
-from ..text.languages import Languages
 from ..text.tokenizer import Tokenizer
 from .base import Base, LoadSettings, Trainable
+from .encoder_decoder.languages import Languages
 
 Config = Mapping[str, Any]
 ENCODER_DECODERS = {

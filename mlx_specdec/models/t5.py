@@ -18,12 +18,12 @@ from ..checkpoints.files import LM_HEAD, whole_number
 from ..checkpoints.quantization import ALL_PARTS
 from ..checkpoints.tensors import MOST_LAYERS, same
 from ..errors import CheckpointError
-from ..text.languages import Languages, LanguageTags
 from ..text.tokenizer import Tokenizer
 from .distributed.sharding import check_even, shard_inputs
 from .encoder_decoder import layers
 from .encoder_decoder.context import Caches, EncodedSources, Network, Tables
 from .encoder_decoder.family import EncoderDecoderFamily
+from .encoder_decoder.languages import Languages, LanguageTags
 from .encoder_decoder.layers import (
     Attend,
     Attention,

@@ -108,8 +108,8 @@ class DraftModel(GroupProposer):
         """See GroupProposer. Returns no more positions than the target has processed."""
         if NAME not in row.state:
             return {}
-        place: Aligned[Context] = row.state[NAME]
-        reusable = place.context.snapshot(place.rows.index(row))
+        place: Aligned = row.state[NAME]
+        reusable: Reusable = place.context.snapshot(place.rows.index(row))
         return {NAME: replace(reusable, length=min(reusable.length, row.processed))}
 
     def restore(self, row: Row, parts: Mapping[str, Cached]) -> None:

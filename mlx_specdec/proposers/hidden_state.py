@@ -62,7 +62,7 @@ class HiddenStateDrafter(GroupProposer):
     def snapshot(self, row: Row) -> Mapping[str, Reusable]:
         if self.kind not in row.state:
             return {}
-        place: Aligned[DrafterContext] = row.state[self.kind]
+        place: Aligned = row.state[self.kind]
         self._process(place.context, place.rows)
         return {self.kind: place.context.snapshot(place.rows.index(row))}
 

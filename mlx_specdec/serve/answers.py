@@ -14,10 +14,9 @@ from ..text.vocabulary import token_bytes
 from ..version import __version__
 from .events import Event, Reader
 from .problems import Problem
-from .requests import Prepared
+from .requests import CompletionBody, LoadedModel
 
 Payload = dict[str, Any]
-EVENTS = "text/event-stream"
 FINGERPRINT = f"mlx-specdec-{__version__}"
 LEAST_LOGPROB = -9999.0
 """The logprob that is sent in place of minus infinity, which JSON lacks."""
@@ -48,7 +47,6 @@ class Choice:
 
     index: int = 0
     reader: Reader = field(default_factory=Reader)
-    texts: list[str] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     tokens: int = 0
@@ -71,7 +69,6 @@ class Choice:
 
     def take(self, step: Step) -> None:
         """Add what a step generated."""
-        self.texts.append(step.text)
         self.logprobs += [*step.prompt_logprobs, *step.logprobs]
         self.tokens += len(step.tokens)
         if self.thoughts is not None:
@@ -96,8 +93,10 @@ class Writer(ABC):
 
     Attributes:
         model: The name of the model for clients.
-        prepared: The request.
+        prepared: The request to the engine.
+        body: The body of the request.
         stream: Whether the answer is a stream.
+        tokenizer: The tokenizer of the model.
         done: Bytes that end a stream.
         media: The media type of a stream.
         heartbeat: Bytes that keep proxies from closing a silent stream.
@@ -106,13 +105,14 @@ class Writer(ABC):
     """
 
     done = b""
-    media = EVENTS
+    media = "text/event-stream"
     heartbeat = b": keep-alive\n\n"
     named = False
     include_drafted = False
 
-    def __init__(self, model: str, prepared: Prepared, *, stream: bool | None) -> None:
-        self.model, self.prepared, self.stream = model, prepared, bool(stream)
+    def __init__(self, model: LoadedModel, body: CompletionBody) -> None:
+        self.model, self.prepared, self.body = model.name, body.prepared(model), body
+        self.stream, self.tokenizer = body.stream, model.pair.tokenizer
 
     @staticmethod
     def error(problem: Problem) -> tuple[int, Payload]:
@@ -134,9 +134,10 @@ class Writer(ABC):
         """Return the payloads for a silent stream. If there are none, the heartbeat is sent."""
         return ()
 
-    @abstractmethod
     def answer(self, choices: Sequence[Choice]) -> Payload | list[Payload]:
-        """Return the complete answer."""
+        """Return the complete answer: by default, the end of a stream that has all events."""
+        [choice] = choices
+        return self.last(choice, choice.events)
 
     def start(self, choice: Choice) -> Iterable[Payload]:
         """Return the payloads before the first text of a choice."""
@@ -146,9 +147,13 @@ class Writer(ABC):
     def piece(self, choice: Choice, step: Step, events: Iterable[Event]) -> Iterable[Payload]:
         """Return the payloads of one step. events: The events in the step's text."""
 
-    @abstractmethod
     def end(self, choice: Choice) -> Iterable[Payload]:
         """Return the payloads at the end of a choice."""
+        return [self.last(choice, ())]
+
+    def last(self, choice: Choice, events: Sequence[Event]) -> Payload:
+        """Return the payload that ends a choice. events: The events that it contains."""
+        raise NotImplementedError
 
     def rest(self, choices: Sequence[Choice]) -> Iterable[Payload]:
         """Return the payloads after all choices."""
@@ -161,26 +166,27 @@ class Writer(ABC):
         cached_tokens = sum(label.cached_tokens for label in labels)
         return cached_tokens * self.prepared.prompt_tokens // max(1, prompt_tokens)
 
-
-def timings(choices: Sequence[Choice]) -> dict[str, Payload]:
-    """Return llama.cpp's figures of times and drafts, or {} if every choice was cut."""
-    results = [choice.result for choice in choices if choice.result is not None]
-    if not results:
-        return {}
-    prompt_ms = 1000 * max(result.stats.seconds.prompt for result in results)
-    predicted_ms = 1000 * max(result.stats.seconds.decoding for result in results)
-    cache_n = sum(result.labels.cached_tokens for result in results)
-    prompt_n = sum(result.labels.prompt_tokens for result in results) - cache_n
-    predicted_n = sum(len(result.tokens) for result in results)
-    figures: Payload = {"cache_n": cache_n}
-    for name, n, ms in (("prompt", prompt_n, prompt_ms), ("predicted", predicted_n, predicted_ms)):
-        figures[f"{name}_n"], figures[f"{name}_ms"] = n, round(ms, 3)
-        figures[f"{name}_per_token_ms"] = _ratio(ms, n)
-        figures[f"{name}_per_second"] = _ratio(1000 * n, ms)
-    if any(result.labels.proposer != "none" for result in results):
-        figures["draft_n"] = sum(result.stats.drafted for result in results)
-        figures["draft_n_accepted"] = sum(result.stats.accepted for result in results)
-    return {"timings": figures}
+    @staticmethod
+    def timings(choices: Sequence[Choice]) -> dict[str, Payload]:
+        """Return llama.cpp's figures of times and drafts, or {} if every choice was cut."""
+        results = [choice.result for choice in choices if choice.result is not None]
+        if not results:
+            return {}
+        prompt_ms = 1000 * max(result.stats.seconds.prompt for result in results)
+        predicted_ms = 1000 * max(result.stats.seconds.decoding for result in results)
+        cache_n = sum(result.labels.cached_tokens for result in results)
+        prompt_n = sum(result.labels.prompt_tokens for result in results) - cache_n
+        predicted_n = sum(len(result.tokens) for result in results)
+        figures: Payload = {"cache_n": cache_n}
+        parts = {"prompt": (prompt_n, prompt_ms), "predicted": (predicted_n, predicted_ms)}
+        for name, (n, ms) in parts.items():
+            figures[f"{name}_n"], figures[f"{name}_ms"] = n, round(ms, 3)
+            figures[f"{name}_per_token_ms"] = _ratio(ms, n)
+            figures[f"{name}_per_second"] = _ratio(1000 * n, ms)
+        if any(result.labels.proposer != "none" for result in results):
+            figures["draft_n"] = sum(result.stats.drafted for result in results)
+            figures["draft_n_accepted"] = sum(result.stats.accepted for result in results)
+        return {"timings": figures}
 
 
 def _ratio(part: float, total: float) -> float:

@@ -13,15 +13,15 @@ from ..results import Step
 from ..text.messages import Message, text_of
 from .answers import Choice, Payload, Writer
 from .events import Event, joined
-from .fields import Body, Boolean, Fields, Kinds, Object, Refused, Several
-from .internal import Chat, MaxTokens, Sampled, Stops, ToolChoice, Tools, Wanted
+from .fields import Body, Boolean, Fields, Kinds, Object, Several
+from .internal import Chat, Limit, Sampled, ToolChoice, Tools, Wanted
 from .problems import Problem
-from .requests import LoadedModel
+from .requests import CompletionBody, LoadedModel, Prepared
 from .service import complete, compute
 from .shared_bodies import (
     Content,
     ContentPart,
-    Format,
+    Formatted,
     Function,
     Parameters,
     Role,
@@ -50,49 +50,15 @@ router = APIRouter()
 
 
 # Bodies.
-class Source(Fields):
-    """The source of a document. Only types with a text are read."""
-
-    type: str
-    data: str | None = None
-    content: Content | None = None
-
-    def text(self) -> str | None:
-        """Return the text, or None if there is none."""
-        content = self.data if self.type == "text" else self.content
-        return None if content is None else text_of(parts_of(content))
-
-
 class ContentBlock(ContentPart):
     """A part of a message, of a system prompt, or of a result of a tool."""
 
-    kinds: ClassVar[Kinds] = {
-        **ContentPart.kinds,
-        "document": ("source",),
-        "search_result": ("source", "title", "content"),
-        "tool_use": ("name",),
-        "tool_result": (),
-    }
-    title: str | None = None
-    context: str | None = None
-    source: str | Source = ""
-    content: str | Several["ContentBlock"] = ""
+    kinds: ClassVar[Kinds] = {**ContentPart.kinds, "tool_use": ("name",), "tool_result": ()}
+    content: Content = ""
     id: str | None = None
     name: str = ""
     input: Object | None = None
     tool_use_id: str | None = None
-
-    def part(self) -> Message:
-        """Return the block as a part. Documents and search results become parts of text."""
-        place, text = self.context, None
-        if isinstance(self.source, Source):
-            text = self.source.text()
-        elif self.type == "search_result":
-            place, text = self.source, text_of(parts_of(self.content))
-        if text is None:
-            return super().part()
-        lines = filter(None, (self.title, place, text))
-        return {"type": "text", "text": "\n".join(lines) + "\n"}
 
 
 class BlocksMessage(Fields):
@@ -115,7 +81,7 @@ class BlocksMessage(Fields):
                 id = {} if block.tool_use_id is None else {"tool_call_id": block.tool_use_id}
                 results.append({"role": "tool", "content": parts_of(block.content), **id})
             else:
-                parts.append(block.part())
+                parts.append(block.model_dump(exclude_none=True))
         if results and not (parts or calls):
             return results
         called = {"tool_calls": calls} if calls else {}
@@ -155,34 +121,25 @@ class CountRequest(Body, Thoughtful):
         messages = [part for message in self.messages for part in message.messages()]
         if self.system is not None:
             messages = [{"role": "system", "content": parts_of(self.system)}, *messages]
-        last = messages[-1]
+        last, choice = messages[-1], self.tool_choice
         said = last["role"] == "assistant" and text_of(last["content"])
-        tools = [tool.tool for tool in self.tools if tool.type == "custom"]
-        parallel = not self.tool_choice.disable_parallel_tool_use
-        return Chat(
-            messages,
-            Tools.of(tools, self.tool_choice.choice(), parallel),
-            self.variables(),
-            self.thinking_budget(),
-            "continue" if said and not last.get("tool_calls") else "answer",
-        )
+        listed = [tool.tool for tool in self.tools if tool.type == "custom"]
+        tools = Tools.of(listed, choice.choice(), not choice.disable_parallel_tool_use)
+        begun = said and not last.get("tool_calls")
+        return self.chat_of(messages, tools, "continue" if begun else "answer")
 
 
-class OutputConfig(Fields):
-    """The field `effort` is only a hint."""
-
-    format: Format | None = None
-
-
-class MessagesRequest(CountRequest, Sampled):
+class MessagesRequest(CompletionBody, CountRequest, Sampled):
     """The body of /v1/messages."""
 
-    refused: ClassVar[Refused] = {"container": (), "mcp_servers": ([],)}
-    max_tokens: MaxTokens
-    stop: Stops = Field([], validation_alias="stop_sequences")
-    stream: Boolean | None = None
-    output_config: OutputConfig = OutputConfig()
-    output_format: Format | None = None
+    max_tokens: Limit
+    stop: Several[str] = Field([], validation_alias="stop_sequences")
+    output_config: Formatted = Formatted()
+
+    def prepared(self, model: LoadedModel) -> Prepared:
+        """Prepare the next message. Raises Problem and SpecdecError."""
+        constraints = self.output_config.format.constraints("output_config")
+        return model.chat(self.chat(), Wanted(self, constraints))
 
 
 # Answers.
@@ -193,12 +150,6 @@ class MessagesWriter(Writer):
     _block = -1
     # The kind of the block that has not ended.
     _open = ""
-
-    def __init__(self, model: LoadedModel, body: MessagesRequest) -> None:
-        form = body.output_config.format or body.output_format
-        constraints = [] if form is None else form.constraints("output_config")
-        prepared = model.chat(body.chat(), Wanted(body, constraints))
-        super().__init__(model.name, prepared, stream=body.stream)
 
     @staticmethod
     def error(problem: Problem) -> tuple[int, Payload]:

@@ -38,7 +38,7 @@ def bound(
         free = replace(options, json_schema=None)
         return checked(pair, free, TextConstraint("grammar", text, field))
     written = f"{options.regex or ''}{options.grammar or ''}"
-    marks = [CHANNEL, *(mark.text for mark in (markers.think_begin, markers.think_end) if mark)]
+    marks = [CHANNEL, *(marker.text for marker in markers.think)]
     (thoughts, rules), header = _thoughts(markers, thought), _answer_header(markers, thought)
     before, grammar = f"{thoughts} {header}".strip(), options.constraint
     if grammar is None or not before or any(mark in written for mark in marks):
@@ -101,8 +101,8 @@ def grammar_of(
     after the begin marker."""
     calls = markers.calls
     assert calls is not None, "markers_of found no format of calls"
-    (thoughts, rules_of_thoughts), grammar = _thoughts(markers, thought), calls.grammar
-    if grammar is None or schema:
+    thoughts, rules_of_thoughts = _thoughts(markers, thought)
+    if not calls.before or schema:
         free = " | ".join([ANY_TEXT, *(f"<[{id}]>" for id in markers.special)])
         rules = [f"call: {_literal(calls.begin, markers)} ({free})*", *rules_of_thoughts]
         start = "call"
@@ -110,17 +110,17 @@ def grammar_of(
             start = f"({_answer_header(markers, thought)} schema | call)"
             rules.append(_bound("schema", json.loads(str(schema))))
         return "\n".join([f"start: {thoughts} {start}", *rules])
-    parts = (grammar.between, grammar.first, grammar.last, grammar.after)
+    parts = (calls.between, calls.first, calls.last, calls.after)
     between, first, last, after = (_lark(part, markers) for part in parts)
     by_name = {tool["function"]["name"]: tool for tool in tools.listed}
-    more = "" if tools.most_calls == 1 or grammar.single else f"({between} call)*"
-    if more and between and not grammar.last:
+    more = "" if tools.most_calls == 1 or calls.single else f"({between} call)*"
+    if more and between and not calls.last:
         # After a call, a model may begin a new line and then end.
         more += f" ({between})?"
     rules = [f"start: {thoughts} {first} call {more} {last}"]
     rules.append("call: " + " | ".join(f"call_{at}" for at in range(len(tools.must))))
     for at, name in enumerate(tools.must):
-        rules.append(f"call_{at}: {_lark(grammar.before, markers, name)} arguments_{at} {after}")
+        rules.append(f"call_{at}: {_lark(calls.before, markers, name)} arguments_{at} {after}")
         rules.append(_bound(f"arguments_{at}", by_name[name]["function"].get("parameters")))
     return "\n".join([*rules, *rules_of_thoughts])
 
@@ -132,9 +132,9 @@ def _bound(rule: str, schema: Any) -> str:
 
 def _thoughts(markers: Markers, thought: Thought) -> tuple[str, list[str]]:
     """Return the terms before an answer or a call, and the rules that these terms refer to."""
-    begin, end = markers.think_begin, markers.think_end
-    if begin is None or end is None or thought in ("begun", "none"):
+    if not markers.think or thought in ("begun", "none"):
         return "", []
+    begin, end = markers.think
     gap = _literal(HEADER, markers) if markers.channels else LINES
     if thought == "close":
         return f"{_literal(end.text, markers)} {gap}", []

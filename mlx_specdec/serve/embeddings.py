@@ -41,20 +41,15 @@ def embedded(model: LoadedModel, body: EmbeddingsRequest) -> EngineTask:
     """Return the task of a body. Raises Problem and PromptError."""
 
     def answer(prompt_tokens: int, vectors: Sequence[Vector]) -> Payload:
-        packed = body.encoding_format == "base64"
-        written = [_base64(vector) if packed else vector.tolist() for vector in vectors]
-        data = [
-            {"object": "embedding", "index": at, "embedding": vector}
-            for at, vector in enumerate(written)
-        ]
+        data = []
+        for at, vector in enumerate(vectors):
+            packed = base64.b64encode(vector.astype("<f4").tobytes()).decode()
+            numbers = packed if body.encoding_format == "base64" else vector.tolist()
+            data.append({"object": "embedding", "index": at, "embedding": numbers})
         usage = {"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens}
         return {"object": "list", "model": model.name, "data": data, "usage": usage}
 
     return task_of(model, several(body.input), answer, dimensions=body.dimensions)
-
-
-def _base64(vector: Vector) -> str:
-    return base64.b64encode(vector.astype("<f4").tobytes()).decode()
 
 
 def task_of(

@@ -10,7 +10,7 @@ from itertools import groupby
 from typing import Any, Literal
 
 from ..text.markers import NONE, Markers
-from ..text.stream import overlap
+from ..text.thoughts import overlap
 from ..text.tool_calls import ParsedCalls, parse_calls
 from ..text.tool_formats import CHANNEL, CONSTRAIN, MESSAGE, MESSAGE_ENDS, START, ToolFormat
 from ..text.tool_values import arguments_of
@@ -49,6 +49,15 @@ def joined(events: Iterable[Event]) -> Iterator[Event]:
             yield from group
         else:
             yield Event(kind, "".join(event.text for event in group))
+
+
+def by_kind(events: Sequence[Event]) -> tuple[str, str, list[Event]]:
+    """Return the content, the reasoning and the calls in events."""
+    content, reasoning = (
+        "".join(event.text for event in events if event.kind == kind)
+        for kind in ("content", "reasoning")
+    )
+    return content, reasoning, [event for event in events if event.kind == "call"]
 
 
 MOST_BARE = 64
@@ -178,10 +187,10 @@ class Reader:
 
     def _marks(self) -> Mapping[str, Kind]:
         """Return the markers that may come next, each with the kind of event after it."""
-        begin, end, calls = self.markers.think_begin, self.markers.think_end, self.markers.calls
+        think, calls = self.markers.think, self.markers.calls
         if self.thinking:
-            return {} if end is None else {end.text: "content"}
-        marks: dict[str, Kind] = {} if begin is None else {begin.text: "reasoning"}
+            return {marker.text: "content" for marker in think[1:]}
+        marks: dict[str, Kind] = {marker.text: "reasoning" for marker in think[:1]}
         if calls is not None:
             marks |= dict.fromkeys((calls.begin, *calls.also), "call")
         return marks

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import (
+    AliasChoices,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -21,6 +22,11 @@ from .problems import Problem, invalid, unsupported
 MOST_SHOWN = 60
 """Largest number of characters that an error message repeats of a name."""
 Entry = TypeVar("Entry")
+
+
+def either(default: Any, *names: str) -> Any:
+    """Return an optional field that clients send under any of several names."""
+    return Field(default, validation_alias=AliasChoices(*names))
 
 
 def _no_switch(value: Any) -> Any:
@@ -71,15 +77,13 @@ class Fields(BaseModel):
         for name in sorted(cls.refused.keys() & data.keys()):
             if data[name] is not None and data[name] not in cls.refused[name]:
                 raise unsupported(name)
-        if None in data.values():
-            return {name: value for name, value in data.items() if value is not None}
-        return data
+        return {name: value for name, value in data.items() if value is not None}
 
 
 class Typed(Fields):
     """An object whose field `type` decides about its other fields. They may also be one level
     deeper, in a field named after the type, as in OpenAI's chat completions. kinds: The types, each
-    with the fields that it requires. Of an object of another type, no field of the model is read.
+    with the fields that it requires. Of an object of another type, only the type is read.
     """
 
     kinds: ClassVar[Kinds] = {}
@@ -94,8 +98,7 @@ class Typed(Fields):
         if not isinstance(kind, str):
             return data
         if kind not in cls.kinds:
-            names = {field.validation_alias or name for name, field in cls.model_fields.items()}
-            return {name: data[name] for name in data if name == "type" or name not in names}
+            return {"type": kind}
         data = {**_lifted(data, kind), "type": kind}
         for name in cls.kinds[kind]:
             if data.get(name) is None:
@@ -163,5 +166,5 @@ def _path(error: Any, body: Any) -> tuple[int | str, ...]:
             body = body[step]
             path.append(step)
     if error["type"] == "missing":
-        path.append(error["loc"][-1])
+        path += error["loc"][-1:]
     return tuple(path)

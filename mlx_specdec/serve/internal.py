@@ -1,11 +1,12 @@
 """The internal request: what a client asks for, whatever API it uses."""
 
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, AliasChoices, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, ConfigDict, Field
 
 from ..core.options import (
     LARGEST_BIAS,
@@ -16,36 +17,20 @@ from ..core.options import (
 )
 from ..text.chat import Ending
 from ..text.messages import Message, Tool
-from .fields import ENTRIES, Boolean, Fields, Several, number
+from .fields import ENTRIES, Boolean, Fields, Object, Refused, Several, either, number
 from .problems import invalid
 
-MaxTokens = Annotated[int, Field(ge=-1), number]
-"""A number of tokens, or -1 for no limit."""
+Limit = Annotated[int, Field(ge=-1), number]
+"""A largest number, or -1 for no limit."""
 Count = Annotated[int, Field(ge=1), number]
 Penalty = Annotated[float, Field(ge=-LARGEST_BIAS, le=LARGEST_BIAS), number]
+Factor = Annotated[float, Field(ge=REPETITION_PENALTIES[0], le=REPETITION_PENALTIES[1]), number]
 Share = Annotated[float, Field(ge=0, le=1), number]
-Stops = Several[str]
 
-
-def _few(biases: Any) -> Any:
-    if isinstance(biases, dict) and len(biases) > ENTRIES:
-        raise ValueError(f"there may be at most {ENTRIES} biases")
-    return biases
-
-
-# There is no lower limit: a very low bias excludes a token.
-Biases = Annotated[
-    dict[
-        Annotated[int, Field(ge=0)],
-        Annotated[
-            float,
-            Field(le=LARGEST_BIAS),
-            number,
-            AfterValidator(lambda bias: -math.inf if bias < -LARGEST_BIAS else bias),
-        ],
-    ],
-    BeforeValidator(_few),
-]
+_or_ban = AfterValidator(lambda bias: -math.inf if bias < -LARGEST_BIAS else bias)
+Bias = Annotated[float, Field(le=LARGEST_BIAS), _or_ban]
+"""A bias, which has no lower limit: a very low one excludes a token."""
+Biases = Annotated[dict[Annotated[int, Field(ge=0)], Bias], Field(max_length=ENTRIES)]
 
 
 class Speculative(Fields):
@@ -59,26 +44,35 @@ class Sampled(Fields):
     """Settings of sampling, and of the end of a completion, with the values of Options. A field
     that is None has the default of the server."""
 
+    refused: ClassVar[Refused] = {
+        **dict.fromkeys(("adapter_id", "adapters", "allowed_token_ids", "audio", "container"), ()),
+        **dict.fromkeys(("chat_template", "frequency_context_size", "json_schema"), ()),
+        **dict.fromkeys(("presence_context_size", "repetition_context_size", "role_mapping"), ()),
+        **dict.fromkeys(("bad_words", "documents", "mcp_servers", "stop_token_ids"), ([],)),
+        **dict.fromkeys(("dry_multiplier", "dynatemp_range", "min_tokens", "mirostat"), (0,)),
+        **dict.fromkeys(("background", "decoder_input_details", "use_beam_search"), (False,)),
+        **dict.fromkeys(("include_stop_str_in_output", "watermark"), (False,)),
+        **dict.fromkeys(("tfs_z", "typical_p"), (1,)),
+        "modalities": (["text"],),
+        "skip_special_tokens": (True,),
+        "top_n_tokens": (0,),
+        "web_search_options": (),
+    }
     seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1), number] | None = None
     temperature: Annotated[float, Field(ge=0, le=TEMPERATURE_LIMITS[1]), number] | None = None
     # With 0, only the likeliest token remains.
     top_p: Annotated[Share, AfterValidator(lambda share: share or LEAST_TOP_P)] | None = None
-    top_k: (
-        Annotated[int, Field(ge=-1), number, AfterValidator(lambda most: max(0, most))] | None
-    ) = None
+    top_k: Annotated[Limit, AfterValidator(lambda most: max(0, most))] | None = None
     min_p: Share | None = None
     xtc_probability: Share | None = None
     xtc_threshold: Annotated[float, Field(ge=0, le=0.5), number] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    repetition_penalty: (
-        Annotated[float, Field(ge=REPETITION_PENALTIES[0], le=REPETITION_PENALTIES[1]), number]
-        | None
-    ) = Field(None, validation_alias=AliasChoices("repetition_penalty", "repeat_penalty"))
-    repeat_last_n: Annotated[int, Field(ge=-1), number] | None = None
+    repetition_penalty: Factor | None = either(None, "repetition_penalty", "repeat_penalty")
+    repeat_last_n: Limit | None = None
     logit_bias: Biases | None = None
-    stop: str | Stops = ""
-    max_tokens: MaxTokens | None = None
+    stop: str | Several[str] = ""
+    max_tokens: Limit | None = None
     ignore_eos: Boolean = False
     exact: Boolean | None = None
     target_lang: str | None = None
@@ -88,14 +82,23 @@ class Sampled(Fields):
     speculative: Boolean | Speculative = True
 
 
+ConstraintKind = Literal["json_schema", "regex", "grammar"]
+
+
 @dataclass(frozen=True)
 class TextConstraint:
     """A schema, a regular expression or a grammar that a text has to match. kind: The name of the
     option. field: The field of the body."""
 
-    kind: Literal["json_schema", "regex", "grammar"]
-    text: str
+    kind: ConstraintKind
+    value: str | Object
     field: str = "response_format"
+
+    @property
+    def text(self) -> str:
+        """The text of the constraint, which is JSON for a schema."""
+        value = self.value
+        return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 @dataclass(frozen=True)

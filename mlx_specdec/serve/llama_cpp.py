@@ -5,21 +5,20 @@ from collections.abc import Iterable, Sequence
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import PlainTextResponse
-from pydantic import AliasChoices, Field
 
 from ..engine.request import chat_format
 from ..results import Step
 from ..text.tokenizer import FileTokenizer
-from .answers import FINGERPRINT, Choice, Payload, Writer, timings, token_piece
+from .answers import FINGERPRINT, Choice, Payload, Writer, token_piece
 from .engine import CONNECTIONS, STOPPING
-from .events import Event
-from .fields import BODY_BYTES, Body, Boolean, Fields, Ids, Several
-from .internal import MaxTokens, Sampled, Wanted
+from .events import Event, by_kind
+from .fields import BODY_BYTES, Body, Fields, Ids, Several, either
+from .internal import Limit, Sampled, Wanted
 from .metrics import CONTENT_TYPE, as_text
 from .openai import Conversation, Messages
 from .problems import busy, invalid
 from .registry import Registry, ServedModel
-from .requests import LoadedModel
+from .requests import CompletionBody, LoadedModel, Prepared
 from .service import complete, compute, loaded_of, registry_of
 from .shared_bodies import Written
 
@@ -35,18 +34,22 @@ class ExtraFile(Fields):
     text: str
 
 
-class InfillRequest(Body, Sampled):
+class InfillRequest(CompletionBody, Sampled):
     """The body of /infill."""
 
     input_prefix: str = ""
     input_suffix: str = ""
     prompt: str = ""
     input_extra: Several[ExtraFile] = []  # noqa: RUF012
-    max_tokens: MaxTokens | None = Field(
-        None, validation_alias=AliasChoices("n_predict", "max_tokens")
-    )
-    stream: Boolean | None = None
+    max_tokens: Limit | None = either(None, "n_predict", "max_tokens")
     response_fields: Several[str] = []  # noqa: RUF012
+
+    def prepared(self, model: LoadedModel) -> Prepared:
+        """Prepare the text around the cursor, however long it is. Raises Problem and
+        SpecdecError."""
+        before, files = self.input_prefix + self.prompt, self.input_extra
+        others = [(file.filename, file.text) for file in files]
+        return model.infill(before, self.input_suffix, others, Wanted(self))
 
 
 class TokenizeRequest(Conversation):
@@ -67,27 +70,14 @@ class DetokenizeRequest(Body):
 class InfillWriter(Writer):
     """The wire format of /infill."""
 
-    def __init__(self, model: LoadedModel, body: InfillRequest) -> None:
-        # Editors send the text around the cursor, however long it is.
-        before, files = body.input_prefix + body.prompt, body.input_extra
-        others = [(file.filename, file.text) for file in files]
-        prepared = model.infill(before, body.input_suffix, others, Wanted(body))
-        super().__init__(model.name, prepared, stream=body.stream)
-        self._fields = body.response_fields
-
-    def answer(self, choices: Sequence[Choice]) -> Payload:
-        [choice] = choices
-        return self._last(choice, "".join(choice.texts))
+    body: InfillRequest
 
     def piece(self, choice: Choice, step: Step, events: Iterable[Event]) -> list[Payload]:
-        return [{"content": step.text, "stop": False}] if step.text else []
+        return [{"content": event.text, "stop": False} for event in events]
 
-    def end(self, choice: Choice) -> list[Payload]:
-        return [self._last(choice, "")]
-
-    def _last(self, choice: Choice, text: str) -> Payload:
+    def last(self, choice: Choice, events: Sequence[Event]) -> Payload:
         answer: Payload = {
-            "content": text,
+            "content": by_kind(events)[0],
             "index": 0,
             "model": self.model,
             "stop": True,
@@ -95,22 +85,20 @@ class InfillWriter(Writer):
             "tokens_predicted": choice.tokens,
             "tokens_evaluated": self.prepared.prompt_tokens,
             "tokens_cached": self.cached_tokens([choice]),
-            **timings([choice]),
+            **self.timings([choice]),
         }
         flat = {f"timings/{name}": figure for name, figure in answer.get("timings", {}).items()}
-        fields, wanted = {**answer, **flat}, self._fields
+        fields, wanted = {**answer, **flat}, self.body.response_fields
         return {name: fields[name] for name in wanted if name in fields} or answer
 
 
 def tokenize(model: LoadedModel, body: TokenizeRequest) -> Payload:
     """Return the token ids of a text or of messages. Raises Problem."""
-    given = (body.messages, body.content, body.prompt)
-    if sum(source is not None for source in given) != 1:
+    found = [one for one in (body.messages, body.content, body.prompt) if one is not None]
+    if len(found) != 1:
         raise invalid("give exactly one of messages, content and prompt", "content")
-    if body.messages is not None:
-        ids = model.chat_ids(body.chat())
-    else:
-        ids = model.text_ids(body.content or body.prompt or "")
+    [source] = found
+    ids = model.text_ids(source) if isinstance(source, str) else model.chat_ids(body.chat())
     return {"tokens": ids, "count": len(ids), "max_model_len": model.longest}
 
 
@@ -118,7 +106,7 @@ def apply_template(model: LoadedModel, body: Conversation) -> Payload:
     """Return the prompt of messages as text, with special tokens. Raises Problem."""
     ids = model.chat_ids(body.chat())
     tokenizer = model.pair.tokenizer
-    names, special = tokenizer.pieces(), tokenizer.special_ids
+    names, special = tokenizer.pieces, tokenizer.special_ids
     pieces = []
     for id in ids:
         name = (names[id] or "").encode() if id in special else None

@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Literal
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
-from pydantic import AliasChoices, BeforeValidator, Field
+from pydantic import BeforeValidator, Field
 
 from ..engine.embeddings import Vector
 from ..results import Step
@@ -19,16 +19,15 @@ from ..text.messages import Message
 from .answers import Choice, Payload, Writer
 from .embeddings import task_of
 from .engine import EngineTask
-from .events import Event
-from .fields import Body, Boolean, Object, Refused, Several
-from .internal import Chat, Count, MaxTokens, Sampled, ToolChoice, Tools, Wanted
+from .events import Event, by_kind
+from .fields import Body, Boolean, Object, Refused, Several, either
+from .internal import Chat, Count, Limit, Sampled, TextConstraint, ToolChoice, Tools, Wanted
 from .problems import Problem, invalid
 from .registry import Registry, ServedModel
-from .requests import Facts, LoadedModel, Prepared
+from .requests import CompletionBody, Facts, LoadedModel, Prepared
 from .service import complete, compute, registry_of, run
-from .shared_bodies import SWITCHES, ChatMessage, ToolList, schema_constraint
+from .shared_bodies import ChatMessage, Thoughtful, ToolList
 
-NDJSON = "application/x-ndjson"
 VERSION = "0.12.6"
 """The version of ollama whose API this is. Some clients refuse old ones."""
 FOREVER = datetime.max.replace(tzinfo=UTC, microsecond=0)
@@ -57,14 +56,8 @@ def _seconds(keep_alive: object) -> float:
 
 
 class GenerationOptions(Sampled):
-    refused: ClassVar[Refused] = {"mirostat": (0,), "tfs_z": (1,), "typical_p": (1,)}
-    # Without a limit, only the context limits an answer. -2 fills the context in ollama, as -1 does
-    # here.
-    max_tokens: Annotated[
-        MaxTokens,
-        BeforeValidator(lambda most: -1 if most == -2 else most),
-    ] = Field(-1, validation_alias="num_predict")
-    num_ctx: Count | None = None
+    # Without a limit, only the context limits an answer.
+    max_tokens: Limit = Field(-1, validation_alias="num_predict")
 
 
 class LoadingRequest(Body):
@@ -75,7 +68,7 @@ class LoadingRequest(Body):
     keep_alive: Annotated[float | None, BeforeValidator(_seconds)] = None
 
 
-class WritingRequest(LoadingRequest):
+class WritingRequest(LoadingRequest, CompletionBody):
     """Fields of /api/chat and /api/generate."""
 
     refused: ClassVar[Refused] = {"logprobs": (False,), "top_logprobs": (0,), "images": ([],)}
@@ -83,24 +76,22 @@ class WritingRequest(LoadingRequest):
     format: Literal["", "json"] | Object = ""
     think: Boolean | Literal["low", "medium", "high", None] = None
 
-    def variables(self) -> Object:
-        """Return the variables of the chat template."""
-        if self.think is None:
-            return {}
-        if isinstance(self.think, str):
-            return {"reasoning_effort": self.think}
-        return dict.fromkeys(SWITCHES, self.think)
+    def chat(self, messages: Sequence[Message], tools: Tools) -> Chat:
+        """Return a conversation."""
+        name = "reasoning_effort" if isinstance(self.think, str) else "enable_thinking"
+        return Thoughtful.model_validate({name: self.think}).chat_of(messages, tools)
 
     def wanted(self) -> Wanted:
         """Return the wishes of the client, except for the prompt."""
         schema = {"type": "object"} if self.format == "json" else self.format
-        return Wanted(self.options, [schema_constraint(schema, "format")] if schema else [])
+        constraint = TextConstraint("json_schema", schema, "format")
+        return Wanted(self.options, [constraint] if schema else [])
 
 
 class OllamaMessage(ChatMessage):
     content: str = ""
     images: Several[str] = []  # noqa: RUF012
-    tool_name: str | None = None
+    name: str | None = either(None, "tool_name", "name")
 
     def message(self) -> Message:
         """Return the message as `text.messages` reads it."""
@@ -108,7 +99,7 @@ class OllamaMessage(ChatMessage):
         if self.images:
             text = {"type": "text", "text": self.content}
             message["content"] = [text, *({"type": "image"} for _ in self.images)]
-        return {**message, **({} if self.tool_name is None else {"name": self.tool_name})}
+        return message
 
 
 class OllamaChatRequest(WritingRequest):
@@ -121,7 +112,7 @@ class OllamaChatRequest(WritingRequest):
         """Prepare the next message of a chat. Raises Problem and SpecdecError."""
         messages = [message.message() for message in self.messages]
         tools = Tools.of([tool.tool for tool in self.tools], ToolChoice())
-        return model.chat(Chat(messages, tools, self.variables()), self.wanted())
+        return model.chat(self.chat(messages, tools), self.wanted())
 
 
 class OllamaGenerateRequest(WritingRequest):
@@ -140,7 +131,7 @@ class OllamaGenerateRequest(WritingRequest):
         if model.way == "template" and not (self.raw or self.suffix):
             before = [{"role": "system", "content": system}] if system else []
             messages = [*before, {"role": "user", "content": prompt}]
-            return model.chat(Chat(messages, variables=self.variables()), self.wanted())
+            return model.chat(self.chat(messages, Tools()), self.wanted())
         text = prompt if self.raw or not system else f"{system}\n\n{prompt}"
         return model.texts([text], self.wanted(), suffix=self.suffix)
 
@@ -156,51 +147,43 @@ class EmbedRequest(LoadingRequest):
     dimensions: Count | None = None
 
 
-class ShowRequest(Body):
-    """The body of /api/show. Older clients send `name` in place of `model`."""
-
-    model: str | None = Field(None, validation_alias=AliasChoices("model", "name"))
-
-
 # Answers.
-def _durations(model: LoadedModel, began: float, **seconds: float) -> dict[str, int]:
+def _durations(load_seconds: float, began: float) -> dict[str, int]:
     """Return the durations of a request in nanoseconds. began: The time at which the model was
-    loaded. seconds: Further durations."""
-    load_seconds = model.load_seconds
+    loaded."""
     total_seconds = load_seconds + time.perf_counter() - began
-    seconds = {"total_duration": total_seconds, "load_duration": load_seconds, **seconds}
-    return {name: int(1e9 * value) for name, value in seconds.items()}
+    return {"total_duration": int(1e9 * total_seconds), "load_duration": int(1e9 * load_seconds)}
 
 
 def _time(when: datetime | None = None) -> str:
     return (when or datetime.now(UTC)).isoformat().replace("+00:00", "Z")
 
 
-def _content(body: OllamaRequest, events: Iterable[Event]) -> Payload:
+def _content(body: OllamaRequest, events: Sequence[Event]) -> Payload:
     """Return the fields of an answer with texts and calls."""
-    texts, calls = {"content": "", "reasoning": ""}, []
-    for event in events:
-        if event.kind == "call":
-            function = {"name": event.name, "arguments": json.loads(event.text)}
-            calls.append({"id": event.id, "function": {"index": event.index, **function}})
-        else:
-            texts[event.kind] += event.text
-    thinking = {"thinking": texts["reasoning"]} if texts["reasoning"] else {}
+    content, reasoning, calls = by_kind(events)
+    thinking = {"thinking": reasoning} if reasoning else {}
     if isinstance(body, OllamaGenerateRequest):
-        return {"response": texts["content"], **thinking}
-    called = {"tool_calls": calls} if calls else {}
-    return {"message": {"role": "assistant", "content": texts["content"], **thinking, **called}}
+        return {"response": content, **thinking}
+    listed = []
+    for call in calls:
+        function = {"name": call.name, "arguments": json.loads(call.text)}
+        listed.append({"id": call.id, "function": {"index": call.index, **function}})
+    called = {"tool_calls": listed} if listed else {}
+    return {"message": {"role": "assistant", "content": content, **thinking, **called}}
 
 
 class OllamaWriter(Writer):
     """Writes a message of a chat, or a generated text."""
 
-    media = NDJSON
+    media = "application/x-ndjson"
     heartbeat = b""  # a line that is no JSON object would be an error
 
+    body: OllamaRequest
+
     def __init__(self, model: LoadedModel, body: OllamaRequest) -> None:
-        self._loaded, self._body, self._began = model, body, time.perf_counter()
-        super().__init__(model.name, body.prepared(model), stream=body.stream)
+        self._load_seconds, self._began = model.load_seconds, time.perf_counter()
+        super().__init__(model, body)
 
     def encoded(self, payload: Payload) -> bytes:
         return json.dumps(payload).encode() + b"\n"
@@ -210,31 +193,23 @@ class OllamaWriter(Writer):
         """Return the HTTP status and the body with which ollama's API reports an error."""
         return problem.status, {"error": problem.message}
 
-    def answer(self, choices: Sequence[Choice]) -> Payload:
-        [choice] = choices
-        return self._last(choice, choice.events)
-
     def piece(self, choice: Choice, step: Step, events: Iterable[Event]) -> list[Payload]:
         return [{**self._written([event]), "done": False} for event in events]
 
-    def end(self, choice: Choice) -> list[Payload]:
-        return [self._last(choice, ())]
+    def _written(self, events: Sequence[Event]) -> Payload:
+        return {"model": self.model, "created_at": _time(), **_content(self.body, events)}
 
-    def _written(self, events: Iterable[Event]) -> Payload:
-        return {"model": self.model, "created_at": _time(), **_content(self._body, events)}
-
-    def _last(self, choice: Choice, events: Iterable[Event]) -> Payload:
-        seconds = {"prompt_eval_duration": 0.0, "eval_duration": 0.0}
-        if choice.result is not None:
-            took = choice.result.stats.seconds
-            seconds = {"prompt_eval_duration": took.prompt, "eval_duration": took.decoding}
+    def last(self, choice: Choice, events: Sequence[Event]) -> Payload:
+        took = None if choice.result is None else choice.result.stats.seconds
         return {
             **self._written(events),
             "done": True,
             "done_reason": "stop" if choice.complete else "length",
             "prompt_eval_count": self.prepared.prompt_tokens,
+            "prompt_eval_duration": int(1e9 * took.prompt) if took else 0,
             "eval_count": choice.tokens,
-            **_durations(self._loaded, self._began, **seconds),
+            "eval_duration": int(1e9 * took.decoding) if took else 0,
+            **_durations(self._load_seconds, self._began),
         }
 
 
@@ -284,7 +259,7 @@ def _embedded(model: LoadedModel, body: EmbedRequest) -> EngineTask:
         rest, zeros = iter(vectors), [0.0] * model.pair.target.width
         found = [next(rest).tolist() if text else zeros for text in texts]
         figures = {"model": model.name, "prompt_eval_count": count}
-        return {"embeddings": found, **figures, **_durations(model, began)}
+        return {"embeddings": found, **figures, **_durations(model.load_seconds, began)}
 
     return task_of(
         model,
@@ -304,7 +279,6 @@ def _described(registry: Registry, model: ServedModel) -> Payload:
         "size": model.nbytes,
         "digest": hashlib.sha256(model.name.encode()).hexdigest(),
         "details": {
-            "parent_model": "",
             "format": "mlx",
             "family": facts.family,
             "families": [facts.family] if facts.family else [],
@@ -337,7 +311,7 @@ async def running(http: Request) -> Payload:
 
 
 @router.post("/show", summary="Describes a model")
-async def show(body: ShowRequest, http: Request) -> Payload:
+async def show(body: Body, http: Request) -> Payload:
     """Describe a model. Its abilities are known from the first time it is loaded."""
     registry = registry_of(http)
     model = registry.find(body.model)
@@ -347,7 +321,6 @@ async def show(body: ShowRequest, http: Request) -> Payload:
         about |= {"general.architecture": facts.family}
         about[f"{facts.family}.context_length"] = facts.longest
     return {
-        **dict.fromkeys(("license", "modelfile", "parameters", "template"), ""),
         "modified_at": described["modified_at"],
         "details": described["details"],
         "model_info": about,

@@ -8,76 +8,55 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from fastapi import APIRouter, Request, Response
-from pydantic import AliasChoices, Field
+from pydantic import Field
 
 from ..proposers.lookup import PREDICTION
 from ..results import Step, TokenLogprob
 from ..text.chat import Ending
 from ..text.messages import text_of
-from .answers import FINGERPRINT, LEAST_LOGPROB, Choice, Payload, Writer, timings, token_piece
-from .events import Event, joined
-from .fields import Body, Boolean, Fields, Ids, Refused, Several, number
-from .internal import Chat, Count, MaxTokens, Sampled, Tools, Wanted
+from .answers import FINGERPRINT, LEAST_LOGPROB, Choice, Payload, Writer, token_piece
+from .events import Event, by_kind
+from .fields import Body, Boolean, Fields, Ids, Refused, Several, either, number
+from .internal import Chat, Count, Limit, Sampled, Wanted
 from .problems import invalid
-from .requests import LoadedModel, Prepared
+from .requests import CompletionBody, LoadedModel, Prepared
 from .service import complete
 from .shared_bodies import (
     ChatMessage,
-    Choosing,
     Constrained,
     Content,
-    OneOf,
-    Thoughtful,
+    ToolChoosing,
     ToolList,
     Written,
-    choice_of,
     parts_of,
 )
 
-TOP_LOGPROBS = 20
-TopLogprobs = Annotated[int, Field(ge=0, le=TOP_LOGPROBS), number]
+TopLogprobs = Annotated[int, Field(ge=0, le=20), number]
 TEXT_FIELDS = {"content": "content", "reasoning": "reasoning_content"}
 router = APIRouter()
 
 
 # Bodies.
-class ChatChoosing(Choosing):
-    type: Literal["function", "allowed_tools"] = "function"
-
-
 Messages = Annotated[Several[ChatMessage], Field(min_length=1)]
 
 
-class Conversation(Body, Thoughtful):
+class Conversation(Body, ToolChoosing):
     """The fields of a chat that decide its prompt."""
 
     messages: Messages
     tools: ToolList = []  # noqa: RUF012
-    tool_choice: ChatChoosing | OneOf | None = None
-    parallel_tool_calls: Boolean | None = None
     add_generation_prompt: Boolean | None = None
     continue_final_message: Boolean | None = None
 
     def chat(self) -> Chat:
         """Return the conversation. Raises Problem."""
-        empty = [message.role for message in self.messages if message.content is None]
-        if any(role != "assistant" for role in empty):
-            message = "all messages but those of the assistant must have a content"
-            raise invalid(message, "messages")
+        if self.continue_final_message and self.add_generation_prompt:
+            rule = "continue_final_message and add_generation_prompt cannot both be true"
+            raise invalid(f"{rule}: set one of them to false", "continue_final_message")
         ending: Ending = "closed" if self.add_generation_prompt is False else "answer"
-        if self.continue_final_message:
-            ending = "continue"
-            if self.add_generation_prompt:
-                rule = "continue_final_message and add_generation_prompt cannot both be true"
-                raise invalid(f"{rule}: set one of them to false", "continue_final_message")
-        tools = [function.tool for function in self.tools]
-        return Chat(
-            [message.message() for message in self.messages],
-            Tools.of(tools, choice_of(self.tool_choice), self.parallel_tool_calls),
-            self.variables(),
-            self.thinking_budget(),
-            ending,
-        )
+        ending = "continue" if self.continue_final_message else ending
+        messages = [message.message() for message in self.messages]
+        return self.chat_of(messages, self.chosen(self.tools), ending)
 
 
 class StreamOptions(Fields):
@@ -90,26 +69,11 @@ class PredictedOutput(Fields):
     content: Content
 
 
-class Completion(Body, Constrained, Sampled):
+class Completion(CompletionBody, Constrained, Sampled):
     """Fields of chat and text completions."""
 
-    refused: ClassVar[Refused] = {
-        **dict.fromkeys(("adapters", "allowed_token_ids", "audio", "chat_template"), ()),
-        **dict.fromkeys(("frequency_context_size", "presence_context_size"), ()),
-        **dict.fromkeys(("json_schema", "repetition_context_size", "role_mapping"), ()),
-        **dict.fromkeys(("bad_words", "documents", "stop_token_ids"), ([],)),
-        **dict.fromkeys(("dry_multiplier", "dynatemp_range", "min_tokens", "mirostat"), (0,)),
-        **dict.fromkeys(("include_stop_str_in_output", "use_beam_search"), (False,)),
-        "modalities": (["text"],),
-        "n_predict": (-1,),
-        "skip_special_tokens": (True,),
-        "typical_p": (1,),
-        "web_search_options": (),
-    }
-    max_tokens: MaxTokens | None = Field(
-        None, validation_alias=AliasChoices("max_tokens", "max_completion_tokens")
-    )
-    stream: Boolean | None = None
+    refused: ClassVar[Refused] = {**Sampled.refused, "n_predict": (-1,)}
+    max_tokens: Limit | None = either(None, "max_tokens", "max_completion_tokens")
     stream_options: StreamOptions = StreamOptions()
     n: Count | None = None
     best_of: Count | None = None
@@ -127,7 +91,6 @@ class Completion(Body, Constrained, Sampled):
 class ChatRequest(Completion, Conversation):
     """The body of /v1/chat/completions."""
 
-    refused: ClassVar[Refused] = {**Completion.refused, "suffix": ("",)}
     logprobs: Boolean | None = None
     top_logprobs: TopLogprobs | None = None
 
@@ -159,10 +122,8 @@ class TextRequest(Completion):
 
     refused: ClassVar[Refused] = {
         **Completion.refused,
-        **dict.fromkeys(("add_special_tokens", "add_generation_prompt"), (True,)),
+        "add_special_tokens": (True,),
         "tools": ([],),
-        "tool_choice": ("none", "auto"),
-        "continue_final_message": (False,),
     }
     prompt: Prompt
     # False requests no logprobs, and 0 only the logprobs of the tokens themselves.
@@ -198,10 +159,9 @@ class CompletionWriter(Writer):
     done = b"data: [DONE]\n\n"
 
     def __init__(self, model: LoadedModel, body: ChatRequest | TextRequest) -> None:
-        super().__init__(model.name, body.prepared(model), stream=body.stream)
+        super().__init__(model, body)
         self.include_drafted = body.stream_options.include_drafted
         self._include_usage = body.stream_options.include_usage
-        self._tokenizer = model.pair.tokenizer
         self._head = {
             "id": f"{self.prefix}-{uuid.uuid4().hex}",
             "created": int(time.time()),
@@ -210,17 +170,17 @@ class CompletionWriter(Writer):
         }
 
     def answer(self, choices: Sequence[Choice]) -> Payload:
-        listed = []
-        for choice in choices:
-            content, logprobs = self.content(choice), self.logprobs(choice, choice)
-            listed.append(self._choice(choice, content, logprobs, _reason(choice)))
+        listed = [
+            self._choice(one, self.content(one), self.logprobs(one, one), _reason(one))
+            for one in choices
+        ]
         head = {**self._head, "object": self.answer_type, "choices": listed}
         return {**head, **self._figures(choices)}
 
     def piece(self, choice: Choice, step: Step, events: Iterable[Event]) -> Iterator[Payload]:
         """Yield chunks of text. If include_drafted is set, the first one has token counts."""
-        contents, logprobs = self.contents(step, events), self.logprobs(choice, step)
-        tokens = len(step.tokens)
+        contents = [content for event in events for content in self.contents(event)]
+        logprobs, tokens = self.logprobs(choice, step), len(step.tokens)
         if not contents and (logprobs or (self.include_drafted and tokens)):
             contents = [self.nothing]
         for content in contents:
@@ -232,7 +192,7 @@ class CompletionWriter(Writer):
 
     def end(self, choice: Choice) -> Iterator[Payload]:
         last = self._choice(choice, self.nothing, None, _reason(choice))
-        yield {**self._chunk([last]), **timings([choice])}
+        yield {**self._chunk([last]), **self.timings([choice])}
 
     def rest(self, choices: Sequence[Choice]) -> Iterator[Payload]:
         """Yield the chunk with the usage, if it was requested."""
@@ -257,7 +217,7 @@ class CompletionWriter(Writer):
                 "rejected_prediction_tokens": drafted - accepted,
             },
         }
-        return {"usage": usage, **timings(choices)}
+        return {"usage": usage, **self.timings(choices)}
 
     def _chunk(self, choices: list[Payload]) -> Payload:
         chunk = {**self._head, "object": self.chunk_type, "choices": choices}
@@ -273,15 +233,19 @@ class CompletionWriter(Writer):
         """Return the content of a complete choice."""
 
     @abstractmethod
-    def contents(self, step: Step, events: Iterable[Event]) -> list[Payload]:
-        """Return the contents of the chunks of one step."""
+    def contents(self, event: Event) -> list[Payload]:
+        """Return the contents of the chunks with an event."""
 
     @abstractmethod
     def logprobs(self, choice: Choice, of: Choice | Step) -> Payload | None:
         """Return the log-probabilities of a choice, or of a part of it, if there are any."""
 
+    def _entry(self, token: TokenLogprob) -> Payload:
+        top = [self._token(*likely) for likely in token.top]
+        return {**self._token(token.token, token.logprob), "top_logprobs": top}
+
     def _token(self, id: int, logprob: float) -> Payload:
-        piece = token_piece(self._tokenizer, id)
+        piece = token_piece(self.tokenizer, id)
         # Logits may be wider than the vocabulary. This is vLLM's name for a token without text.
         token = f"token_id:{id}" if piece is None else piece.decode("utf-8", "replace")
         logprob = max(LEAST_LOGPROB, logprob)
@@ -297,7 +261,7 @@ class TextWriter(CompletionWriter):
 
     def __init__(self, model: LoadedModel, body: TextRequest) -> None:
         super().__init__(model, body)
-        decode, prompts = self._tokenizer.decode, several(body.prompt) if body.echo else ()
+        decode, prompts = self.tokenizer.decode, several(body.prompt) if body.echo else ()
         texts = [prompt if isinstance(prompt, str) else decode(prompt) for prompt in prompts]
         self._echoed = [text for text in texts for _ in range(body.n or 1)]
         # The number of characters of each choice so far.
@@ -313,10 +277,10 @@ class TextWriter(CompletionWriter):
         yield from super().piece(choice, step, events)
 
     def content(self, choice: Choice) -> Payload:
-        return {"text": "".join([*self._echoed[choice.index :][:1], *choice.texts])}
+        return {"text": "".join([*self._echoed[choice.index :][:1], by_kind(choice.events)[0]])}
 
-    def contents(self, step: Step, events: Iterable[Event]) -> list[Payload]:
-        return [{"text": step.text}] if step.text else []
+    def contents(self, event: Event) -> list[Payload]:
+        return [{"text": event.text}]
 
     def logprobs(self, choice: Choice, of: Choice | Step) -> Payload | None:
         return self._listed(choice, of.logprobs, of_prompt=of is choice)
@@ -333,21 +297,19 @@ class TextWriter(CompletionWriter):
             logprobs = [TokenLogprob(first, 0.0, ()), *logprobs]
         if not logprobs:
             return None
-        tokens = [self._token(token.token, token.logprob) for token in logprobs]
-        offsets = []
-        for token, logprob in zip(tokens, logprobs, strict=True):
-            offsets.append(self._offsets[choice.index])
-            if logprob.token not in self._tokenizer.special_ids:
+        names = "tokens", "token_logprobs", "top_logprobs", "text_offset"
+        listed: dict[str, list[Any]] = {name: [] for name in names}
+        for logprob in logprobs:
+            token = self._entry(logprob)
+            tops = {_key(top): top["logprob"] for top in token["top_logprobs"]}
+            listed["tokens"].append(_key(token))
+            listed["token_logprobs"].append(token["logprob"])
+            listed["top_logprobs"].append(tops)
+            listed["text_offset"].append(self._offsets[choice.index])
+            if logprob.token not in self.tokenizer.special_ids:
                 # A character counts at its first byte.
                 begun = sum(byte & 0xC0 != 0x80 for byte in token["bytes"])
                 self._offsets[choice.index] += begun
-        likeliest = [[self._token(*top) for top in token.top] for token in logprobs]
-        listed: dict[str, list[Any]] = {
-            "tokens": [_key(token) for token in tokens],
-            "token_logprobs": [token["logprob"] for token in tokens],
-            "top_logprobs": [{_key(top): top["logprob"] for top in tops} for tops in likeliest],
-            "text_offset": offsets,
-        }
         if scored:
             # Nothing predicts the first token.
             listed["token_logprobs"][0] = listed["top_logprobs"][0] = None
@@ -376,17 +338,13 @@ class ChatWriter(CompletionWriter):
     def content(self, choice: Choice) -> Payload:
         return {"message": _message(choice)}
 
-    def contents(self, step: Step, events: Iterable[Event]) -> list[Payload]:
-        return [{"delta": delta} for event in events for delta in _deltas(event)]
+    def contents(self, event: Event) -> list[Payload]:
+        return [{"delta": delta} for delta in _deltas(event)]
 
     def logprobs(self, choice: Choice, of: Choice | Step) -> Payload | None:
         # OpenAI leaves out the token that ends a text.
         count = len(of.logprobs) - (of.finish_reason == "eos")
-        content = [
-            self._token(token.token, token.logprob)
-            | {"top_logprobs": [self._token(*top) for top in token.top]}
-            for token in of.logprobs[:count]
-        ]
+        content = [self._entry(token) for token in of.logprobs[:count]]
         return {"content": content, "refusal": None} if content else None
 
 
@@ -406,16 +364,11 @@ def _deltas(event: Event) -> list[Payload]:
 
 def _message(choice: Choice) -> Payload:
     """Return the complete message of a choice."""
-    message: Payload = {"role": "assistant", "content": "", "refusal": None, "annotations": []}
-    calls = []
-    for event in joined(choice.events):
-        if event.kind == "call":
-            calls.append(_call(event, event.text))
-        else:
-            name = TEXT_FIELDS[event.kind]
-            message[name] = message.get(name, "") + event.text
-    if calls:
-        message |= {"content": message["content"] or None, "tool_calls": calls}
+    content, reasoning, calls = by_kind(choice.events)
+    said = None if calls and not content else content
+    message: Payload = {"role": "assistant", "content": said, "refusal": None, "annotations": []}
+    message |= {"reasoning_content": reasoning} if reasoning else {}
+    message |= {"tool_calls": [_call(call, call.text) for call in calls]} if calls else {}
     return message
 
 

@@ -218,8 +218,8 @@ class Registry:
         """Return a model that prepares requests. Raises Problem if it is not loaded."""
         if (engine := model.engine) is None or model.state != "loaded":
             raise self.not_loaded(model)
-        made = engine.pair, engine.options, model.settings, model.name, engine.budget
-        return LoadedModel(*made)
+        of_engine = engine.pair, engine.options, model.settings, model.name, engine.budget
+        return LoadedModel(*of_engine, responses=self.responses)
 
     def not_loaded(self, model: ServedModel) -> Problem:
         """Return the error for a request to a model that takes none yet."""

@@ -4,8 +4,9 @@ import functools
 import json
 import math
 import secrets
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self, cast
 
 from ..core.options import Options
@@ -22,9 +23,11 @@ from . import constraints
 from .constraints import Thought
 from .engine import CONNECTIONS
 from .events import ChannelReader, Reader
+from .fields import Body, Boolean
 from .internal import Chat, Sampled, Speculative, Tools, Wanted
 from .problems import invalid, too_long, too_many, unsupported
 from .shared_bodies import SWITCHES
+from .stored import StoredResponses
 
 PLAIN = {one.name for one in fields(Options)} & Sampled.model_fields.keys() - {"stop", "logit_bias"}
 """Fields with the meaning and the values of the option of the same name."""
@@ -104,6 +107,7 @@ class LoadedModel:
         name: The model's name for clients.
         budget: The memory budget, or None for no limit.
         load_seconds: Seconds for which the request has waited for the model.
+        responses: The responses that clients can fetch or continue.
     """
 
     pair: Pair
@@ -113,14 +117,15 @@ class LoadedModel:
     budget: MemoryBudget | None = None
     tenant: str = ""
     load_seconds: float = 0.0
+    responses: StoredResponses = field(default_factory=StoredResponses)
 
     @property
     def facts(self) -> Facts:
         """The facts that clients may know of the model."""
         markers = self._markers
-        calls, end, infill = markers.calls, markers.think_end, infill_of(self.pair.tokenizer)
-        signs = {"completion": True, "tools": calls, "thinking": end, "insert": infill}
-        capabilities = tuple(name for name, sign in signs.items() if sign is not None)
+        signs: dict[str, object] = {"completion": True, "tools": markers.calls}
+        signs |= {"thinking": markers.think, "insert": infill_of(self.pair.tokenizer)}
+        capabilities = tuple(name for name, sign in signs.items() if sign)
         family, chats = self.pair.target.family, self.way == "template"
         return Facts(self.longest, capabilities, chats, family, self.pair.dtype)
 
@@ -337,7 +342,7 @@ class LoadedModel:
         """Return the kind of thought that precedes the answer to a prompt."""
         variables: Mapping[str, Any] = {**self.options.chat_template_config, **chat.variables}
         unwanted = any(variables.get(name) is False for name in SWITCHES)
-        if markers.thinks_after(prompt):
+        if (thoughts := markers.thoughts(prompt)) is not None and thoughts.open:
             return "close" if unwanted else "open"
         if chat.ending == "continue":
             return "begun"
@@ -414,3 +419,13 @@ class LoadedModel:
                 raise too_many(len(ids), most, len(ids) + fits, advice)
             most = fits
         return prepared(self.pair, ids, replace(options, max_tokens=most))[1:]
+
+
+class CompletionBody(Body):
+    """A body that completions answer. stream: Whether the answer is a stream."""
+
+    stream: Boolean = False
+
+    @abstractmethod
+    def prepared(self, model: LoadedModel) -> Prepared:
+        """Prepare the completions. Raises Problem and SpecdecError."""

@@ -5,47 +5,39 @@ protocol/src/models.rs)."""
 import json
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, ClassVar, Literal
 
 from fastapi import APIRouter, Request, Response
-from pydantic import AliasChoices, ConfigDict, Field, TypeAdapter
+from pydantic import ConfigDict, Field, TypeAdapter
 
 from ..results import Step
 from ..text.messages import Message, Tool, lines_of, log_once, text_of
-from .answers import Choice, Payload, Writer, timings
+from .answers import Choice, Payload, Writer
 from .events import Event, joined
-from .fields import Body, Boolean, Fields, Kinds, Object, Refused, Several, Typed
-from .internal import Chat, MaxTokens, Sampled, Tools, Wanted
+from .fields import Body, Boolean, Kinds, Object, Refused, Several, Typed, either
+from .internal import Chat, Limit, Sampled, Wanted
 from .problems import Problem
-from .requests import LoadedModel
+from .requests import CompletionBody, LoadedModel, Prepared
 from .service import complete, compute, registry_of
 from .shared_bodies import (
     LONGEST_TOOL_NAME,
-    Choosing,
     Constrained,
     Content,
     ContentPart,
-    Format,
+    Formatted,
     Function,
-    OneOf,
-    Parameters,
-    Thoughtful,
-    choice_of,
+    ToolChoosing,
     parts_of,
     shown_name,
 )
-from .stored import StoredConversation, StoredResponses
+from .stored import StoredConversation
 
 router = APIRouter()
 ENCRYPTED = "mlx-specdec reasoning: "
 """The beginning of the `encrypted_content` that this server writes for reasoning. The text of the
 reasoning follows."""
-INCLUDE_REASONING = "reasoning.encrypted_content"
-CUSTOM = Parameters.model_validate(
-    {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
-)
+CUSTOM = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
 """Parameters of a custom tool in the prompt. Custom tools have a text as input."""
 SKIPPED = "skipped %s of the type %r, which this server does not know"
 PARAMS = {"messages": "input", "max_tokens": "max_output_tokens"}
@@ -55,17 +47,17 @@ ID_PREFIX = "resp_"
 ECHOED: Payload = {
     **dict.fromkeys(("instructions", "max_output_tokens", "max_tool_calls", "user")),
     **dict.fromkeys(("previous_response_id", "prompt_cache_key", "safety_identifier")),
+    "background": False,
     "metadata": {},
     "parallel_tool_calls": True,
     "reasoning": {"effort": None, "summary": None},
+    "service_tier": "default",
     "store": True,
     "tool_choice": "auto",
-    "tools": [],
+    "top_logprobs": 0,
     "truncation": "disabled",
 }
 """Fields that a response copies from the request, with their defaults."""
-FIXED_FIELDS = {"background": False, "service_tier": "default", "top_logprobs": 0}
-"""Fields with the same value in every response."""
 SAMPLED = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
 OPTIONAL: Payload = {"function": dict.fromkeys(("description", "parameters", "strict"))}
 """Fields of a tool, by the tool's type, that a response must have even if they are null."""
@@ -80,6 +72,10 @@ ITEM_FORMS: dict[str, tuple[str, str, str, Payload]] = {
 }
 """For each type of item: the beginning of ids, the name of the text in events, the field of the
 complete text in the last event, and the fields of an item without text."""
+LOGPROBS: Mapping[str, Payload] = {"message": {"logprobs": []}}
+"""Further fields of the events with a text, by the type of the item."""
+MORE: Mapping[str, Payload] = {"message": {"annotations": [], "logprobs": []}}
+"""Further fields of a part, by the type of the item."""
 
 
 # Bodies.
@@ -177,17 +173,16 @@ class ResponsesTool(Function):
     def tool(self) -> Tool:
         """The tool in the format of chat templates. The grammar of a custom tool's input is shown,
         but not enforced."""
-        described, parameters = self.description, self.parameters
+        function = self.model_dump(include={"description", "parameters"}, exclude_none=True)
         if self.type == "custom":
-            parameters = CUSTOM
+            function["parameters"] = CUSTOM
             if definition := self.format.get("definition"):
                 grammar = f"The input follows this grammar:\n{definition}"
-                described = f"{described or ''}\n\n{grammar}".strip()
-        fields = {"name": self.shown, "description": described, "parameters": parameters}
-        return Function.model_construct(None, **fields).tool
+                function["description"] = f"{self.description or ''}\n\n{grammar}".strip()
+        return {"type": "function", "function": {"name": self.shown, **function}}
 
 
-class InputTokensRequest(Body, Thoughtful):
+class InputTokensRequest(Body, ToolChoosing):
     """The body of /v1/responses/input_tokens."""
 
     refused: ClassVar[Refused] = {"conversation": (), "prompt": ()}
@@ -195,8 +190,6 @@ class InputTokensRequest(Body, Thoughtful):
     instructions: str | None = None
     previous_response_id: str | None = None
     tools: Several[ResponsesTool] = []  # noqa: RUF012
-    tool_choice: Choosing | OneOf | None = None
-    parallel_tool_calls: Boolean | None = None
 
     def items(self) -> Sequence[Item]:
         """Return the input as items."""
@@ -204,58 +197,43 @@ class InputTokensRequest(Body, Thoughtful):
             return self.input
         return [Item(role="user", content=self.input)]
 
-    def before(self, stored: StoredResponses, tenant: str) -> StoredConversation:
+    def before(self, model: LoadedModel) -> StoredConversation:
         """Return the conversation that the request continues. Raises Problem."""
         id = self.previous_response_id
-        return StoredConversation() if id is None else stored.get(id, tenant)
+        return StoredConversation() if id is None else model.responses.get(model.tenant, id)
 
     def called(self) -> list[ResponsesTool]:
         """Return the tools that the model can call, including tools in namespaces."""
         return [called for tool in self.tools for called in tool.called()]
 
-    def chat(self, before: Sequence[Item]) -> Chat:
-        """Return the conversation. before: The items of the conversation that the request
-        continues. Raises Problem."""
-        messages = messages_of([*before, *self.items()])
+    def chat(self, model: LoadedModel) -> Chat:
+        """Return the conversation, with the one that the request continues. Raises Problem."""
+        messages = messages_of([*self.before(model).items, *self.items()])
         if self.instructions:
             messages = [{"role": "system", "content": self.instructions}, *messages]
-        tools = [tool.tool for tool in self.called()]
-        return Chat(
-            messages or [{"role": "user", "content": ""}],
-            Tools.of(tools, choice_of(self.tool_choice), self.parallel_tool_calls),
-            self.variables(),
-            self.thinking_budget(),
-        )
+        messages = messages or [{"role": "user", "content": ""}]
+        return self.chat_of(messages, self.chosen(self.called()))
 
 
-class TextSettings(Fields):
-    model_config = ConfigDict(extra="allow")
-    format: Format | None = None
-
-
-class ResponsesRequest(InputTokensRequest, Constrained, Sampled):
+class ResponsesRequest(CompletionBody, InputTokensRequest, Constrained, Sampled):
     """The body of /v1/responses. Codex treats a cut answer as a failure, so the default for
     max_tokens is no limit. The response repeats further fields, such as `metadata`."""
 
     model_config = ConfigDict(extra="allow")
     refused: ClassVar[Refused] = {
+        **Sampled.refused,
         **InputTokensRequest.refused,
-        "background": (False,),
         "top_logprobs": (0,),
     }
-    max_tokens: MaxTokens = Field(
-        -1, validation_alias=AliasChoices("max_output_tokens", "max_tokens")
-    )
-    stream: Boolean | None = None
-    text: TextSettings = TextSettings()
+    max_tokens: Limit = either(-1, "max_output_tokens", "max_tokens")
+    text: Formatted = Formatted()
     include: Several[str] = []  # noqa: RUF012
     store: Boolean = True
 
-    def wanted(self) -> Wanted:
-        """Return the wishes of the client, except for the prompt. Raises Problem."""
-        form = self.text.format
-        of_text = [] if form is None else form.constraints("text")
-        return Wanted(self, [*of_text, *self.constraints()])
+    def prepared(self, model: LoadedModel) -> Prepared:
+        """Prepare a response. Raises Problem and SpecdecError."""
+        constraints = [*self.text.format.constraints("text"), *self.constraints()]
+        return model.chat(self.chat(model), Wanted(self, constraints))
 
 
 # Answers.
@@ -263,20 +241,19 @@ class ResponsesWriter(Writer):
     """Writes a response, which has one choice, and stores it if the client wishes."""
 
     named = True
+    body: ResponsesRequest
 
-    def __init__(self, stored: StoredResponses, model: LoadedModel, body: ResponsesRequest) -> None:
-        self._stored, self._tenant, self._body = stored, model.tenant, body
-        self._before = body.before(stored, model.tenant)
-        prepared = model.chat(body.chat(self._before.items), body.wanted())
-        super().__init__(model.name, prepared, stream=body.stream)
-        self._encrypts = INCLUDE_REASONING in body.include
+    def __init__(self, model: LoadedModel, body: ResponsesRequest) -> None:
+        super().__init__(model, body)
+        self._stored, self._tenant, self._before = model.responses, model.tenant, body.before(model)
+        self._encrypts = "reasoning.encrypted_content" in body.include
         self._tools = {tool.shown: tool for tool in body.called()}
         self._events = 0
         self._output: list[Payload] = []
         # The type of the last item, or "" if it has ended, and the pieces of its text.
         self._kind = ""
         self._pieces: list[str] = []
-        options = prepared.requests[0].options
+        options = self.prepared.requests[0].options
         sent = body.model_dump(by_alias=True, exclude_unset=True)
         sent["max_output_tokens"] = sent.get("max_tokens")
         self._head: Payload = {
@@ -285,7 +262,6 @@ class ResponsesWriter(Writer):
             "created_at": int(time.time()),
             "model": model.name,
             **{name: sent.get(name, default) for name, default in ECHOED.items()},
-            **FIXED_FIELDS,
             "tools": [{**OPTIONAL.get(tool["type"], {}), **tool} for tool in sent.get("tools", ())],
             "text": {"format": {"type": "text"}, **sent.get("text", {})},
             **{name: getattr(options, name) for name in SAMPLED},
@@ -310,7 +286,7 @@ class ResponsesWriter(Writer):
     def answer(self, choices: Sequence[Choice]) -> Payload:
         [choice] = choices
         *_, last = *self.piece(choice, Step(), joined(choice.events)), *self.end(choice)
-        return {**last["response"], **timings(choices)}
+        return {**last["response"], **self.timings(choices)}
 
     def start(self, choice: Choice) -> Iterator[Payload]:
         yield {**self._state("in_progress"), "type": "response.created"}
@@ -331,8 +307,8 @@ class ResponsesWriter(Writer):
             elif self._kind != ITEM_TYPES[event.kind]:
                 yield from self._begin(ITEM_TYPES[event.kind])
             self._pieces.append(text)
-            more: Payload = {"logprobs": []} if self._kind == "message" else {}
-            yield self._of_item(f"response.{ITEM_FORMS[self._kind][1]}.delta", delta=text, **more)
+            name, more = ITEM_FORMS[self._kind][1], LOGPROBS.get(self._kind, {})
+            yield self._of_item(f"response.{name}.delta", delta=text, **more)
 
     def end(self, choice: Choice) -> Iterator[Payload]:
         status = "completed" if choice.complete else "incomplete"
@@ -350,12 +326,13 @@ class ResponsesWriter(Writer):
         more: Payload = {"incomplete_details": {"reason": "max_output_tokens"}}
         more = {"completed_at": int(time.time())} if choice.complete else more
         last = self._state(status, usage=usage, **more)
-        if self._body.store:
+        if self.body.store:
             response = last["response"]
-            added = [*self._body.items(), *OUTPUT.validate_python(response["output"])]
-            nbytes = len(self._body.model_dump_json(include={"input"}))
-            self._stored.put(response, self._before, added, nbytes, self._tenant)
-        yield {**last, **timings([choice])}
+            added = [*self.body.items(), *OUTPUT.validate_python(response["output"])]
+            json_size = len(self.body.model_dump_json(include={"input"}))
+            nbytes = json_size + len(json.dumps([response, response["output"]]))
+            self._stored.put(self._tenant, self._before.followed(response, added, nbytes))
+        yield {**last, **self.timings([choice])}
 
     def _begin(self, kind: str, **called: object) -> Iterator[Payload]:
         yield from self._close("completed")
@@ -366,31 +343,25 @@ class ResponsesWriter(Writer):
         self._kind, self._pieces = kind, []
         yield self._of_output("response.output_item.added", dict(item))
         if kind == "message":
-            yield self._of_item("response.content_part.added", part=_output_text(""))
+            part = {"type": "output_text", "text": "", **MORE[kind]}
+            yield self._of_item("response.content_part.added", part=part)
 
     def _close(self, status: str) -> Iterator[Payload]:
         """End the last item, unless that has ended. status: how."""
         if not self._kind:
             return
-        kind, text = self._kind, "".join(self._pieces)
-        _, name, field, _ = ITEM_FORMS[kind]
-        content: Payload = {field: text}
-        more: Payload = {}
-        part = _output_text(text)
-        if kind == "message":
-            content, more = {"content": [part]}, {"logprobs": []}
-        elif kind == "reasoning":
-            content = {"content": [{"type": "reasoning_text", "text": text}]}
-            if self._encrypts:
-                content["encrypted_content"] = ENCRYPTED + text
-        elif kind == "function_call":
-            more = {"name": self._output[-1]["name"]}
-        self._output[-1] = {**self._output[-1], **content, "status": status}
+        kind, text, item = self._kind, "".join(self._pieces), self._output[-1]
+        _, name, field, empty = ITEM_FORMS[kind]
+        part = {"type": name, "text": text, **MORE.get(kind, {})}
+        item |= {**({"content": [part]} if "content" in empty else {field: text}), "status": status}
+        if kind == "reasoning" and self._encrypts:
+            item["encrypted_content"] = ENCRYPTED + text
+        more = {"name": item["name"]} if kind == "function_call" else LOGPROBS.get(kind, {})
         yield self._of_item(f"response.{name}.done", **{field: text}, **more)
         if kind == "message":
             yield self._of_item("response.content_part.done", part=part)
         self._kind = ""
-        yield self._of_output("response.output_item.done", self._output[-1])
+        yield self._of_output("response.output_item.done", item)
 
     def _of_output(self, kind: str, item: Payload) -> Payload:
         return self._event(kind, item=item, output_index=len(self._output) - 1)
@@ -413,10 +384,6 @@ class ResponsesWriter(Writer):
         return self._event(f"response.{status}", response=response)
 
 
-def _output_text(text: str) -> Payload:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
-
-
 def custom_input(arguments: str) -> str:
     """Return the text in the arguments of a custom tool, {"input": "..."}, or other arguments as
     they are."""
@@ -429,17 +396,16 @@ def custom_input(arguments: str) -> str:
 @router.post("/responses", summary="Answers items")
 async def responses(body: ResponsesRequest, http: Request) -> Response:
     """Answer the items of a conversation."""
-    return await complete(http, body, partial(ResponsesWriter, registry_of(http).responses))
+    return await complete(http, body, ResponsesWriter)
 
 
 @router.post("/responses/input_tokens", summary="Counts the tokens of items")
 async def input_tokens(body: InputTokensRequest, http: Request) -> Response:
     """Count the tokens of a prompt."""
-    stored = registry_of(http).responses
 
     def count(model: LoadedModel, body: InputTokensRequest) -> Payload:
-        ids = model.chat_ids(body.chat(body.before(stored, model.tenant).items))
-        return {"object": "response.input_tokens", "input_tokens": len(ids)}
+        count = len(model.chat_ids(body.chat(model)))
+        return {"object": "response.input_tokens", "input_tokens": count}
 
     return await compute(http, body, count)
 
@@ -450,13 +416,12 @@ STORED = f"/responses/{ID_PREFIX}{{id}}"
 @router.get(STORED, summary="A stored response")
 async def stored(id: str, http: Request) -> Payload:
     """Return a stored response."""
-    found = registry_of(http).responses.get(ID_PREFIX + id, http.scope["tenant"])
-    return found.response
+    return registry_of(http).responses.get(http.scope["tenant"], ID_PREFIX + id).response
 
 
 @router.delete(STORED, summary="Deletes a stored response")
 async def delete(id: str, http: Request) -> Payload:
     """Delete a stored response."""
     id = ID_PREFIX + id
-    registry_of(http).responses.get(id, http.scope["tenant"], delete=True)
+    registry_of(http).responses.get(http.scope["tenant"], id, delete=True)
     return {"id": id, "object": "response.deleted", "deleted": True}

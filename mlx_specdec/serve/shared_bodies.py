@@ -2,21 +2,20 @@
 and constraints."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AliasChoices, BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field
 
-from ..text.chat import RESERVED
+from ..text.chat import RESERVED, Ending
 from ..text.messages import TEXT_PART_FIELDS, Message, Tool
-from .fields import Boolean, Fields, Kinds, Object, Refused, Several, Typed, number
-from .internal import TextConstraint, ToolChoice
+from .fields import Boolean, Fields, Kinds, Object, Refused, Several, Typed, either, number
+from .internal import Chat, ConstraintKind, TextConstraint, ToolChoice, Tools
 from .problems import invalid
 
 Written = Annotated[str, Field(pattern=r"\S")]
-JsonSchema = Object
 Role = Literal["system", "developer", "user", "assistant", "tool"]
-OneOf = Literal["none", "auto", "required"]
 Budget = Annotated[int, Field(ge=0), number]
 THINKING_STATES = {"enabled": True, "disabled": False}
 SWITCHES = ("enable_thinking", "thinking")
@@ -40,17 +39,15 @@ class ContentPart(Typed):
     refusal: str | None = None
     thinking: str | Several["ContentPart"] | None = None
 
-    def part(self) -> Message:
-        """Return the part as `text.messages` reads it."""
-        return self.model_dump(include={"type", *ContentPart.model_fields}, exclude_none=True)
-
 
 Content = str | Several[ContentPart]
 
 
 def parts_of(content: str | Sequence[ContentPart]) -> str | list[Message]:
     """Return a content as `text.messages` reads it."""
-    return content if isinstance(content, str) else [part.part() for part in content]
+    if isinstance(content, str):
+        return content
+    return [part.model_dump(exclude_none=True) for part in content]
 
 
 class ReasoningDetail(Fields):
@@ -87,7 +84,10 @@ class ChatMessage(Fields):
     reasoning_details: Several[ReasoningDetail] | None = None
 
     def message(self) -> Message:
-        """Return the message as `text.messages` reads it."""
+        """Return the message as `text.messages` reads it. Raises Problem."""
+        if self.content is None and self.role != "assistant":
+            message = "all messages but those of the assistant must have a content"
+            raise invalid(message, "messages")
         return self.model_dump(exclude_none=True)
 
 
@@ -154,11 +154,6 @@ class Choosing(Typed):
         return ToolChoice("required", name) if name else ToolChoice()
 
 
-def choice_of(choice: OneOf | Choosing | None) -> ToolChoice:
-    """Return a choice of tools."""
-    return choice.choice() if isinstance(choice, Choosing) else ToolChoice(choice or "auto")
-
-
 # Thoughts.
 class Thinking(Fields):
     type: Literal["enabled", "disabled", "adaptive"]
@@ -177,7 +172,7 @@ class TemplateVariables(Fields):
 
 
 class Thoughtful(Fields):
-    """The fields by which clients turn thoughts on or off, and set their budget."""
+    """The fields of a chat by which clients turn thoughts on or off, and set their budget."""
 
     thinking: Thinking = Thinking(type="adaptive")
     reasoning: Reasoning = Reasoning()
@@ -185,22 +180,33 @@ class Thoughtful(Fields):
     enable_thinking: Boolean | None = None
     chat_template_kwargs: TemplateVariables = TemplateVariables()
 
-    def variables(self) -> Object:
-        """Return the variables of the chat template. chat_template_kwargs takes precedence."""
+    def chat_of(self, messages: Sequence[Message], tools: Tools, ending: Ending = "answer") -> Chat:
+        """Return a conversation. chat_template_kwargs takes precedence over other fields. Of the
+        budgets in Anthropic's and OpenRouter's fields, the smaller number holds."""
         thinks, effort = self.enable_thinking, self.reasoning_effort or self.reasoning.effort
         if thinks is None:
             thinks = False if effort == "none" else THINKING_STATES.get(self.thinking.type)
-        return {
+        variables = {
             **({"reasoning_effort": effort} if effort and effort != "none" else {}),
             **({} if thinks is None else dict.fromkeys(SWITCHES, thinks)),
             **(self.chat_template_kwargs.model_extra or {}),
         }
-
-    def thinking_budget(self) -> int | None:
-        """Return the largest number of tokens of thoughts, or None. Of Anthropic's and OpenRouter's
-        fields, the smaller number holds."""
         budgets = self.thinking.budget_tokens, self.reasoning.max_tokens
-        return min((budget for budget in budgets if budget is not None), default=None)
+        budget = min((budget for budget in budgets if budget is not None), default=None)
+        return Chat(messages, tools, variables, budget, ending)
+
+
+class ToolChoosing(Thoughtful):
+    """The fields of OpenAI's chats that say which tools may be called."""
+
+    tool_choice: Choosing | Literal["none", "auto", "required"] = "auto"
+    parallel_tool_calls: Boolean | None = None
+
+    def chosen(self, tools: Iterable[Function]) -> Tools:
+        """Return the tools that the model may call. Raises Problem."""
+        wanted = self.tool_choice
+        choice = wanted.choice() if isinstance(wanted, Choosing) else ToolChoice(wanted)
+        return Tools.of([tool.tool for tool in tools], choice, self.parallel_tool_calls)
 
 
 # Constraints.
@@ -208,53 +214,50 @@ unset = BeforeValidator(lambda value: None if value == "" else value)
 """An annotation for optional fields. Some clients send "" for a field that they do not set."""
 Unset = Annotated[Written | None, unset]
 Choices = Annotated[Several[str], Field(min_length=1)]
-
-
-def schema_constraint(schema: str | Object, field: str) -> TextConstraint:
-    """Return the constraint by a JSON schema. field: The field that errors name."""
-    text = schema if isinstance(schema, str) else json.dumps(schema, ensure_ascii=False)
-    return TextConstraint("json_schema", text, field)
+CONSTRAINTS: Mapping[str, ConstraintKind]
+CONSTRAINTS = {"json": "json_schema", "regex": "regex", "grammar": "grammar", "choice": "grammar"}
+"""vLLM's names of constraints -> the names of the options."""
 
 
 class Format(Typed):
-    """The format of an answer. value: TGI's name for the schema."""
+    """The format of an answer."""
 
     model_config = ConfigDict(extra="allow")
     kinds: ClassVar[Kinds] = {"text": (), "json_object": (), "json_schema": ("schema",)}
     type: Literal["text", "json_object", "json_schema"]
-    schema_: Annotated[JsonSchema | None, Field(alias="schema")] = None
-    value: JsonSchema | None = None
+    schema_: Annotated[Object, Field(alias="schema")] = {"type": "object"}  # noqa: RUF012
 
     def constraints(self, field: str) -> list[TextConstraint]:
-        """Return the constraint of the format, unless it is a text. field: See
-        `schema_constraint`."""
-        if self.type == "text":
-            return []
-        wanted = self.schema_ if self.type == "json_schema" else self.schema_ or self.value
-        return [schema_constraint({"type": "object"} if wanted is None else wanted, field)]
+        """Return the constraint of the format, unless it is a text. field: The field that errors
+        name."""
+        free = self.type == "text"
+        return [] if free else [TextConstraint("json_schema", self.schema_, field)]
+
+
+class Formatted(Fields):
+    """An object with the format of an answer. Its other fields are only hints."""
+
+    model_config = ConfigDict(extra="allow")
+    format: Format = Format(type="text")
 
 
 class VllmConstraints(Fields):
     """vLLM's forms of constraints, also with the names of its older versions."""
 
-    json_: Annotated[Written | JsonSchema | None, unset] = Field(
-        None, validation_alias=AliasChoices("json", "guided_json")
-    )
-    regex: Unset = Field(None, validation_alias=AliasChoices("regex", "guided_regex"))
-    grammar: Unset = Field(None, validation_alias=AliasChoices("grammar", "guided_grammar"))
-    choice: Choices | None = Field(None, validation_alias=AliasChoices("choice", "guided_choice"))
+    json_: Annotated[Written | Object | None, unset] = either(None, "json", "guided_json")
+    regex: Unset = either(None, "regex", "guided_regex")
+    grammar: Unset = either(None, "grammar", "guided_grammar")
+    choice: Choices | None = either(None, "choice", "guided_choice")
 
-    def constraints(self, field: str = "") -> list[TextConstraint]:
-        """Return all constraints. field: The field that errors name, if it is the same for all."""
+    def constraints(self) -> list[TextConstraint]:
+        """Return all constraints."""
         choices = " | ".join(map(json.dumps, self.choice or ()))
-        found = [] if self.json_ is None else [schema_constraint(self.json_, field or "json")]
-        if self.regex:
-            found.append(TextConstraint("regex", self.regex, field or "regex"))
-        if self.grammar:
-            found.append(TextConstraint("grammar", self.grammar, field or "grammar"))
-        if choices:
-            found.append(TextConstraint("grammar", f"start: {choices}", field or "choice"))
-        return found
+        values = self.json_, self.regex, self.grammar, f"start: {choices}" if choices else None
+        return [
+            TextConstraint(kind, value, name)
+            for (name, kind), value in zip(CONSTRAINTS.items(), values, strict=True)
+            if value is not None
+        ]
 
 
 class StructuredOutputs(VllmConstraints):
@@ -264,15 +267,15 @@ class StructuredOutputs(VllmConstraints):
 class Constrained(VllmConstraints):
     """The fields with constraints."""
 
-    response_format: Format | None = None
+    response_format: Format = Format(type="text")
     structured_outputs: StructuredOutputs | None = None
 
-    def constraints(self, field: str = "") -> list[TextConstraint]:
+    def constraints(self) -> list[TextConstraint]:
         """Return the constraints of all fields. Raises Problem."""
-        outputs, answer = self.structured_outputs, self.response_format
-        found = [] if outputs is None else outputs.constraints("structured_outputs")
-        if outputs is not None and len(found) != 1:
+        outputs, field = self.structured_outputs, "structured_outputs"
+        inner = [] if outputs is None else outputs.constraints()
+        if outputs is not None and len(inner) != 1:
             rule = "structured_outputs must have exactly one of json, regex, grammar and choice"
-            raise invalid(rule, "structured_outputs")
-        found += [] if answer is None else answer.constraints("response_format")
-        return [*found, *super().constraints()]
+            raise invalid(rule, field)
+        of_answer = self.response_format.constraints("response_format")
+        return [*(replace(one, field=field) for one in inner), *of_answer, *super().constraints()]

@@ -2,22 +2,22 @@
 stop string."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 from fastapi import APIRouter, Request, Response
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from ..results import Step, TokenLogprob
 from ..version import __version__
 from .answers import LEAST_LOGPROB, Choice, Payload, Writer, token_piece
 from .engine import CONNECTIONS
-from .events import Event
-from .fields import ENTRIES, Body, Boolean, Fields, Refused
-from .internal import Count, MaxTokens, Sampled, TextConstraint, Wanted
+from .events import Event, by_kind
+from .fields import Boolean, Fields, Object, Refused
+from .internal import ConstraintKind, Count, Limit, Sampled, TextConstraint, Wanted
 from .problems import Problem, invalid
-from .requests import LoadedModel
+from .requests import CompletionBody, LoadedModel, Prepared
 from .service import complete, loaded_of
-from .shared_bodies import JsonSchema, Written, schema_constraint
+from .shared_bodies import Written
 
 TGI_REASONS = {"eos": "eos_token", "stop": "stop_sequence"}
 """TGI's names of finish reasons. All other reasons are "length"."""
@@ -28,71 +28,62 @@ router = APIRouter()
 # Bodies.
 class TgiGrammar(Fields):
     type: Literal["regex", "json", "json_schema"]
-    value: Written | JsonSchema
+    value: Written | Object
 
     def constraint(self) -> TextConstraint:
         """Return the constraint. Raises Problem."""
+        kind: ConstraintKind = "regex" if self.type == "regex" else "json_schema"
         value = self.value
         if self.type == "json_schema" and isinstance(value, dict):
             value = value.get("schema", value)
-        if self.type != "regex":
-            return schema_constraint(value, "grammar")
-        if not isinstance(value, str):
+        if kind == "regex" and not isinstance(value, str):
             raise invalid("grammar.value must be a regular expression", "grammar")
-        return TextConstraint("regex", value, "grammar")
+        return TextConstraint(kind, value, "grammar")
 
 
 class GenerateParameters(Sampled):
-    refused: ClassVar[Refused] = {
-        "adapter_id": (),
-        "top_n_tokens": (0,),
-        "best_of": (1,),
-        "typical_p": (1,),
-        **dict.fromkeys(("decoder_input_details", "watermark"), (False,)),
-    }
-    max_tokens: MaxTokens | None = Field(None, validation_alias="max_new_tokens")
+    refused: ClassVar[Refused] = {**Sampled.refused, "best_of": (1,)}
+    max_tokens: Limit | None = Field(None, validation_alias="max_new_tokens")
     truncate_prompt_tokens: Count | None = Field(None, validation_alias="truncate")
     details: Boolean = False
     do_sample: Boolean | None = None
     return_full_text: Boolean = False
     grammar: TgiGrammar | None = None
 
-    def sampled(self) -> Sampled:
-        """Return the parameters with the temperature that they mean. Parameters that change the
-        distribution also turn sampling on, as they do in TGI."""
-        temperature, shapes = self.temperature, (self.temperature, self.top_k, self.top_p)
+    @model_validator(mode="after")
+    def _set_temperature(self) -> Self:
+        """Set the temperature that the parameters mean. Parameters that change the distribution
+        also turn sampling on, as they do in TGI."""
+        shapes = self.temperature, self.top_k, self.top_p
         if self.do_sample or any(value not in (None, 0, 1) for value in shapes):
-            temperature = 1.0 if temperature is None else temperature
-        elif temperature == 1 or self.do_sample is False:
-            temperature = 0.0
-        return self.model_copy(update={"temperature": temperature})
+            self.temperature = 1.0 if self.temperature is None else self.temperature
+        elif self.temperature == 1 or self.do_sample is False:
+            self.temperature = 0.0
+        return self
 
 
-class GenerateRequest(Body):
+class GenerateRequest(CompletionBody):
     """The body of /generate."""
 
     inputs: Written
-    stream: Boolean | None = None
     parameters: GenerateParameters = Field(default_factory=GenerateParameters.model_construct)
+
+    def prepared(self, model: LoadedModel) -> Prepared:
+        """Prepare the continuation of a text. Raises Problem and SpecdecError."""
+        constraint = self.parameters.grammar and self.parameters.grammar.constraint()
+        # TGI's answers have the logprob of every token.
+        wanted = Wanted(self.parameters, [constraint] if constraint else [], 0)
+        return model.texts([self.inputs], wanted)
 
 
 # Answers.
 class TgiWriter(Writer):
-    """The wire format of TGI. stream: Whether the answer is a stream, or None at the path "/", at
-    which the body decides, and a complete answer is a list."""
+    """The wire format of TGI. listed: Whether a complete answer is in a list."""
 
+    body: GenerateRequest
+    listed = False
     _index = 0
     _ended = False
-
-    def __init__(self, model: LoadedModel, body: GenerateRequest, *, stream: bool | None) -> None:
-        parameters = body.parameters
-        constraints = [] if parameters.grammar is None else [parameters.grammar.constraint()]
-        # TGI's answers have the logprob of every token.
-        prepared = model.texts([body.inputs], Wanted(parameters.sampled(), constraints, 0))
-        super().__init__(model.name, prepared, stream=body.stream if stream is None else stream)
-        self._before = body.inputs if parameters.return_full_text else ""
-        self._details = parameters.details
-        self._listed, self._tokenizer = stream is None, model.pair.tokenizer
 
     @staticmethod
     def error(problem: Problem) -> tuple[int, Payload]:
@@ -102,11 +93,10 @@ class TgiWriter(Writer):
 
     def answer(self, choices: Sequence[Choice]) -> Payload | list[Payload]:
         [choice] = choices
-        answer = self._last(choice)
-        tokens = [self._token(token) for token in choice.logprobs]
+        answer, tokens = self.last(choice, ()), [self._token(token) for token in choice.logprobs]
         details = {**answer.pop("details"), "prefill": [], "tokens": tokens}
-        answer |= {"details": details} if self._details else {}
-        return [answer] if self._listed else answer
+        answer |= {"details": details} if self.body.parameters.details else {}
+        return [answer] if self.listed else answer
 
     def piece(self, choice: Choice, step: Step, events: Iterable[Event]) -> list[Payload]:
         """Return a payload for each token. The last one also has the complete text."""
@@ -120,20 +110,20 @@ class TgiWriter(Writer):
             last |= {"text": step.text, "special": False}
         payloads = [self._payload(token) for token in tokens]
         if payloads and choice.finish_reason is not None:
-            payloads[-1] |= self._last(choice)
+            payloads[-1] |= self.last(choice, ())
         return payloads
 
     def end(self, choice: Choice) -> Iterator[Payload]:
         """Yield the end of a text, unless the payload of the last token had it."""
         if not self._ended:
             nothing = {"id": 0, "text": "", "logprob": 0.0, "special": True}
-            yield {**self._payload(nothing), **self._last(choice)}
+            yield {**self._payload(nothing), **self.last(choice, ())}
 
     def _payload(self, token: Payload) -> Payload:
         self._index += 1
         return {"index": self._index, "token": token, "generated_text": None, "details": None}
 
-    def _last(self, choice: Choice) -> Payload:
+    def last(self, choice: Choice, events: Sequence[Event]) -> Payload:
         self._ended = True
         details = {
             "finish_reason": TGI_REASONS.get(choice.finish_reason or "length", "length"),
@@ -141,11 +131,12 @@ class TgiWriter(Writer):
             "seed": self.prepared.requests[0].options.seed,
             "input_length": self.prepared.prompt_tokens,
         }
-        return {"generated_text": "".join([self._before, *choice.texts]), "details": details}
+        before = self.body.inputs if self.body.parameters.return_full_text else ""
+        return {"generated_text": before + by_kind(choice.events)[0], "details": details}
 
     def _token(self, token: TokenLogprob) -> Payload:
-        piece = token_piece(self._tokenizer, token.token) or b""
-        special = token.token in self._tokenizer.special_ids
+        piece = token_piece(self.tokenizer, token.token) or b""
+        special = token.token in self.tokenizer.special_ids
         return {
             "id": token.token,
             "text": "" if special else piece.decode("utf-8", "replace"),
@@ -154,23 +145,31 @@ class TgiWriter(Writer):
         }
 
 
+class TgiListWriter(TgiWriter):
+    """The wire format of TGI's path "/"."""
+
+    listed = True
+
+
 # Routes.
 @router.post("/generate", summary="Answers TGI's clients")
 async def generate(body: GenerateRequest, http: Request) -> Response:
     """Continue a text."""
-    return await complete(http, body, lambda *made: TgiWriter(*made, stream=False))
+    body.stream = False
+    return await complete(http, body, TgiWriter)
 
 
 @router.post("/generate_stream", summary="Streams the answer to TGI's clients")
 async def generate_stream(body: GenerateRequest, http: Request) -> Response:
     """Continue a text in a stream."""
-    return await complete(http, body, lambda *made: TgiWriter(*made, stream=True))
+    body.stream = True
+    return await complete(http, body, TgiWriter)
 
 
 @router.post("/", summary="Answers TGI's clients, also in a stream")
 async def generate_either(body: GenerateRequest, http: Request) -> Response:
     """Continue a text, in a stream if the body has `stream`."""
-    return await complete(http, body, lambda *made: TgiWriter(*made, stream=None))
+    return await complete(http, body, TgiListWriter)
 
 
 @router.get("/info", summary="Describes the server to TGI's clients")
@@ -182,10 +181,7 @@ async def info(http: Request) -> Payload:
         "model_dtype": model.pair.dtype,
         "model_pipeline_tag": "text-generation",
         "max_concurrent_requests": CONNECTIONS,
-        "max_best_of": 1,
-        "max_stop_sequences": ENTRIES,
         "max_input_tokens": model.longest - 1,
         "max_total_tokens": model.longest,
         "version": __version__,
-        "router": "mlx-specdec",
     }

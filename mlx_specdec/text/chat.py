@@ -92,10 +92,8 @@ def _rendered(source: str, messages: Any, variables: dict[str, Any], goes_on: bo
     variables["messages"] = messages
     if not goes_on:
         return render(template, variables)
-    last, name = messages[-1], "content"
-    if isinstance(last[name], list):
-        last, name = next(part for part in reversed(last[name]) if "text" in part), "text"
-    continued, last[name] = last[name], last[name] + _CONTINUE_TAG
+    continued = messages[-1]["content"]
+    messages[-1]["content"] = continued + _CONTINUE_TAG
     text = render(template, variables)
     if not (continued.strip() in text and _CONTINUE_TAG.strip() in text and "content" in source):
         raise ValueError("it does not write the last message as it is")

@@ -13,7 +13,7 @@ MARKS = (
     ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # DeepSeek-Coder
     ("<[fim-prefix]>", "<[fim-suffix]>", "<[fim-middle]>"),  # Seed-Coder
     ("▁<PRE>", "▁<SUF>", "▁<MID>"),  # CodeLlama
-    ("[PREFIX]", "[SUFFIX]", ""),  # Codestral, the suffix first
+    ("[PREFIX]", "[SUFFIX]"),  # Codestral, the suffix first
 )
 FILE_SEPARATORS = ("<|file_sep|>", "<file_sep>", "<|file_separator|>")
 MIDDLE_ENDS = (
@@ -31,14 +31,14 @@ class Infill:
 
     Attributes:
         marks: The marks of prefix, suffix and middle, without the last if the suffix comes first.
-        file: The mark before each further file, or None.
+        file: The mark before each further file, if there is one.
         ends: The tokens that end the middle.
         spaced: Whether the tokenizer adds a space before a text.
     """
 
     tokenizer: Tokenizer
     marks: tuple[int, ...]
-    file: int | None
+    file: tuple[int, ...]
     ends: tuple[int, ...]
     spaced: bool
 
@@ -65,8 +65,7 @@ class Infill:
         ids = alone[: next((at for at, id in enumerate(alone) if id not in special), 0)]
         more: list[int] = []
         for name, text in files:
-            mark = [] if self.file is None else [self.file]
-            more += [*mark, *inner(f"{'' if mark else '+++++ '}{name}\n{text}\n")]
+            more += [*self.file, *inner(f"{'' if self.file else '+++++ '}{name}\n{text}\n")]
         suffix = inner(after)
         if self.spaced:
             suffix = inner(LETTER + after)[len(inner(LETTER)) :]
@@ -87,13 +86,11 @@ def infill_of(tokenizer: Tokenizer) -> Infill | None:
     """Return the tokens of a model for filling in, or None if its vocabulary has none."""
     ids = tokenizer.ids
     for marks in MARKS:
-        named = [mark for mark in marks if mark]
-        if all(mark in ids for mark in named):
-            found = tuple(ids[mark] for mark in named)
-            files = [ids[name] for name in FILE_SEPARATORS if name in ids]
+        if all(mark in ids for mark in marks):
+            found = tuple(ids[mark] for mark in marks)
+            file = tuple(ids[name] for name in FILE_SEPARATORS if name in ids)[:1]
             ends = {*found, *(ids[name] for name in MIDDLE_ENDS if name in ids)}
             special = tokenizer.special_ids
             ends |= {ids[name] for name in ENDS_OF_SEQUENCES if ids.get(name) in special}
-            spaced = marks[0].startswith("▁")
-            return Infill(tokenizer, found, next(iter(files), None), tuple(sorted(ends)), spaced)
+            return Infill(tokenizer, found, file, tuple(sorted(ends)), marks[0].startswith("▁"))
     return None

@@ -39,13 +39,13 @@ class Markers:
     """The markers of one model.
 
     Attributes:
+        think: The markers before and after a thought, or () if the model marks none.
         calls: The format of tool calls, with the grammar that suits the tokenizer.
         special: The texts of the special tokens in markers, by their ids.
         channels: Whether completions are messages in Harmony's channels.
     """
 
-    think_begin: Marker | None = None
-    think_end: Marker | None = None
+    think: tuple[Marker, ...] = ()
     calls: ToolFormat | None = None
     special: Mapping[int, str] = field(default_factory=dict)
     channels: bool = False
@@ -54,23 +54,17 @@ class Markers:
         """Return the markers for a request without tools."""
         if self.channels:
             return replace(self, calls=None)
-        thoughts = (self.think_begin, self.think_end)
-        ids = {id for marker in thoughts if marker is not None for id in marker.ids}
+        ids = {id for marker in self.think for id in marker.ids}
         special = {id: text for id, text in self.special.items() if id in ids}
         return replace(self, calls=None, special=special)
 
-    def thinks_after(self, prompt: Sequence[int]) -> bool:
-        if self.think_begin is None or self.think_end is None:
-            return False
-        return _last(prompt, self.think_begin.ids) > _last(prompt, self.think_end.ids)
-
-    def thoughts(self, prompt: Sequence[int], budget: int | None) -> Thoughts | None:
+    def thoughts(self, prompt: Sequence[int], budget: int | None = None) -> Thoughts | None:
         """Return the thoughts at the end of a prompt, or None if the model marks none. budget: See
         `Thoughts`."""
-        if self.think_begin is None or self.think_end is None:
+        if not self.think:
             return None
-        marks = self.think_begin.ids, self.think_end.ids
-        return Thoughts(*marks, self.thinks_after(prompt), budget)
+        begin, end = (marker.ids for marker in self.think)
+        return Thoughts(begin, end, _last(prompt, begin) > _last(prompt, end), budget)
 
     def in_header(self, prompt: Sequence[int]) -> bool:
         """Return whether the completion of a prompt begins within the header of a message."""
@@ -79,10 +73,11 @@ class Markers:
 
     def has_thought(self, prompt: Sequence[int], tokenizer: Tokenizer) -> bool:
         """Return whether a prompt ends with a complete thought."""
-        at = -1 if self.think_end is None else _last(prompt, self.think_end.ids)
-        if self.think_end is None or at < 0:
+        if not self.think:
             return False
-        return not tokenizer.decode(prompt[at + len(self.think_end.ids) :]).strip()
+        end = self.think[1].ids
+        at = _last(prompt, end)
+        return at >= 0 and not tokenizer.decode(prompt[at + len(end) :]).strip()
 
 
 NONE = Markers()
@@ -122,15 +117,15 @@ def markers_of(tokenizer: Tokenizer, parser: str = "") -> Markers:
         return NONE
     calls = TOOL_FORMATS.get(name or "")
     texts = [] if begin is None else [begin, end]
+    think = tuple(Marker(text, ids(text)) for text in texts)
     if calls is not None:
         texts += [calls.begin, calls.end, *calls.inner]
-        if calls.grammar_without_inner is not None and pieces.keys().isdisjoint(calls.inner):
-            calls = replace(calls, grammar=calls.grammar_without_inner)
+        if pieces.keys().isdisjoint(calls.inner):
+            calls = replace(calls, **calls.without_inner)
     found = {id for text in texts for id in ids(text)} & tokenizer.special_ids
     found |= {pieces[text] for text in HARMONY} if channels else set()
-    special = {id: tokenizer.pieces()[id] or "" for id in found}
-    before, after = (None if text is None else Marker(text, ids(text)) for text in (begin, end))
-    return Markers(before, after, calls, special, channels)
+    special = {id: tokenizer.pieces[id] or "" for id in found}
+    return Markers(think, calls, special, channels)
 
 
 def _last(tokens: Sequence[int], part: Sequence[int]) -> int:

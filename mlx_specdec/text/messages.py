@@ -1,6 +1,7 @@
 """Token ids of the messages of a chat: by the model's chat template, by the role prefixes of
 mlx_lm.server, or as the source of an encoder-decoder."""
 
+import contextlib
 import functools
 import json
 import logging
@@ -11,9 +12,9 @@ from typing import Any, Literal
 
 from ..errors import CheckpointError, PromptError
 from .chat import Ending, reasoning_of
-from .markers import markers_of
 from .prompts import parse_json
 from .tokenizer import Tokenizer
+from .tool_formats import HARMONY
 
 BILLING = re.compile(r"^x-anthropic-billing-header:(?: *[a-z_]+=[^;\s]*;)+\s*")
 """Claude Code's billing line, at the beginning of its system prompt:
@@ -42,8 +43,6 @@ TEXT_PART_FIELDS = {
 """Types of parts that are text -> the field with the text."""
 THOUGHTS = ("thinking", "redacted_thinking")
 """Types of parts that are reasoning and not content."""
-LONGEST_TYPE = 64
-"""Largest number of characters that a note repeats of a part's type."""
 VOLATILE = (
     "left lines of billing (x-anthropic-billing-header) or countdowns (total_tokens) out of "
     "system prompts, which would defeat the prompt cache"
@@ -58,12 +57,11 @@ def messages_of(sent: Sequence[Message]) -> list[Message]:
     clients send its history with every request. Raises PromptError if the newest message of the
     user has such a part."""
     messages = []
-    newest = max((at for at, message in enumerate(sent) if message["role"] == "user"), default=None)
-    for at, source in enumerate(sent):
+    newest = next((message for message in reversed(sent) if message["role"] == "user"), {})
+    _check_parts(newest.get("content", ""))
+    for source in sent:
         role = "system" if source["role"] in SYSTEM else source["role"]
         content: Any = source.get("content", source.get("refusal", ""))
-        if at == newest:
-            _check_parts(content)
         message = {"role": role, "content": text_of(content)}
         message |= {name: source[name] for name in MESSAGE_FIELDS if name in source}
         if (reasoning := _reasoning(source, content)) is not None:
@@ -78,7 +76,7 @@ def _check_parts(content: str | Sequence[Message]) -> None:
     kinds = () if isinstance(content, str) else [part["type"] for part in content]
     if unread := next((kind for kind in kinds if kind not in TEXT_PART_FIELDS), None):
         raise PromptError(
-            f"the newest message of the user has a part of the type {unread[:LONGEST_TYPE]!r}, and "
+            f"the newest message of the user has a part of the type {unread!r:.66}, and "
             "this model reads only text: leave it out"
         )
 
@@ -118,22 +116,22 @@ def with_late_system(messages: Sequence[Message]) -> list[Message]:
     result before it, or else put before the user's message after it. Later messages never change
     the result for earlier ones."""
     folded: list[Message] = []
-    held: list[str] = []
+    moved = False  # whether the last message is the text of a system message after an answer
     for message in messages:
         role, text = message["role"], message["content"]
-        if role == "system" and folded and folded[-1]["role"] != "assistant":
-            folded[-1] = {**folded[-1], "content": _paragraphs(folded[-1]["content"], text)}
+        if role == "system" and folded and folded[-1]["role"] == "assistant":
+            folded.append({"role": "user", "content": text})
+            moved = True
         elif role == "system" and folded:
-            held.append(text)
+            folded[-1] = {**folded[-1], "content": _paragraphs(folded[-1]["content"], text)}
         else:
-            if held and role == "assistant":
-                folded.append({"role": "user", "content": _paragraphs(*held)})
-            elif held:
-                texts = [*held, text] if role == "user" else [text, *held]
+            if moved and role != "assistant":
+                held = folded.pop()["content"]
+                texts = (held, text) if role == "user" else (text, held)
                 message = {**message, "content": _paragraphs(*texts)}
-            held = []
+            moved = False
             folded.append(message)
-    return [*folded, {"role": "user", "content": _paragraphs(*held)}] if held else folded
+    return folded
 
 
 def _paragraphs(*texts: str) -> str:
@@ -176,7 +174,7 @@ def _text_of_part(part: Message) -> str:
     kind = part["type"]
     if kind in TEXT_PART_FIELDS:
         return str(part[TEXT_PART_FIELDS[kind]])
-    note = f"[{kind[:LONGEST_TYPE]} left out: this model reads only text]"
+    note = f"[{kind} left out: this model reads only text]"
     return "" if kind in THOUGHTS else note
 
 
@@ -191,10 +189,8 @@ def tool_call(call: Message) -> Message:
     function = call["function"]
     arguments = text = function.get("arguments") or "{}"
     if isinstance(text, str):
-        try:
+        with contextlib.suppress(ValueError, RecursionError):
             arguments = parse_json(text.encode())
-        except (ValueError, RecursionError):
-            arguments = None
     if not isinstance(arguments, dict):
         arguments = {"arguments": text}
     called = {"name": function["name"], "arguments": arguments}
@@ -223,14 +219,9 @@ def with_tools_in_message(
     return [{**system, "tools": functions}, *rest]
 
 
-def _thinks_aloud(message: Message) -> bool:
-    """Return whether a message has calls, reasoning and content."""
-    return all(message.get(name) for name in ("tool_calls", "reasoning_content", "content"))
-
-
 def _with_one_thought(message: Message) -> Message:
     """Append the content before a call to the reasoning: gpt-oss's template accepts only one."""
-    if not _thinks_aloud(message):
+    if not all(message.get(name) for name in ("tool_calls", "reasoning_content", "content")):
         return message
     thought = lines_of([message["reasoning_content"], message["content"]])
     return {**message, "reasoning_content": thought, "content": ""}
@@ -279,8 +270,6 @@ class ChatFormat:
             return self.tokenizer.encode("\n".join(lines))
         if [message["role"] for message in messages] != ["user"]:
             raise PromptError("this model takes a single message of the user")
-        if ending != "answer":
-            raise PromptError("this model cannot continue a message")
         return self.encode(messages[0]["content"])
 
     def _templated(
@@ -289,7 +278,7 @@ class ChatFormat:
         late = any(message["role"] == "system" for message in messages[1:])
         if late and not renders_late_system(self.tokenizer):
             messages = with_late_system(messages)
-        if any(map(_thinks_aloud, messages)) and markers_of(self.tokenizer).channels:
+        if self.tokenizer.ids.keys() >= {*HARMONY}:
             messages = [_with_one_thought(message) for message in messages]
         try:
             return self.tokenizer.apply_chat(messages, variables, ending=ending)

@@ -90,7 +90,6 @@ HALF_A_CHARACTER = re.compile("[\ud800-\udfff]")
 def prompt_ids(
     tokenizer: Tokenizer,
     prompt: str | Sequence[int] | Messages,
-    *,
     chat_template: bool,
     system_prompt: str | None = None,
     chat_settings: Mapping[str, Any] | None = None,
@@ -168,7 +167,16 @@ def tokens(
     Raises:
         DocumentError: If a document cannot be read or is not text, or if all are too large.
     """
-    texts = _documents(files)
+    size = sum(file.stat().st_size for file in files if file.exists())
+    if size > LARGEST_DOCUMENTS:
+        most = f"at most {LARGEST_DOCUMENTS / 2**20:.0f} can be searched: leave some out"
+        raise DocumentError(f"the documents to look up have {size / 2**20:.0f} MiB, and {most}")
+    texts = [read_text(file, DocumentError) for file in files]
+    for file, text in zip(files, texts, strict=True):
+        if "\0" in text:
+            raise DocumentError(f"{file} is not UTF-8 text: only text can be looked up")
+        if not text.strip():
+            raise DocumentError(f"{file} is empty: there is nothing to look up in it")
     total, done = sum(map(len, texts)), 0
     documents = []
     report(0, total)
@@ -180,17 +188,3 @@ def tokens(
             report(done, total)
         documents.append(np.concatenate(parts))
     return documents
-
-
-def _documents(files: Sequence[Path]) -> list[str]:
-    size = sum(file.stat().st_size for file in files if file.exists())
-    if size > LARGEST_DOCUMENTS:
-        most = f"at most {LARGEST_DOCUMENTS / 2**20:.0f} can be searched: leave some out"
-        raise DocumentError(f"the documents to look up have {size / 2**20:.0f} MiB, and {most}")
-    texts = [read_text(file, DocumentError) for file in files]
-    for file, text in zip(files, texts, strict=True):
-        if "\0" in text:
-            raise DocumentError(f"{file} is not UTF-8 text: only text can be looked up")
-        if not text.strip():
-            raise DocumentError(f"{file} is empty: there is nothing to look up in it")
-    return texts

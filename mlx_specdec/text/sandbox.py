@@ -44,13 +44,6 @@ def _check_widths(numbers: Iterable[Any]) -> None:
             raise ValueError(f"it uses a width above {MOST_WIDTH}, or an integer of more bits")
 
 
-def _check_form(form: str, values: Any) -> None:
-    """Check the widths of a form for the operator %. A star takes its width from the values."""
-    fields = "".join(_FIELD.findall(form))
-    widths = map(int, re.findall(r"\d+", fields))
-    _check_widths([*widths, *(values if "*" in fields else ())])
-
-
 def _bounded(value: Any) -> Any:
     """Return a value. Raises ValueError if it is too large."""
     if isinstance(value, int):
@@ -60,16 +53,12 @@ def _bounded(value: Any) -> Any:
     return value
 
 
-def _bounded_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(function)
-    def apply(value: Any, *args: Any, **kwargs: Any) -> Any:
-        if name in _PADDING:
-            _check_widths((*args, *kwargs.values()))
-        elif name == "format":
-            _check_form(str(value), args)
-        return _bounded(function(value, *args, **kwargs))
-
-    return apply
+def _called(name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call a filter or a method. Raises ValueError if its result is too large, or an argument after
+    the first one too wide."""
+    if name in _PADDING:
+        _check_widths((*args[1:], *kwargs.values()))
+    return _bounded(function(*args, **kwargs))
 
 
 @functools.cache
@@ -123,13 +112,15 @@ def _compiler() -> Callable[[str], Any]:
 
         def call(self, context: Any, what: Any, /, *args: Any, **kwargs: Any) -> Any:
             _check_time(context)
-            if getattr(what, "__name__", "") in _PADDING:
-                _check_widths((*args, *kwargs.values()))
-            return _bounded(super().call(context, what, *args, **kwargs))
+            name = getattr(what, "__name__", "")
+            return _called(name, super().call, context, what, *args, **kwargs)
 
         def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
             if operator == "%" and isinstance(left, str):
-                _check_form(left, right if isinstance(right, tuple) else ())
+                fields = "".join(_FIELD.findall(left))
+                _check_widths(map(int, re.findall(r"\d+", fields)))
+                # A star takes its width from the values.
+                _check_widths(right if "*" in fields else ())
             elif operator == "*" and isinstance(left, Sized):
                 _check_length(len(left) * right)
             elif operator == "*" and isinstance(right, Sized):
@@ -148,6 +139,9 @@ def _compiler() -> Callable[[str], Any]:
     def raise_exception(message: str) -> None:
         raise ValueError(message)
 
+    def format(form: Any, *args: Any, **kwargs: Any) -> Any:
+        return environment.call_binop(None, "%", str(form), kwargs or args)
+
     def tojson(value: Any, *args: Any, **kwargs: Any) -> str:
         options = zip(("ensure_ascii", "indent", "separators", "sort_keys"), args, strict=False)
         return json.dumps(value, **{"ensure_ascii": False, **dict(options), **kwargs})
@@ -158,6 +152,7 @@ def _compiler() -> Callable[[str], Any]:
     del environment.globals["lipsum"]
     environment.globals["raise_exception"] = raise_exception
     environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    for name, function in (environment.filters | {"tojson": tojson}).items():
-        environment.filters[name] = _bounded_filter(name, function)
+    for name, function in (environment.filters | {"format": format, "tojson": tojson}).items():
+        bounded = functools.partial(_called, name, function)
+        environment.filters[name] = functools.update_wrapper(bounded, function)
     return functools.lru_cache(environment.from_string)

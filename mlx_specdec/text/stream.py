@@ -4,6 +4,7 @@ ids, although only a window of the newest ids is decoded at a time."""
 from collections.abc import Mapping, Sequence
 from os.path import commonprefix
 
+from .thoughts import overlap
 from .tokenizer import Tokenizer
 
 INCOMPLETE = "\ufffd"
@@ -129,9 +130,3 @@ class StopStrings:
     def finish(self) -> str:
         held, self._held = self._held, ""
         return held
-
-
-def overlap(text: str, stop: str) -> int:
-    """Return the length of the longest end of `text` with which `stop` begins."""
-    lengths = range(min(len(text), len(stop) - 1), 0, -1)
-    return next((length for length in lengths if text.endswith(stop[:length])), 0)

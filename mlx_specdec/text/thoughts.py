@@ -3,7 +3,14 @@ Imports no MLX."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Any, Self
+
+
+def overlap(written: Sequence[Any], mark: Sequence[Any]) -> int:
+    """Return the length of the longest end of `written` with which `mark` begins. Both are texts or
+    tuples of token ids."""
+    lengths = range(min(len(written), len(mark)), 0, -1)
+    return next((length for length in lengths if written[-length:] == mark[:length]), 0)
 
 
 @dataclass(frozen=True)
@@ -53,17 +60,10 @@ class Thoughts:
 
     def _after(self, token: int) -> Self:
         mark = self.end if self.open else self.begin
-        matched, spent = _matched(mark, self.matched, token), self.spent + self.open
+        matched = overlap((*mark[: self.matched], token), mark)
+        spent = self.spent + self.open
         if matched < len(mark):
             return replace(self, matched=matched, spent=spent)
         if self.open:
             spent -= len(mark)
         return replace(self, open=not self.open, matched=0, spent=spent)
-
-
-def _matched(mark: Sequence[int], matched: int, token: int) -> int:
-    """Return how many tokens of a mark are written once `token` is added. matched: The number of
-    tokens of the mark that were written before."""
-    written = (*mark[:matched], token)
-    lengths = range(len(written), 0, -1)
-    return next((length for length in lengths if written[-length:] == mark[:length]), 0)

@@ -23,8 +23,6 @@ from .chat import Ending, Messages, Settings
 Kind = Literal["encoder-decoder", "decoder-only"]
 TOKENIZER_FILES = ("*token*", "*spiece*", "*.spm", "sentencepiece*", "*vocab*", "merges*")
 """Patterns of a tokenizer's files."""
-LONG = 1000
-"""Number of tokens that are decoded as a batch of one, which lets other threads run meanwhile."""
 _TIKTOKEN = re.compile(rb"[A-Za-z0-9+/]+=* \d+\n")
 """The first line of a tiktoken file: a token in base 64, and its rank."""
 EXTRA = 100
@@ -65,18 +63,17 @@ class Tokenizer(ABC):
 
     Attributes:
         eos_token_ids: The ids that end a completion, as far as the tokenizer knows them.
-        size: The highest id + 1. A model's logits may be wider because of padding.
+        ids: The ids of tokens by their names.
         has_chat_template: Whether `apply_chat` works.
         digest: The digest of the tokenizer's files.
     """
 
     eos_token_ids: tuple[int, ...] = ()
     special_ids: frozenset[int] = frozenset()
-    size: int
+    ids: Mapping[str, int]
     has_chat_template: bool = False
     legacy: bool = False
     _directory: Path
-    _pieces: list[str | None]
 
     @functools.cached_property
     def digest(self) -> str:
@@ -96,14 +93,18 @@ class Tokenizer(ABC):
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of token ids, without special tokens."""
 
-    def pieces(self) -> list[str | None]:
-        """Return the token of each id below `size`, or None. The list must not be changed."""
-        return self._pieces
+    @functools.cached_property
+    def size(self) -> int:
+        """The highest id + 1. A model's logits may be wider because of padding."""
+        return max(self.ids.values(), default=-1) + 1
 
     @functools.cached_property
-    def ids(self) -> Mapping[str, int]:
-        """The ids of tokens by their names."""
-        return {piece: id for id, piece in enumerate(self.pieces()) if piece is not None}
+    def pieces(self) -> list[str | None]:
+        """The token of each id below `size`, or None. The list must not be changed."""
+        pieces: list[str | None] = [None] * self.size
+        for piece, id in self.ids.items():
+            pieces[id] = piece
+        return pieces
 
     @functools.cached_property
     def byte_ids(self) -> frozenset[int]:
@@ -173,33 +174,30 @@ def _converted(directory: Path, kind: str | None, named: object) -> Path:
 
 def _of_bytes(loaded: Any) -> Any:
     """Return the tokenizer of ByT5, whose ids are bytes + 3. transformers has it as code alone."""
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
     added = [token for _, token in sorted(loaded.added_tokens_decoder.items())]
     ids = {token.content: id for id, token in enumerate(added[:3])}
     tokenizer = Tokenizer(models.BPE({**ids, **{c: b + 3 for c, b in BYTES.items()}}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     # Bytes that are no character are left out, as transformers does.
-    broken = decoders.Replace("\ufffd", "")
-    tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), broken])
-    for token in added:
-        strips = {"lstrip": token.lstrip, "rstrip": token.rstrip, "normalized": False}
-        tokenizer.add_tokens([AddedToken(token.content, special=True, **strips)])
+    tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Replace("\ufffd", "")])
+    tokenizer.add_special_tokens(added)
     end = loaded.eos_token, loaded.eos_token_id
     tokenizer.post_processor = processors.TemplateProcessing(f"$A {end[0]}", special_tokens=[end])
     return tokenizer
 
 
 @contextlib.contextmanager
-def _no_panic(directory: Path) -> Iterator[None]:
-    """Raise CheckpointError if the Rust library panics, which also writes to stderr."""
+def _refusing(what: str, *kinds: type[Exception]) -> Iterator[None]:
+    """Raise CheckpointError for exceptions of these kinds, and if the Rust library panics, which
+    also writes to stderr. what: The beginning of the message."""
     try:
         yield
     except BaseException as problem:
-        if not is_panic(problem):
+        if not (isinstance(problem, kinds) or is_panic(problem)):
             raise
-        fails = f"the tokenizer of {directory} fails on this text ({first_line(problem):.100})"
-        raise CheckpointError(f"{fails}: download its tokenizer.json again") from None
+        raise CheckpointError(f"{what}: {first_line(problem)}") from None
 
 
 def digest_of(directory: Path) -> str:
@@ -217,16 +215,13 @@ def read_by_transformers(directory: Path, kind: str | None = None) -> Any:
     transformers, or None for the type that the files name. Raises CheckpointError."""
     from transformers import AutoTokenizer
 
-    try:
+    # The type of the exception depends on the damaged file.
+    with _refusing(f"{directory} has no tokenizer that can be read", Exception):
         loaded = AutoTokenizer.from_pretrained(
             directory, tokenizer_type=kind, local_files_only=True, trust_remote_code=False
         )
-    except Exception as problem:  # the type depends on the damaged file
-        raise CheckpointError(
-            f"{directory} has no tokenizer that can be read ({first_line(problem)})"
-        ) from None
     if loaded.chat_template is None:
-        loaded.chat_template = template_in_json(directory)
+        loaded.chat_template = template_of(directory, {})
     return loaded
 
 
@@ -234,17 +229,18 @@ def read_sentence_piece(file: Path) -> Any:
     """Read a sentencepiece model. Raises CheckpointError for a damaged file."""
     import sentencepiece
 
-    try:
+    with _refusing(f"{file} is damaged", RuntimeError, OSError):
         return sentencepiece.SentencePieceProcessor(model_file=str(file))
-    except (RuntimeError, OSError) as problem:
-        raise CheckpointError(f"{file} is damaged: {first_line(problem)}") from None
 
 
-def template_in_json(directory: Path) -> str | None:
-    """Return the chat template in chat_template.json, or None. Raises CheckpointError."""
-    file = directory / "chat_template.json"
-    template = read_json(file).get("chat_template") if file.is_file() else None
-    return template if isinstance(template, str) else None
+def template_of(directory: Path, settings: Mapping[str, Any]) -> Any:
+    """Return the default chat template, or None. It may be a list, which only transformers reads.
+    Raises CheckpointError. settings: The content of tokenizer_config.json."""
+    file, older = directory / "chat_template.jinja", directory / "chat_template.json"
+    if file.is_file():
+        return system.read_text(file, CheckpointError)
+    written = read_json(older).get("chat_template") if older.is_file() else None
+    return settings.get("chat_template") or written
 
 
 class FileTokenizer(Tokenizer):
@@ -257,12 +253,10 @@ class FileTokenizer(Tokenizer):
 
         self._directory, self._settings = directory, settings
         file = directory / "tokenizer.json"
-        try:
+        with _refusing(f"{file} is damaged", Exception):
             self._tokenizer = Loaded.from_str(file.read_text(encoding="utf-8"))
-        except BaseException as problem:  # the library raises plain Exception, or panics
-            if not (isinstance(problem, Exception) or is_panic(problem)):
-                raise
-            raise CheckpointError(f"{file} is damaged: {first_line(problem)}") from None
+        fails = f"the tokenizer of {directory} fails on this text, download tokenizer.json again"
+        self._reading = functools.partial(_refusing, fails)
         self.legacy = settings.get("legacy_behaviour") is True
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
@@ -273,18 +267,16 @@ class FileTokenizer(Tokenizer):
         self._closing = self.eos_token_ids if ends_with_eos else ()
         added = self._tokenizer.get_added_tokens_decoder()
         self.special_ids = frozenset(id for id, token in added.items() if token.special)
-        self._pieces = _by_id(self._tokenizer.get_vocab(with_added_tokens=True))
-        self.size = len(self._pieces)
-        template = settings.get("chat_template") or template_in_json(directory)
-        files = directory.glob("chat_template*.jinja")
-        self.has_chat_template = template is not None or any(files)
+        self.ids = self._tokenizer.get_vocab(with_added_tokens=True)
+        self._template = template_of(directory, settings)
+        self.has_chat_template = self._template is not None
 
     @functools.cached_property
     def templated(self) -> Any:
         return read_by_transformers(self._directory)
 
     def encode(self, text: str) -> list[int]:
-        with _no_panic(self._directory):
+        with self._reading():
             # Unlike `encode`, this lets other threads run meanwhile.
             [encoding] = self._tokenizer.encode_batch_fast([text])
             ids: list[int] = encoding.ids
@@ -293,16 +285,12 @@ class FileTokenizer(Tokenizer):
     def apply_chat(
         self, prompt: str | Messages, settings: Settings = None, *, ending: Ending = "answer"
     ) -> list[int]:
-        with _no_panic(self._directory):
+        with self._reading():
             return chat.apply(self._chat, prompt, settings, ending=ending)
 
     def _chat(self, tools: bool) -> chat.Chat:
         """Return the chat template for chats with or without tools."""
-        directory, settings = self._directory, self._settings
-        template, file = settings.get("chat_template"), directory / "chat_template.jinja"
-        if file.is_file():
-            template = file.read_text(encoding="utf-8")
-        template = template_in_json(directory) if template is None else template
+        directory, settings, template = self._directory, self._settings, self._template
         wanted = {name: settings.get(name) for name in _SPECIAL_NAME.findall(str(template))}
         texts = {n: t.get("content") if isinstance(t, Mapping) else t for n, t in wanted.items()}
         complete = all(isinstance(text, str) for text in (template, *texts.values()))
@@ -319,18 +307,9 @@ class FileTokenizer(Tokenizer):
         return str(template), texts, lambda text: cut([text])[0].ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        with _no_panic(self._directory):
-            if len(ids) < LONG:
-                return self._tokenizer.decode(list(ids), skip_special_tokens=True)
+        with self._reading():
+            # Unlike `decode`, this lets other threads run meanwhile.
             return self._tokenizer.decode_batch([list(ids)], skip_special_tokens=True)[0]
-
-
-def _by_id(vocabulary: Mapping[str, int]) -> list[str | None]:
-    """Return the token of each id, or None."""
-    pieces: list[str | None] = [None] * (max(vocabulary.values(), default=-1) + 1)
-    for piece, id in vocabulary.items():
-        pieces[id] = piece
-    return pieces
 
 
 class SentencePieceTokenizer(Tokenizer):
@@ -384,9 +363,7 @@ class SentencePieceTokenizer(Tokenizer):
         if ordered:
             self._ids = {name: id for id, name in enumerate(ordered)}
         target = directory / "target_vocab.json"
-        written = _vocabulary(target) if target.is_file() else self._ids
-        self._pieces = _by_id(written)
-        self.size = len(self._pieces)
+        self.ids = written = _vocabulary(target) if target.is_file() else self._ids
         self.special_ids = frozenset(written[name] for name in special if name in written)
         if not {"</s>", "<unk>"} <= self._ids.keys() & written.keys():
             raise CheckpointError(f"{directory} has a vocabulary without </s> and <unk>")
@@ -403,7 +380,7 @@ class SentencePieceTokenizer(Tokenizer):
         return [self._ids.get(piece, unknown) for piece in [*pieces, "</s>"]]
 
     def decode(self, ids: Sequence[int]) -> str:
-        pieces = (self._pieces[id] for id in ids if id not in self.special_ids)
+        pieces = (self.pieces[id] for id in ids if id not in self.special_ids)
         text: str = self._target.decode_pieces([piece for piece in pieces if piece])
         # Pieces of the source language are not in the target's model, which leaves their spaces.
         return text.replace("\u2581", " ")

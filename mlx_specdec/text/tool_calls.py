@@ -21,8 +21,9 @@ No template escapes end tags. An end tag ends a value only if the text after it 
 or ends it. Strings without quotes look like other values, so the tool's schema decides: a text is
 read as JSON if the schema admits a value of this type, and is a string otherwise."""
 
+import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,8 +104,7 @@ def parse_calls(format: ToolFormat, text: str, tools: Sequence[Any]) -> ParsedCa
     except (ValueError, RecursionError) as error:
         return ParsedCalls((), text, isinstance(error, OpenEndError))
     # The end of a call within a value, such as a page about this format, is not the end.
-    values = [value for call in calls for value in call["arguments"].values()]
-    texts = [value for value in values if isinstance(value, str)]
+    texts = [text for call in calls for text in call["arguments"].values() if isinstance(text, str)]
     inside = any(text.count(format.begin) > text.count(format.end) for text in texts)
     return ParsedCalls(calls, "", inside)
 
@@ -156,7 +156,7 @@ def _tagged_call(format: ToolFormat, cursor: Cursor, tools: Sequence[Any]) -> Pa
         if format.lines:
             value = value.removeprefix("\n").removesuffix("\n")
         key = _name(opened)
-        arguments[key] = value_of(value, kinds_of(properties.get(key), parameters))
+        arguments[key] = value_of(value, kinds_of(properties.get(key), parameters, {}))
     cursor.need(end)
     return {"name": name, "arguments": arguments}
 
@@ -166,6 +166,21 @@ def _name(found: re.Match[str]) -> str:
     return found["name"].strip().strip("\"'")
 
 
+def _entries(
+    cursor: Cursor, end: str, key: str, value: Callable[[Cursor], Any]
+) -> Iterator[tuple[str, Any]]:
+    """Yield keys and values with commas between them, up to the end.
+
+    Args:
+        end: A regular expression that matches the end.
+        key: A regular expression whose first group is the key.
+        value: Reads a value."""
+    while cursor.take(end) is None:
+        name = cursor.need(key)[1]
+        yield name, value(cursor)
+        cursor.take(r"\s*,\s*")
+
+
 def _gemma_call(format: ToolFormat, cursor: Cursor, tools: Sequence[Any]) -> ParsedCall:
     """Parse a call such as `call:get{city:<escape>Bonn<escape>,days:[1,2]}`."""
     name = cursor.need(r"[\s,]*call:(?P<name>[\w.-]+)\s*(?=\{)")["name"]
@@ -173,32 +188,22 @@ def _gemma_call(format: ToolFormat, cursor: Cursor, tools: Sequence[Any]) -> Par
 
 
 def _gemma_value(cursor: Cursor, quote: str) -> Any:
+    value = functools.partial(_gemma_value, quote=quote)
     if cursor.take(quote) is not None:
         return cursor.until(rf"{quote}(?=\s*[,}}\]])")
     if cursor.take(r"\{\s*") is not None:
-        value = {}
-        while cursor.take(r"\s*\}") is None:
-            key = cursor.need(rf"(?:{quote})?([^:{{}}]+?)(?:{quote})?\s*:\s*")[1]
-            value[key] = _gemma_value(cursor, quote)
-            cursor.take(r"\s*,\s*")
-        return value
+        key = rf"(?:{quote})?([^:{{}}]+?)(?:{quote})?\s*:\s*"
+        return dict(_entries(cursor, r"\s*\}", key, value))
     if cursor.take(r"\[\s*") is not None:
-        items = []
-        while cursor.take(r"\s*\]") is None:
-            items.append(_gemma_value(cursor, quote))
-            cursor.take(r"\s*,\s*")
-        return items
+        return [item for _, item in _entries(cursor, r"\s*\]", "()", value)]
     return unquoted(cursor.need(rf"{JSON_STRING.pattern}|[^,{{}}\[\]]+")[0].strip())
 
 
 def _python_call(format: ToolFormat, cursor: Cursor, tools: Sequence[Any]) -> ParsedCall:
     """Parse a call in Python, such as `get(city="Bonn", days=[1, 2])`, within a list."""
-    name, arguments = cursor.need(r"\s*[\[,]\s*(?P<name>[\w.-]+)\(\s*")["name"], {}
-    while cursor.take(r"\s*\)") is None:
-        key = cursor.need(r"([^\s=,()]+)\s*=\s*")[1]
-        arguments[key] = _python_value(cursor)
-        cursor.take(r"\s*,\s*")
-    return {"name": name, "arguments": arguments}
+    name = cursor.need(r"\s*[\[,]\s*(?P<name>[\w.-]+)\(\s*")["name"]
+    arguments = _entries(cursor, r"\s*\)", r"([^\s=,()]+)\s*=\s*", _python_value)
+    return {"name": name, "arguments": dict(arguments)}
 
 
 def _python_value(cursor: Cursor) -> Any:

@@ -6,8 +6,9 @@ string."""
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 Parts = Sequence[str]
 """A sequence of texts, regular expressions and markers. In a text, NAME is replaced by a name.
@@ -22,27 +23,6 @@ THOUGHT = (f"{CHANNEL}analysis{MESSAGE}", "<|end|>")
 """The texts around a thought in Harmony, after the header."""
 HEADER, ANSWER = f"{START}assistant", f"{CHANNEL}final{MESSAGE}"
 """The beginning of a message of the model in Harmony, and the rest of the header of an answer."""
-
-
-@dataclass(frozen=True)
-class CallGrammar:
-    """The grammar of a section of calls, around the arguments in JSON.
-
-    Attributes:
-        before: The sequence before the arguments of a call.
-        after: The sequence after the arguments of a call.
-        between: The sequence between two calls.
-        first: The beginning of the section.
-        last: The end of the section.
-        single: Whether a call ends the output.
-    """
-
-    before: Parts
-    after: Parts = ()
-    between: Parts = ()
-    first: Parts = ()
-    last: Parts = ()
-    single: bool = False
 
 
 @dataclass(frozen=True)
@@ -66,9 +46,14 @@ class ToolFormat:
         value: Matches the text before a value between tags, with the group "name".
         value_end: The tag after a value.
         lines: Whether templates put a line break before and after a value.
-        grammar: The grammar of demanded calls, or None if arguments are not JSON. Then demanded
-            calls are free after `begin`.
-        grammar_without_inner: The grammar if the tokenizer lacks the tokens of `inner`.
+        before: The sequence before the arguments of a demanded call, or () if arguments are not
+            JSON. Then demanded calls are free after `begin`.
+        after: The sequence after the arguments of a demanded call.
+        between: The sequence between two demanded calls.
+        first: The beginning of a section of demanded calls.
+        last: The end of a section of demanded calls.
+        single: Whether a demanded call ends the output.
+        without_inner: Fields with other values if the tokenizer lacks the tokens of `inner`.
     """
 
     name: str
@@ -84,20 +69,17 @@ class ToolFormat:
     value: str = ""
     value_end: str = ""
     lines: bool = False
-    grammar: CallGrammar | None = None
-    grammar_without_inner: CallGrammar | None = None
+    before: Parts = ()
+    after: Parts = ()
+    between: Parts = ()
+    first: Parts = ()
+    last: Parts = ()
+    single: bool = False
+    without_inner: Mapping[str, Any] = field(default_factory=dict)
 
 
-def _table() -> Mapping[str, ToolFormat]:
-    file = Path(__file__).with_suffix(".toml")
-    table = tomllib.loads(file.read_text(encoding="utf-8"))
-    for entry in table.values():
-        for name in entry.keys() & {"grammar", "grammar_without_inner"}:
-            entry[name] = CallGrammar(**entry[name])
-    return {name: ToolFormat(name, **entry) for name, entry in table.items()}
-
-
-TOOL_FORMATS = _table()
+_ENTRIES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+TOOL_FORMATS = {name: ToolFormat(name, **entry) for name, entry in _ENTRIES.items()}
 """Formats by name."""
 NOT_READ = frozenset(("kimi_k3",))
 """Parsers of mlx-lm for models that divide the complete answer into sections."""

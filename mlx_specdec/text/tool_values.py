@@ -3,11 +3,12 @@ quotes, and the types that a tool's schema admits."""
 
 import ast
 import codecs
+import contextlib
 import json
 import math
 import re
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 Schema = Mapping[str, Any]
 JSON_TYPES: Mapping[type, str] = {
@@ -21,7 +22,6 @@ JSON_TYPES: Mapping[type, str] = {
 }
 """JSON Schema's names of types."""
 ANY = frozenset(JSON_TYPES.values())
-STRING = frozenset(("string",))
 PYTHON_VALUES = ("True", "False", "None")
 ESCAPE = re.compile(
     r"\\(?:[\\'\"abfnrtv]|[0-7]{1,3}|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|N\{[^}]*\})"
@@ -30,18 +30,15 @@ ESCAPE = re.compile(
 
 
 def finite(text: str) -> float:
-    """Return a number. Raises ValueError for a number that JSON cannot write."""
+    """Return a number. Raises ValueError for a number that JSON cannot write: one that is too
+    large, NaN or Infinity."""
     number = float(text)
-    if math.isinf(number):
-        raise ValueError(f"too large: {text:.80}")
+    if not math.isfinite(number):
+        raise ValueError(f"not JSON: {text:.80}")
     return number
 
 
-def no_number(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
-
-
-DECODER = json.JSONDecoder(strict=False, parse_float=finite, parse_constant=no_number)
+DECODER = json.JSONDecoder(strict=False, parse_float=finite, parse_constant=finite)
 """Reads JSON, in which strings may contain control characters such as line breaks: a model means
 the character."""
 
@@ -63,15 +60,13 @@ def object_of(value: Any) -> dict[str, Any]:
     return value
 
 
-def kinds_of(
-    schema: object, root: Schema, resolved: dict[str, frozenset[str]] | None = None
-) -> frozenset[str]:
+def kinds_of(schema: object, root: Schema, resolved: dict[str, frozenset[str]]) -> frozenset[str]:
     """Return the names of the types that a schema admits.
 
     Args:
         root: The schema to which references are relative.
-        resolved: The types of references. A reference that is being resolved admits all types."""
-    resolved = {} if resolved is None else resolved
+        resolved: The types of references, {} before the first one. A reference that is being
+            resolved admits all types."""
     if not isinstance(schema, Mapping):
         return ANY
     found = ANY
@@ -107,7 +102,7 @@ def schema_at(root: Schema, reference: str) -> Schema | None:
 def value_of(text: str, kinds: frozenset[str]) -> Any:
     """Return the value of a text in a format that writes strings without quotes. kinds: The types
     that the schema admits."""
-    value = text if kinds == STRING else unquoted(text.strip(), words="string" not in kinds)
+    value = text if kinds == {"string"} else unquoted(text.strip(), words="string" not in kinds)
     kind = JSON_TYPES[type(value)]
     integral = isinstance(value, float) and value.is_integer() and "integer" in kinds
     return value if kind != "string" and (kind in kinds or integral) else text
@@ -116,18 +111,14 @@ def value_of(text: str, kinds: frozenset[str]) -> Any:
 def unquoted(text: str, *, words: bool = True) -> Any:
     """Return the value of a text in JSON, or of Python's literals, or the text itself. words:
     Whether Python's literals are read."""
-    try:
+    with contextlib.suppress(ValueError, RecursionError):
         return sendable(DECODER.decode(text))
-    except (ValueError, RecursionError):
-        pass
     if words and (text in PYTHON_VALUES or text.startswith(("[", "{"))):
-        try:
+        with contextlib.suppress(ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
             value = ast.literal_eval(text)
             # A tuple or a number as a key would become something else in JSON.
             if json.loads(json.dumps(sendable(value), allow_nan=False)) == value:
                 return value
-        except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
-            pass
     return text
 
 
@@ -135,10 +126,8 @@ def string_of(literal: str) -> str:
     """Return the value of a literal of JSON or Python, in which control characters mean
     themselves. Raises ValueError."""
     if literal[0] == '"':
-        try:
+        with contextlib.suppress(ValueError):
             return str(sendable(DECODER.decode(literal)))
-        except ValueError:
-            pass
     # A string of Python.
     text = ESCAPE.sub(lambda found: codecs.decode(found[0], "unicode_escape"), literal[1:-1])
     return str(sendable(text))

@@ -22,7 +22,7 @@ def common_size(target: Tokenizer, draft: Tokenizer, target_width: int, draft_wi
     Raises:
         VocabularyError: If an id has different tokens in the two tokenizers.
     """
-    pairs = zip(target.pieces()[:target_width], draft.pieces()[:draft_width], strict=False)
+    pairs = zip(target.pieces[:target_width], draft.pieces[:draft_width], strict=False)
     for id, pieces in enumerate(pairs):
         if None not in pieces and pieces[0] != pieces[1]:
             raise VocabularyError(
@@ -71,7 +71,7 @@ def shared_tokens(
 def written_texts(tokenizer: Tokenizer) -> list[bytes | None]:
     """Return the bytes that the tokenizer writes for each id. Ids without a token, the unknown
     token, and byte pieces with the text of another piece have None."""
-    read = [*zip(tokenizer.pieces(), token_bytes(tokenizer), strict=True)]
+    read = [*zip(tokenizer.pieces, token_bytes(tokenizer), strict=True)]
     written = {text for piece, text in read if not BYTE.fullmatch(piece or "")}
     return [
         None if piece == UNKNOWN or (BYTE.fullmatch(piece or "") and text in written) else text
@@ -81,7 +81,7 @@ def written_texts(tokenizer: Tokenizer) -> list[bytes | None]:
 
 def token_bytes(tokenizer: Tokenizer) -> list[bytes | None]:
     """Return the bytes of each id's text, or None for ids without a token."""
-    pieces = tokenizer.pieces()
+    pieces = tokenizer.pieces
     spaced = any(piece is not None and piece.startswith("\u2581") for piece in pieces)
 
     def text(piece: str) -> bytes:

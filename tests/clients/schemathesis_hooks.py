@@ -57,8 +57,6 @@ def _sensible(name: str, body: dict[str, Any]) -> dict[str, Any]:
         made["tools"] = [_plain(tool) for tool in made["tools"]]
     if (made.get("tool_choice") or {}) not in ("none", "auto", "required") or bound:
         made.pop("tool_choice", None)
-    if made.get("output_format"):
-        made["output_format"] = FORMAT
     if isinstance(made.get("output_config"), dict) and made["output_config"].get("format"):
         made["output_config"] = {"format": FORMAT}
     if name == "GenerateRequest" and (made.get("parameters") or {}).get("grammar"):

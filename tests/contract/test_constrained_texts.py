@@ -24,7 +24,7 @@ FITTING: dict[str, tuple[list[dict[str, Any]], str]] = {
         [
             {"response_format": OF_OPENAI},
             {"response_format": {"type": "json_schema", "schema": SCHEMA}},
-            {"response_format": {"type": "json_object", "value": SCHEMA}},
+            {"response_format": {"type": "json_object", "schema": SCHEMA}},
             {"structured_outputs": {"json": SCHEMA}},
             {"structured_outputs": {"json": json.dumps(SCHEMA), "choice": None}},
             {"guided_json": SCHEMA},

@@ -106,20 +106,8 @@ def test_reasoning_reaches_the_template_under_every_name(
         ([{"type": "text", "text": "a"}, IMAGE], f"a\n{note('image')}"),
         ([{"type": "tool_reference", "tool_name": "g"}], note("tool_reference")),
         ([PDF, {"type": "text", "text": "b"}], f"{note('document')}\nb"),
-        ([{"type": "document", "source": {"type": "text", "data": "page"}}], "page\n"),
-        (
-            [
-                {
-                    "type": "search_result",
-                    "source": "https://a.b",
-                    "title": "A",
-                    "content": [{"type": "text", "text": "found"}],
-                }
-            ],
-            "A\nhttps://a.b\nfound\n",
-        ),
     ],
-    ids=["image", "reference", "pdf", "document", "search"],
+    ids=["image", "reference", "pdf"],
 )
 def test_a_result_of_a_tool_with_other_parts_goes_on(
     server: Server, content: list[Any], text: str

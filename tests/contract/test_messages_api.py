@@ -140,7 +140,5 @@ def test_tools_of_anthropics_servers_are_left_out(several: Several, text: str) -
 def test_an_answer_may_be_bound_to_a_schema(several: Several) -> None:
     pytest.importorskip("llguidance", reason="the extra grammar is not installed")
     bound = {"type": "json_schema", "schema": {"type": "integer", "minimum": 10, "maximum": 99}}
-    bodies = {"output_config": {"effort": "low", "format": bound}, "output_format": bound}
-    for name, body in bodies.items():
-        [block] = ask(several, **{name: body})["content"]
-        assert 10 <= json.loads(block["text"]) <= 99
+    [block] = ask(several, output_config={"effort": "low", "format": bound})["content"]
+    assert 10 <= json.loads(block["text"]) <= 99

@@ -218,7 +218,7 @@ def test_models_are_loaded_kept_and_unloaded_as_a_client_says(several: Several, 
         else:
             left = datetime.fromisoformat(expires) - datetime.now().astimezone()
             assert timedelta(seconds=seconds - 60) < left <= timedelta(seconds=seconds)
-    about = ok("/api/show", name="random")
+    about = ok("/api/show", model="random")
     family = about["model_info"]["general.architecture"]
     assert family == about["details"]["family"] == "llama"
     context = in_memory()["random"]["context_length"]

@@ -9,7 +9,6 @@ from mlx_specdec.core.noise import (
     NOISE_ROWS,
     CoupledNoise,
     IndependentNoise,
-    derive_key,
     digest_of,
     tossed,
 )
@@ -21,12 +20,11 @@ def test_noise_of_a_position_is_that_of_its_key_however_much_is_requested(vocabu
     rows = CoupledNoise(3, vocabulary, prompt).at(0, 3).target(2 * NOISE_ROWS)
     settings = CoupledNoise(3, vocabulary, prompt)
     for position in range(3, 3 + 2 * NOISE_ROWS):
-        key = derive_key(3, digest_of(prompt), "gumbel", position)
+        key = IndependentNoise(3, vocabulary, prompt).key("gumbel", position)
         alone = mx.random.gumbel((vocabulary,), key=key)
         assert mx.array_equal(rows[0, position - 3], alone)
         noise = settings.at(0, position)
         assert mx.array_equal(noise.draft(0)[0, 0], alone)
-        assert mx.array_equal(noise.correction()[0], alone)
         assert mx.array_equal(noise.target(3)[0, 0], alone)
 
 
@@ -68,16 +66,3 @@ def test_coins_depend_on_seed_prompt_and_position_and_come_up_as_often_as_reques
     for other in (tosses(2, [5, 6]), tosses(1, [5, 7])):
         assert abs((first & other).mean() - 0.09) < 0.02
     assert not tosses(1, [5], 0.0).any() and tosses(1, [5], 1.0).all()
-
-
-@pytest.mark.parametrize("vocabulary", [4096, NOISE_NUMBERS + 1])
-def test_what_the_next_round_may_need_is_drawn_ahead_and_no_other_noise(vocabulary: int) -> None:
-    ahead, later = (CoupledNoise(4, vocabulary, [1, 2]) for _ in range(2))
-    for position in (0, 3, 4, 9):
-        noise = ahead.at(0, position)
-        noise.target(4)
-        ahead.draw_ahead()
-        drawn = set(ahead._drawn)
-        following = ahead.at(1, position + 4).target(4)
-        assert set(ahead._drawn) <= drawn, "the next round draws nothing"
-        assert mx.array_equal(following, later.at(1, position + 4).target(4))

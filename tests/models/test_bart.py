@@ -169,7 +169,7 @@ def test_languages_have_their_place_in_source_and_text(
     name: str, begin: list[Any], end: list[Any], prefix: list[Any]
 ) -> None:
     pair = speaking(name)
-    ids = {piece: id for id, piece in enumerate(pair.tokenizer.pieces())}
+    ids = {piece: id for id, piece in enumerate(pair.tokenizer.pieces)}
     begin, end, prefix = ([ids.get(item, item) for item in part] for part in (begin, end, prefix))
     options = Options(target_lang="fr", source_lang="de")
     source = encode(pair, "la gare", options)

@@ -36,10 +36,10 @@ def test_a_conversation_is_stored_once() -> None:
 
 def test_what_becomes_of_matches_is_learned_by_their_length() -> None:
     lookup = PromptLookup()
-    before = [lookup.rates[place_of(length)].share for length in (2, 4, 40)]
+    before = [lookup.rates[place_of(length)] for length in (2, 4, 40)]
     assert before == sorted(before)
     for _ in range(200):
-        lookup.rates[place_of(2)].add(False)
-        lookup.rates[place_of(50)].add(True)
-    after = [lookup.rates[place_of(length)].share for length in (2, 4, 40)]
+        lookup.learn(2, False)
+        lookup.learn(50, True)
+    after = [lookup.rates[place_of(length)] for length in (2, 4, 40)]
     assert after[0] < 0.05 and after[1] == before[1] and after[2] > 0.99

@@ -71,5 +71,5 @@ def pair_on_disk(tmp_path: Path) -> tuple[Path, Path]:
 
 
 def test_another_word_for_it_is_refused(pair_on_disk: tuple[Path, Path]) -> None:
-    with pytest.raises(OptionError, match="same or intersect"):
+    with pytest.raises(OptionError, match="one of same, intersect"):
         load(*pair_on_disk, draft_vocab="union")

@@ -14,12 +14,12 @@ from mlx_specdec.text.tool_formats import OTHER_NAMES, TOOL_FORMATS, ToolFormat
 from ..contract.call_texts import TEXTS, Said
 from ..support.tools import GET_TOOLS
 
-THINKING = Markers(Marker("<think>", (5,)), Marker("</think>", (6,)))
+THINKING = Markers((Marker("<think>", (5,)), Marker("</think>", (6,))))
 
 
 def of_parser(name: str) -> ToolFormat:
     found = TOOL_FORMATS[OTHER_NAMES.get(name, name)]
-    return replace(found, grammar=found.grammar_without_inner or found.grammar)
+    return replace(found, **found.without_inner)
 
 
 def read(text: str, sizes: list[int], name: str = "json_tools", **more: Any) -> list[Event]:

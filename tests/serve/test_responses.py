@@ -29,19 +29,18 @@ def test_stored_responses_stay_within_their_bound() -> None:
     stored = StoredResponses(most_bytes=4000)
     given = [Item(role="user", content="x" * 1000)]
     for number in range(10):
-        response = {"id": str(number), "output": []}
-        stored.put(response, StoredConversation(), given, 1000, "a")
+        stored.put("a", StoredConversation().followed({"id": str(number)}, given, 1000))
         assert stored.nbytes <= 4000
-    before = stored.get("9", "a")
-    for number in range(7):
+    before = stored.get("a", "9")
+    for number in range(6):
         with pytest.raises(Problem):
-            stored.get(str(number), "a")
+            stored.get("a", str(number))
     with pytest.raises(Problem):
-        stored.get("9", "b")  # of another tenant
+        stored.get("b", "9")  # of another tenant
     # All that a long conversation has counts.
-    stored.put({"id": "next", "output": []}, before, given, 1000, "a")
-    assert [*stored.get("next", "a").items] == given * 2 and stored.nbytes <= 4000
-    stored.put({"id": "too large", "output": []}, StoredConversation(), given, 5000, "a")
+    stored.put("a", before.followed({"id": "next"}, given, 1000))
+    assert [*stored.get("a", "next").items] == given * 2 and stored.nbytes <= 4000
+    stored.put("a", StoredConversation().followed({"id": "too large"}, given, 5000))
     assert stored.nbytes == 0
 
 

@@ -31,7 +31,7 @@ class Letters(Tokenizer):
 
     eos_token_ids = (END,)
     special_ids = frozenset({0, END, OTHER_END})
-    size, digest = SIZE, "letters"
+    size, digest, ids = SIZE, "letters", {piece: id for id, piece in enumerate(PIECES)}
 
     def encode(self, text: str) -> list[int]:
         """The longest piece first."""
@@ -44,9 +44,6 @@ class Letters(Tokenizer):
 
     def decode(self, ids: Sequence[int]) -> str:
         return "".join(PIECES[id] for id in ids if 2 < id < len(PIECES))
-
-    def pieces(self) -> list[str | None]:
-        return [*PIECES, *[None] * (SIZE - len(PIECES))]
 
 
 @functools.cache

@@ -33,16 +33,13 @@ PROMPT = [5, 9, 12, 7, 33, 21, 8]
 class Numbers(Tokenizer):
     """Token i is the text "i "; enough of a tokenizer for texts that nobody reads."""
 
-    size, digest = SIZE, "numbers"
+    size, digest, ids = SIZE, "numbers", {str(id): id for id in range(SIZE)}
 
     def encode(self, text: str) -> list[int]:
         return [int(word) for word in text.split()]
 
     def decode(self, ids) -> str:
         return "".join(f"{id} " for id in ids)
-
-    def pieces(self) -> list[str | None]:
-        return [str(id) for id in range(self.size)]
 
 
 def perturbed(network, amount: float):

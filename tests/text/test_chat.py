@@ -21,10 +21,10 @@ CHATS: dict[str, list[dict[str, Any]]] = {
         {"role": "assistant", "content": "a </think> deux  ", "reasoning_content": "so"},
     ],
     "tools": [
-        {"role": "user", "content": "find {it}"},
+        {"role": "user", "content": [{"type": "text", "text": "oeufs"}, {"type": "image"}]},
         {"role": "assistant", "content": None, "tool_calls": [CALL], "thinking": "where?"},
         {"role": "tool", "content": '{"a": [1, 2.5, null]}', "name": "keep"},
-        {"role": "user", "content": [{"type": "text", "text": "oeufs"}, {"type": "image"}]},
+        {"role": "user", "content": "find {it}"},
     ],
 }
 TEMPLATES = {

@@ -28,7 +28,7 @@ def tokenizer_of(
 
 def texts(markers: Markers) -> tuple[str | None, ...]:
     calls = markers.calls
-    thoughts = (markers.think_begin, markers.think_end)
+    thoughts = markers.think or (None, None)
     around = (calls and calls.begin, calls and calls.end)
     return (*(None if each is None else each.text for each in thoughts), *around)
 

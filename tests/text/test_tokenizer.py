@@ -65,7 +65,7 @@ def test_special_tokens_and_pieces_are_known() -> None:
     first = len(json.loads((FILES / "codet5" / "vocab.json").read_text(encoding="utf-8")))
     assert tokenizer.eos_token_ids == (2,) and tokenizer.size == first + 5
     assert tokenizer.special_ids == {0, 1, 2, 3, 4, *range(first, first + 5)}
-    assert tokenizer.pieces()[-1] == "<extra_id_0>"
+    assert tokenizer.pieces[-1] == "<extra_id_0>"
     byt5 = load_tokenizer(FILES / "byt5", kind="encoder-decoder")
     assert byt5.eos_token_ids == (1,) and byt5.size == 384
     assert byt5.special_ids == {0, 1, 2, *range(259, 384)}

@@ -16,11 +16,8 @@ class Listed:
     """A tokenizer that is only its pieces."""
 
     def __init__(self, *pieces: str | None) -> None:
-        self._pieces = list(pieces)
+        self.pieces = list(pieces)
         self.size = len(pieces)
-
-    def pieces(self) -> list[str | None]:
-        return self._pieces
 
 
 def test_tokens_are_shared_by_their_text_whatever_alphabet_they_are_written_in(
@@ -29,7 +26,7 @@ def test_tokens_are_shared_by_their_text_whatever_alphabet_they_are_written_in(
     ours = load_tokenizer(byte_level(tmp_path / "a"), kind="decoder-only")
     theirs = load_tokenizer(unigram(tmp_path / "b"), kind="decoder-only")
     shared, fed = shared_tokens(ours, theirs, ours.size, theirs.size)
-    pieces, others = ours.pieces(), theirs.pieces()
+    pieces, others = ours.pieces, theirs.pieces
     assert len(shared) == len(fed) == ours.size
     assert others[shared[pieces.index("\u0120")]] == "\u2581"
     assert others[shared[pieces.index("r")]] == "r"
@@ -57,10 +54,10 @@ def test_white_space_that_only_a_byte_level_target_has_is_read_as_white_space(
         eos_token_ids = plain.eos_token_ids
         special_ids = plain.special_ids
 
-    more = Longer(*plain.pieces(), "\u0120" * 4, "\u010a" * 2)
+    more = Longer(*plain.pieces, "\u0120" * 4, "\u010a" * 2)
     draft = load_tokenizer(make(tmp_path / "b"), kind="decoder-only")
     _, fed = shared_tokens(more, draft, more.size, draft.size)  # type: ignore[arg-type]
-    spaces, line_ends = (draft.pieces()[id] for id in fed[-2:])
+    spaces, line_ends = (draft.pieces[id] for id in fed[-2:])
     assert spaces in ("\u0120\u0120", "\u2581")
     assert line_ends in ("\u010a", "<0x0A>")
 

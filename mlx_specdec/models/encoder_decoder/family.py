@@ -16,13 +16,13 @@ from ...checkpoints import files
 from ...checkpoints.quantization import MIXED, MODES, Quantization, stored_quantization
 from ...checkpoints.tensors import DTYPES, check_weights, dtype_name
 from ...errors import CheckpointError, OptionError
-from ...text.languages import Languages
 from ...text.tokenizer import Tokenizer
 from ...types import rectangle
 from .. import foreign, number_format
 from ..base import Base, Ids, LoadSettings, Trainable, identity_of, places
 from ..cache_settings import OWN_CACHES
 from .context import EncoderDecoderModel, Network
+from .languages import Languages
 
 Config = Mapping[str, Any]
 # The embedding and the head get at least WIDER_BITS, because no other matrix reduces the error as

@@ -4,8 +4,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Self
 
-from ..errors import OptionError
-from .tokenizer import Tokenizer
+from ...errors import OptionError
+from ...text.tokenizer import Tokenizer
 
 Encode = Callable[[str], list[int]]
 
@@ -61,7 +61,7 @@ class LanguageTags(Languages):
         fewer than two. form: A tag with {} in place of the code."""
         before, after = map(re.escape, form.split("{}"))
         tag = re.compile(rf"{before}(\w{{2,}}){after}", re.ASCII)
-        found = ((tag.fullmatch(piece or ""), id) for id, piece in enumerate(tokenizer.pieces()))
+        found = ((tag.fullmatch(piece or ""), id) for id, piece in enumerate(tokenizer.pieces))
         ids = {match[1]: id for match, id in found if match}
         return cls(ids, form) if len(ids) > 1 else None
 

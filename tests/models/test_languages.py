@@ -13,9 +13,9 @@ from mlx_specdec.core.row import Request
 from mlx_specdec.engine.opening import Opener
 from mlx_specdec.engine.request import encode
 from mlx_specdec.errors import OptionError
+from mlx_specdec.models.encoder_decoder.languages import Languages
 from mlx_specdec.serve.internal import Chat, Sampled, Wanted
 from mlx_specdec.serve.requests import LoadedModel, ServiceSettings
-from mlx_specdec.text.languages import Languages
 
 from ..support.tokenizers import sentence_piece
 
