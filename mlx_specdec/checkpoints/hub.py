@@ -23,6 +23,7 @@ from ..errors import SourceError, SpecdecError, first_line
 from . import shards
 from .files import CARRIED
 from .formats.safetensors import read_header
+from .tensors import MAY_BE_COPIES
 
 CONFIG = "config.json"
 GUESS = 100_000
@@ -32,7 +33,6 @@ LONGEST_HEADER = 100_000_000
 PROBE = 1 << 16
 """Bytes from the middle of a tensor that are fetched to find out whether it is a copy."""
 _PLAIN_NAME = re.compile(r"[^./\\\x00-\x1f\x7f][^/\\\x00-\x1f\x7f]{0,254}")
-_MAY_BE_COPIES = re.compile(r"(^|\.)(lm_head|shared|embed_tokens)\.")
 
 
 def choose(name: str, files: Collection[str]) -> tuple[list[str], str | None, list[str]]:
@@ -290,7 +290,7 @@ class Repository:
             stream.truncate(self._entry(file).size or 0)
         place = len(header)
         for tensor, info in read_header(target).items():
-            if _MAY_BE_COPIES.search(tensor):
+            if MAY_BE_COPIES.search(tensor):
                 middle = place + info.nbytes // 2
                 with target.open("r+b") as stream:
                     stream.seek(middle)

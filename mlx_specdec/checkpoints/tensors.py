@@ -67,6 +67,10 @@ class Tensor:
         return whole
 
 
+MAY_BE_COPIES = re.compile(r"(^|\.)(lm_head|shared|embed_tokens)\.")
+"""Matches the names of embeddings and heads, of which one may repeat another."""
+
+
 def same(first: Tensor, second: Tensor) -> bool:
     """Return whether two tensors have the same shape and values."""
     return first.shape == second.shape and all(

@@ -12,7 +12,7 @@ from mlx.utils import tree_flatten
 from ..checkpoints.disk import read_json
 from ..checkpoints.files import Weights
 from ..checkpoints.quantization import ALL_PARTS, Quantization, WeightFormat
-from ..checkpoints.tensors import DTYPES, Tensor, same, summary_of
+from ..checkpoints.tensors import DTYPES, MAY_BE_COPIES, Tensor, same, summary_of
 from ..errors import CheckpointError, OptionError
 from ..models import families
 from ..models.drafters import kinds
@@ -167,7 +167,7 @@ def _encoder_decoder(
         weights,
         family.written_config(config, places),
         {name: weights.tensor(place) for name, place in places.items()},
-        report=_report(family, weights, places),
+        report=_report(weights, places),
         stored=stored,
         quantized=quantized,
         notes=(
@@ -177,17 +177,15 @@ def _encoder_decoder(
     )
 
 
-def _report(
-    family: EncoderDecoderFamily, weights: Weights, places: Mapping[str, str]
-) -> TensorReport:
+def _report(weights: Weights, places: Mapping[str, str]) -> TensorReport:
     """Report tensors that are left out: copies, and tensors that the model does not read."""
     tied, dropped = {}, {}
     for name in sorted(weights.infos.keys() - places.values()):
-        original = places.get(family.copies.get(name, ""))
-        if original and same(weights.tensor(name), weights.tensor(original)):
+        tensor, read = weights.tensor(name), places.values() if MAY_BE_COPIES.search(name) else ()
+        if original := next((other for other in read if same(tensor, weights.tensor(other))), None):
             tied[name] = original
         else:
-            dropped[name] = family.unused(name)
+            dropped[name] = "the model has no such tensor"
     return report_tensors(weights, places, tied=tied, dropped=dropped)
 
 

@@ -3,11 +3,11 @@ Face checkpoints, and the family, which reads checkpoints; see `families.Family`
 
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -372,10 +372,6 @@ class Codes(Languages):
 
 
 class BartFamily(EncoderDecoderFamily):
-    copies: ClassVar[Mapping[str, str]] = {
-        f"{table}.{part}": f"model.shared.{part}" for table in TABLES for part in ALL_PARTS
-    }
-
     def load(self, directory: Path, config: Config, how: LoadSettings) -> Any:
         file = directory / "generation_config.json"
         stored = read_json(file) if file.is_file() else {}
@@ -386,10 +382,10 @@ class BartFamily(EncoderDecoderFamily):
         shape = BartConfig.from_dict(config)
         return Bart(shape, has_bias=LOGITS_BIAS in tensors)
 
-    def names(self, config: Config, stored: Iterable[str]) -> dict[str, str]:
+    def places(self, directory: Path, config: Config, weights: files.Weights) -> dict[str, str]:
         """See `EncoderDecoderFamily`. Checkpoints without a head omit the prefix "model.". A shared
         embedding may be stored under the name of any of its copies."""
-        shape = BartConfig.from_dict(config)
+        shape, stored = BartConfig.from_dict(config), weights.infos
         inside = ("encoder.", "decoder.", "shared.")
         places = {f"model.{name}" if name.startswith(inside) else name: name for name in stored}
         wanted = "model.shared" if shape.shared else "model.decoder.embed_tokens"
@@ -399,22 +395,12 @@ class BartFamily(EncoderDecoderFamily):
             first = next((place for place in found if place is not None), None)
             if first is not None:
                 places.setdefault(f"{wanted}.{part}", first)
-        learned = shape.positions == "learned"
-        return {n: place for n, place in places.items() if learned or "embed_positions." not in n}
-
-    def places(self, directory: Path, config: Config, weights: files.Weights) -> dict[str, str]:
-        places = super().places(directory, config, weights)
-        head, table = LM_HEAD, places.get("model.shared.weight")
-        table = table or places.get("model.decoder.embed_tokens.weight")
-        both = [weights.tensor(name) for name in (head, table or "") if name in weights.infos]
+        table = places.get(f"{wanted}.weight", "")
+        both = [weights.tensor(name) for name in (LM_HEAD, table) if name in stored]
         if len(both) == 2 and not same(*both):
             raise CheckpointError(f"{directory} has a head that is not its embedding")
-        return places
-
-    def unused(self, name: str) -> str:
-        if "embed_positions" in name:
-            return "sines and cosines, which are computed"
-        return "no copy, but one table embeds the words of both halves"
+        learned = shape.positions == "learned"
+        return {n: place for n, place in places.items() if learned or "embed_positions." not in n}
 
     def languages(self, network: Bart, tokenizer: Tokenizer) -> Languages | None:
         kind = network.config.positions

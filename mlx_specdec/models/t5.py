@@ -2,11 +2,11 @@
 checkpoints, and the family, which reads checkpoints; see `families.Family`."""
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -349,8 +349,6 @@ _DROPPED = re.compile(
     r"(encoder|decoder)\.embed_tokens\.weight"
     r"|decoder\.block\.\d+\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight"
 )
-NO_POSITIONS = "no T5 has positions in its cross-attention"
-"""The reason why the cross-attention's bias is not read."""
 
 
 class T5Family(EncoderDecoderFamily):
@@ -358,10 +356,6 @@ class T5Family(EncoderDecoderFamily):
     overflows = True
     # If config.json lacks num_decoder_layers, the decoder has as many layers as the encoder.
     decoder_depth = "num_decoder_layers"
-    copies: ClassVar[Mapping[str, str]] = {
-        **dict.fromkeys(TWINS, SHARED_EMBEDDING),
-        **{f"lm_head.{part}": f"shared.{part}" for part in ALL_PARTS},
-    }
 
     def network(self, config: Config, tensors: Collection[str]) -> Network:
         return T5(T5Config.from_dict(config), own_head=LM_HEAD in tensors)
@@ -372,18 +366,13 @@ class T5Family(EncoderDecoderFamily):
         check_even(parts, group.size())
         return lambda network: network.shard(group)
 
-    def names(self, config: Config, stored: Iterable[str]) -> dict[str, str]:
-        """See `EncoderDecoderFamily`. `shared` may be stored only under the name of a copy."""
-        stored = list(stored)
-        read = {name: name for name in stored if not _DROPPED.fullmatch(name)}
-        twins = [name for name in TWINS if name in stored]
-        if SHARED_EMBEDDING not in read and twins:
-            read[SHARED_EMBEDDING] = twins[0]
-        return read
-
     def places(self, directory: Path, config: Config, weights: files.Weights) -> dict[str, str]:
-        """See `EncoderDecoderFamily`. A head that repeats `shared` is left out."""
-        places = super().places(directory, config, weights)
+        """See `EncoderDecoderFamily`. `shared` may be stored only under the name of a copy. A head
+        that repeats `shared` is left out."""
+        places = {name: name for name in weights.infos if not _DROPPED.fullmatch(name)}
+        twins = [name for name in TWINS if name in weights.infos]
+        if SHARED_EMBEDDING not in places and twins:
+            places[SHARED_EMBEDDING] = twins[0]
         table = {f"lm_head.{part}": places.get(f"shared.{part}") for part in ALL_PARTS}
         repeats = all(
             shared is not None and same(weights.tensor(places[head]), weights.tensor(shared))
@@ -391,11 +380,6 @@ class T5Family(EncoderDecoderFamily):
             if head in places
         )
         return {n: place for n, place in places.items() if n not in table or not repeats}
-
-    def unused(self, name: str) -> str:
-        if name in TWINS:
-            return "no copy, but T5 reads the words of both its halves from one table"
-        return NO_POSITIONS
 
     def written_config(self, config: Config, tensors: Collection[str]) -> dict[str, Any]:
         return {

@@ -6,15 +6,16 @@ the source, and then the positions of the decoder. Only the latter are rotated, 
 
 import math
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Self
+from pathlib import Path
+from typing import Any, Self
 
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..checkpoints.files import FULL_ATTENTION, SLIDING_ATTENTION, whole_number
+from ..checkpoints.files import FULL_ATTENTION, SLIDING_ATTENTION, Weights, whole_number
 from ..checkpoints.tensors import MOST_LAYERS
 from ..errors import CheckpointError, PromptError
 from ..system import open_files_kept
@@ -248,10 +249,6 @@ _NAME = re.compile(
 class T5Gemma2Family(EncoderDecoderFamily):
     # The layers are Gemma 3's, and mlx-lm clips hidden states of Gemma 3 in float16.
     overflows = True
-    copies: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        ("model.decoder.embed_tokens.weight", "lm_head.out_proj.weight"),
-        "model.encoder.embed_tokens.weight",
-    )
 
     def network(self, config: Config, tensors: Collection[str]) -> Network:
         encoder, decoder = _stacks(config)
@@ -263,17 +260,14 @@ class T5Gemma2Family(EncoderDecoderFamily):
             network.note = "the vision tower was left out: only text is read here"
         return network
 
-    def names(self, config: Config, stored: Iterable[str]) -> dict[str, str]:
+    def places(self, directory: Path, config: Config, weights: Weights) -> dict[str, str]:
         """See `EncoderDecoderFamily`. transformers saves tensors under other names than its modules
         have; both kinds of names are read."""
-        found = {name: match[1] for name in stored if (match := _NAME.fullmatch(name))}
+        found = {name: match[1] for name in weights.infos if (match := _NAME.fullmatch(name))}
         return {
             "model." + name.replace("text_model.", "").replace("embed_tokens.eoi", "eoi"): place
             for place, name in found.items()
         }
-
-    def unused(self, name: str) -> str:
-        return "of the vision tower, and only text is read here"
 
     def written_config(self, config: Config, tensors: Collection[str]) -> dict[str, Any]:
         encoder = {k: v for k, v in config["encoder"].items() if k != "vision_config"}

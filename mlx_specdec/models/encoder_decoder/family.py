@@ -46,13 +46,10 @@ class EncoderDecoderFamily(ABC):
 
     Attributes:
         overflows: Whether float16 is too small for the hidden states of some checkpoints.
-        copies: Tensors that are not read, because each repeats another tensor. The values are the
-            network's names of the repeated tensors.
         decoder_depth: The entry of config.json with the number of decoder layers.
     """
 
     overflows: ClassVar[bool] = False
-    copies: ClassVar[Mapping[str, str]] = {}
     decoder_depth = "decoder_layers"
 
     @abstractmethod
@@ -61,8 +58,9 @@ class EncoderDecoderFamily(ABC):
         names that `places` returns. Raises CheckpointError."""
 
     @abstractmethod
-    def names(self, config: Config, stored: Iterable[str]) -> dict[str, str]:
-        """Return the tensors to read: the network's name and the checkpoint's name of each."""
+    def places(self, directory: Path, config: Config, weights: files.Weights) -> dict[str, str]:
+        """Return the tensors to read: the network's name and the checkpoint's name of each. Raises
+        CheckpointError."""
 
     def with_layers(self, config: Config, chosen: Sequence[int]) -> dict[str, Any]:
         """See `families.Family`."""
@@ -74,24 +72,6 @@ class EncoderDecoderFamily(ABC):
         raise OptionError(
             f"ranks cannot share a model of type {config.get('model_type')}: take one machine"
         )
-
-    def places(self, directory: Path, config: Config, weights: files.Weights) -> dict[str, str]:
-        """Return the `names` of a checkpoint's tensors. Raises CheckpointError if the model does
-        not generate text."""
-        stored, listed = weights.infos, config.get("architectures")
-        # Many configurations name a wrong architecture, so that it appears only in messages.
-        shown = f" ({str(listed[0])[:80]})" if isinstance(listed, list) and listed else ""
-        if any(name.startswith(_LABELS) for name in stored):
-            raise CheckpointError(f"{directory} holds a model that gives labels{shown}, not text")
-        if any(map(_ENCODER.match, stored)) and not any(map(_DECODER.match, stored)):
-            raise CheckpointError(
-                f"{directory} holds an encoder alone{shown}: take the whole model"
-            )
-        return self.names(config, stored)
-
-    def unused(self, name: str) -> str:
-        """Return the reason why a tensor that is no copy is not read."""
-        return "nothing that reads or writes text needs it"
 
     def written_config(self, config: Config, tensors: Collection[str]) -> dict[str, Any]:
         """Return the config.json to write with a model that has these tensors."""
@@ -108,6 +88,7 @@ class EncoderDecoderFamily(ABC):
         the network, whose layers are quantized as the tensors are. Raises CheckpointError."""
         stored = stored_quantization(config)
         weights = files.Weights(directory)
+        _check_generates(directory, config, weights.infos)
         places = self.places(directory, config, weights)
         try:
             network = self.network(config, places)
@@ -206,6 +187,17 @@ class EncoderDecoderFamily(ABC):
             for name, array in tree_flatten(network.parameters())
         }
         return {name: how for name, how in chosen.items() if how is not None}
+
+
+def _check_generates(directory: Path, config: Config, stored: Iterable[str]) -> None:
+    """Raise CheckpointError if tensors with these names do not generate text."""
+    listed = config.get("architectures")
+    # Many configurations name a wrong architecture, so that it appears only in messages.
+    shown = f" ({str(listed[0])[:80]})" if isinstance(listed, list) and listed else ""
+    if any(name.startswith(_LABELS) for name in stored):
+        raise CheckpointError(f"{directory} holds a model that gives labels{shown}, not text")
+    if any(map(_ENCODER.match, stored)) and not any(map(_DECODER.match, stored)):
+        raise CheckpointError(f"{directory} holds an encoder alone{shown}: take the whole model")
 
 
 def quantization_of(
