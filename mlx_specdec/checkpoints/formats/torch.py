@@ -8,6 +8,7 @@ import struct
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,8 +21,6 @@ from ..tensors import Malformed, TensorInfo, TensorReader
 
 ZIP_MAGIC, OLD_MAGIC = b"PK\x03\x04", 0x1950A86A20F9469CFC6C
 _LOCAL_BYTES = 30
-_MOST_ITEMS = 1 << 16
-"""Limit of the items of a tuple and of all tuples in it. A shape has a few."""
 _BROKEN = "is truncated or damaged: download it again"
 
 
@@ -58,7 +57,7 @@ def _tensor(storage: Any, offset: Any, shape: Any, strides: Any, *rest: Any) -> 
     reaches = bool(math.prod(shape)) and nbytes > storage.nbytes
     if reaches or min((offset, *shape, *strides)) < 0:
         raise Malformed("is damaged: a tensor reaches beyond its storage")
-    return TorchTensor(storage, kind, offset, shape, strides)
+    return TorchTensor(storage, kind, offset, tuple(shape), tuple(strides))
 
 
 _FLOATS = {"Double": "float64", "Float": "float32", "Half": "float16", "BFloat16": "bfloat16"}
@@ -93,41 +92,33 @@ ADMITTED: Mapping[tuple[str, str], Any] = {
 }
 """Every name that a pickle may use: (module, name) -> the object that it gets instead."""
 _Base: Any = pickle._Unpickler
-_TUPLES = pickle.EMPTY_TUPLE + pickle.TUPLE + pickle.TUPLE1 + pickle.TUPLE2 + pickle.TUPLE3
-"""The operations that make a tuple."""
 
 
-def _counting(load: Any) -> Any:
-    """Return an operation that makes a tuple, with a check of its items. A few bytes can make a
-    tuple that has another one twice, which has a third one twice, and so on. The
-    hash of such a tuple would take years."""
-
-    def make(self: "Unpickler") -> None:
-        load(self)
-        made = self.stack[-1]
-        inner = sum(self.items[id(item)] for item in made if type(item) is tuple)
-        self.items[id(made)] = items = len(made) + inner
-        if items > _MOST_ITEMS:
-            raise Malformed("is damaged or no state dict: its pickle has too large a tuple")
-
-    return make
+def _list(count: int, self: "Unpickler") -> None:
+    """Make a list of the newest `count` values."""
+    self.stack[-count:] = [self.stack[-count:]]
 
 
 class Unpickler(_Base):
-    """The unpickler in Python, whose operations can be changed. storages: Key -> storage that the
-    pickle mentions. items: Id of each tuple -> its number of items."""
+    """The unpickler in Python, whose operations can be changed. Tuples become lists. A few bytes
+    can make a tuple that has another one twice, which has a third one twice, and so on. The hash of
+    such a tuple would take years, and a list has none. storages: Key -> storage that the pickle
+    mentions."""
 
     # The state of a dictionary is metadata, which is not needed. Nothing else may be changed by it.
     dispatch: ClassVar = {
         **_Base.dispatch,
         pickle.BUILD[0]: lambda self: self.stack.pop(),
-        **{code: _counting(_Base.dispatch[code]) for code in _TUPLES},
+        pickle.EMPTY_TUPLE[0]: _Base.load_empty_list,
+        pickle.TUPLE[0]: _Base.load_list,
+        pickle.TUPLE1[0]: partial(_list, 1),
+        pickle.TUPLE2[0]: partial(_list, 2),
+        pickle.TUPLE3[0]: partial(_list, 3),
     }
 
     def __init__(self, file: mmap.mmap) -> None:
         super().__init__(file, encoding="latin1")  # for strings of Python 2
         self.storages: dict[str, Storage] = {}
-        self.items: dict[int, int] = {}
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in ADMITTED:
