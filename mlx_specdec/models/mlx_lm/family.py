@@ -1,10 +1,9 @@
 """The family of all decoder-only models that mlx-lm implements; see `families.Family`. It adapts,
 casts and quantizes a model of mlx-lm, and divides it among ranks. mlx-lm applies the adapters that
-it has trained (LoRA, DoRA, or whole layers). This module adds the checks that mlx-lm lacks."""
+it has trained (LoRA, DoRA, or whole layers)."""
 
-import re
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -107,8 +106,6 @@ def network_of(config: Mapping[str, Any], name: str) -> nn.Module:
 
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapters.safetensors"
-ADAPTED = ("lora_a", "lora_b", "m")
-"""The last part of the names of tensors that mlx-lm adds to adapted layers."""
 
 
 def load(
@@ -168,7 +165,7 @@ def adapt(model: nn.Module, adapter: Path) -> dict[str, Any]:
     config = read_json(adapter / ADAPTER_CONFIG)
     if not (adapter / ADAPTER_WEIGHTS).is_file():
         raise CheckpointError(f"{adapter} is no adapter of mlx-lm: it has no {ADAPTER_WEIGHTS}")
-    stored = safetensors.read_header(adapter / ADAPTER_WEIGHTS)
+    safetensors.read_header(adapter / ADAPTER_WEIGHTS)
     try:
         load_adapters(model, str(adapter))
     except Exception as problem:  # mlx-lm checks little, so any error can occur
@@ -177,39 +174,8 @@ def adapt(model: nn.Module, adapter: Path) -> dict[str, Any]:
             f"{adapter} does not fit the model ({type(problem).__name__}: {reason:.200}): name the "
             "model that it was trained on"
         ) from problem
-    _check_complete(model, adapter, config, stored)
     model.eval()  # in training mode the new layers apply dropout
     return config
-
-
-def _check_complete(
-    model: nn.Module, adapter: Path, config: Mapping[str, Any], stored: Collection[str]
-) -> None:
-    """Raise CheckpointError if an adapted layer lacks a tensor, for which mlx-lm draws random
-    values.
-
-    Args:
-        config: The adapter's configuration.
-        stored: Names of the tensors in the adapter's file."""
-    names = [name for name, _ in tree_flatten(model.parameters())]
-    wanted = [name for name in names if name.rpartition(".")[2] in ADAPTED]
-    settings = config.get("lora_parameters")
-    if isinstance(settings, Mapping) and settings.get("keys") is None:
-        # Earlier versions of mlx-lm adapted fewer kinds of layers by default.
-        kinds = {_kind(name) for name in stored}
-        wanted = [name for name in wanted if _kind(name) in kinds]
-    missing = [name for name in wanted if name not in stored]
-    if missing or not stored:
-        example = f", such as {missing[0]:.200}" if missing else ""
-        raise CheckpointError(
-            f"{adapter / ADAPTER_WEIGHTS} lacks {len(missing) or 'all'} of its tensors{example}: "
-            "copy the adapter again"
-        )
-
-
-def _kind(name: str) -> str:
-    """Return the path of a tensor's module without layer numbers."""
-    return re.sub(r"\d+", "", name.rpartition(".")[0])
 
 
 def with_numbers(model: nn.Module, name: str, numbers: NumberFormat) -> nn.Module:
