@@ -93,41 +93,33 @@ class DecoderOnlyContext(RowsContext):
             return Reusable()
         # Views are copied lazily, so that a snapshot does not keep larger arrays in memory.
         arrays = [array for cache in self.attention for array in cache.stored(sequence)]
-        states = [_encoded(cache.state, sequence, arrays) for cache in self.states.caches]
+
+        def placed(array: mx.array) -> dict[str, int]:
+            arrays.append(array[sequence : sequence + 1] if array.ndim else array)
+            return {"array": len(arrays) - 1}
+
+        # JSON refers to arrays by number.
+        states = json.dumps([cache.state for cache in self.states.caches], default=placed)
         owned = tuple(map(mx.contiguous, arrays))
-        snapshot = Cached(length, owned, is_snapshot=True, description=json.dumps(states))
+        snapshot = Cached(length, owned, is_snapshot=True, description=states)
         return Reusable(snapshot=snapshot)
 
     def restore(self, cached: Sequence[Cached | None]) -> None:
         super().restore(cached)
         if any(cached) and self.states:
-            parts = [copy.deepcopy(self.states.caches) for _ in cached]
-            for caches, part in zip(parts, cached, strict=True):
-                if part is not None and part.description is not None:
-                    for cache, state in zip(caches, json.loads(part.description), strict=True):
-                        cache.state = _decoded(state, part.arrays)
+            parts = [_filled(self.states.caches, part) for part in cached]
             self.states.hold(merged(parts, [[row] for row in range(len(cached))]))
 
 
-def _encoded(part: Any, sequence: int, arrays: list[mx.array]) -> Any:
-    """Return a part of a cache's state as JSON. Add a sequence's rows of the arrays to `arrays`, to
-    which the JSON refers by number."""
-    if isinstance(part, mx.array):
-        arrays.append(part if part.ndim == 0 else part[sequence : sequence + 1])
-        return {"array": len(arrays) - 1}
-    if isinstance(part, (list, tuple)):
-        items = [_encoded(item, sequence, arrays) for item in part]
-        return {"tuple": items} if isinstance(part, tuple) else items
-    return part
-
-
-def _decoded(part: Any, arrays: Sequence[mx.array]) -> Any:
-    if isinstance(part, dict):
-        if "array" in part:
-            # Caches write into their arrays.
-            return copy.deepcopy(arrays[part["array"]])
-        return tuple(_decoded(item, arrays) for item in part["tuple"])
-    return [_decoded(item, arrays) for item in part] if isinstance(part, list) else part
+def _filled(empty: list[Any], cached: Cached | None) -> list[Any]:
+    """Return copies of empty caches, with the state of a snapshot."""
+    caches = copy.deepcopy(empty)
+    if cached is not None and cached.description is not None:
+        arrays = copy.deepcopy(cached.arrays)  # because caches write into their arrays
+        states = json.loads(cached.description, object_hook=lambda place: arrays[place["array"]])
+        for cache, state in zip(caches, states, strict=True):
+            cache.state = state
+    return caches
 
 
 @dataclass(frozen=True)
