@@ -8,6 +8,7 @@ call computes only what the state depends on: convolutions, gates and the recurr
 attention nor the output projection. This needs no knowledge of a family. `trials.py` tries it."""
 
 import threading
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -150,32 +151,12 @@ def _projects(module: nn.Module) -> bool:
     return isinstance(weight, mx.array) and weight.ndim == 2
 
 
-@dataclass(eq=False)
-class _Visit:
-    """A module's call with a cache, and the contents of the cache before and after it."""
-
-    module: nn.Module | None
-    before: list[Any]
-    after: list[Any] = field(default_factory=list)
-    inner: list["_Visit"] = field(default_factory=list)
-
-    def writers(self) -> Iterator[nn.Module]:
-        """Yield this module if it changes the cache itself, and otherwise the modules that do so
-        among those that it calls with the cache."""
-        between = [self.before, *[state for v in self.inner for state in (v.before, v.after)]]
-        between.append(self.after)
-        pairs = zip(between[::2], between[1::2], strict=True)
-        if self.module is not None and any(not _same(*pair) for pair in pairs):
-            yield self.module
-        else:
-            for visit in self.inner:
-                yield from visit.writers()
-
-
 def _writers(network: nn.Module, entries: list[Any], opaque: Sequence[Any]) -> list[nn.Module]:
-    """Return the modules that change caches in `opaque`, a part of `entries`, in a pass over two
-    tokens. The pass is built, and nothing is computed."""
-    open_visits = {id(cache): [_Visit(None, [])] for cache in opaque}
+    """Return the modules that write caches in `opaque`, a part of `entries`: those that do not pass
+    a cache on to a module inside of them. A pass over two tokens is built for it, and nothing is
+    computed."""
+    watched, calls = set(map(id, opaque)), Counter[int]()
+    found: dict[int, nn.Module] = {}
 
     def observe(plain: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         values = [
@@ -183,14 +164,12 @@ def _writers(network: nn.Module, entries: list[Any], opaque: Sequence[Any]) -> l
             for value in (*args, *kwargs.values())
             for part in (value.caches if isinstance(value, CacheList) else [value])
         ]
-        caches = [value for value in values if id(value) in open_visits]
-        for cache in caches:
-            visit = _Visit(module, _contents(cache))
-            open_visits[id(cache)][-1].inner.append(visit)
-            open_visits[id(cache)].append(visit)
+        caches = watched.intersection(map(id, values))
+        before = {cache: calls[cache] for cache in caches}
         result = plain(module, *args, **kwargs)
-        for cache in caches:
-            open_visits[id(cache)].pop().after = _contents(cache)
+        if any(calls[cache] == count for cache, count in before.items()):
+            found[id(module)] = module
+        calls.update(caches)
         return result
 
     modules = network.modules()
@@ -200,19 +179,4 @@ def _writers(network: nn.Module, entries: list[Any], opaque: Sequence[Any]) -> l
     finally:
         for module in modules:
             WATCHED.undo(module)
-    found = {id(m): m for [root] in open_visits.values() for m in root.writers()}
     return list(found.values())
-
-
-def _contents(cache: Any) -> list[Any]:
-    """Return everything that a cache holds."""
-    values: list[Any] = []
-    for value in vars(cache).values():
-        values += value if isinstance(value, (list, tuple)) else [value]
-    return values
-
-
-def _same(one: list[Any], other: list[Any]) -> bool:
-    return len(one) == len(other) and all(
-        a is b or (isinstance(a, int) and a == b) for a, b in zip(one, other, strict=True)
-    )
