@@ -15,7 +15,7 @@ import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_flatten
 
-from ..errors import OptionError, PromptError, RewindError
+from ..errors import OptionError, PromptError
 from ..text.tokenizer import Kind
 from ..types import TargetModel, after
 from ..version import __version__
@@ -126,16 +126,6 @@ def check_prompt(prompt: Sequence[int], vocabulary: int, longest: int | None) ->
             f"token id {invalid} of the prompt is not among the model's {vocabulary}: give ids "
             "below that; if the prompt is a text, the tokenizer belongs to another model"
         )
-
-
-def check_rewind(lengths: tuple[int, ...], final: Sequence[int], current: Sequence[int]) -> None:
-    """Raise RewindError unless every new length is between the sequence's final length, whose
-    tokens cannot be dropped, and its current length."""
-    for length, least, most in zip(lengths, final, current, strict=True):
-        if not least <= length <= most:
-            raise RewindError(
-                f"cannot go to {length} tokens: {most} were seen and {least} are final"
-            )
 
 
 def layer_of(name: str, layers: int) -> int:

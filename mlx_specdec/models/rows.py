@@ -13,8 +13,8 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from ..errors import RewindError
 from ..types import Cached, Context, Reusable
-from .base import check_rewind
 from .cpu_layers import shared
 
 DROP = 256
@@ -115,7 +115,12 @@ class Rows:
         return self.place
 
     def rewind(self, lengths: tuple[int, ...]) -> None:
-        check_rewind(lengths, self.final, self.lengths)
+        """Keep the first `lengths` tokens. Raises RewindError if that drops final tokens."""
+        for length, least, most in zip(lengths, self.final, self.lengths, strict=True):
+            if not least <= length <= most:
+                raise RewindError(
+                    f"cannot go to {length} tokens: {most} were seen and {least} are final"
+                )
         self.lengths = self.final = lengths
 
     def merge(self, joining: Rows) -> None:
