@@ -80,14 +80,14 @@ def try_batches(model: CapturingNetwork, open_: Open) -> tuple[int | None, str]:
     """Compare the logits of sequences in a batch with the logits of single sequences.
 
     Several attempts are made with each number of mask axes, and one success is enough. If all fail,
-    the reason names the smallest difference. Rank 0 decides for all ranks that share the model.
+    the last one gives the reason. Rank 0 decides for all ranks that share the model.
 
     Returns:
         The number of axes that masks need and "", or None and why the model cannot decode batches,
         in one line."""
     if open_().states and not of_rank_0(model.group, _begins_with_zeros(model, open_)):
         return None, "the recurrent state of an empty sequence is not zero"
-    reasons: dict[float, str] = {}
+    reason = ""
     for seed, axes in itertools.product(range(ATTEMPTS), MASK_AXES):
         try:
             apart, limit = _batch_apart(model, open_, axes, seed)
@@ -100,8 +100,7 @@ def try_batches(model: CapturingNetwork, open_: Open) -> tuple[int | None, str]:
             reason = f"a trial pass failed ({first_line(problem)})"
         if of_rank_0(model.group, not apart > limit):
             return axes, ""
-        reasons.setdefault(apart, reason)
-    return None, reasons[min(reasons)]
+    return None, reason
 
 
 def _begins_with_zeros(model: CapturingNetwork, open_: Open) -> bool:
