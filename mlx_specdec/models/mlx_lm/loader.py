@@ -25,7 +25,6 @@ from ...checkpoints.files import (
     check_runs_no_code,
     text_config,
 )
-from ...checkpoints.formats import safetensors as safetensors_file
 from ...checkpoints.quantization import Quantization
 from ...checkpoints.tensors import UNFIT, check_weights, same
 from ...errors import CheckpointError, first_line
@@ -80,8 +79,6 @@ def open_model(
             checkpoint has code in its files."""
     check_runs_no_code(directory, config)
     check_numbers(directory, config, len(tensors))
-    for file in directory.glob("model*.safetensors"):  # check the headers before mlx-lm opens them
-        safetensors_file.read_header(file)
     config = _with_own_head(config, source)
     is_mtp = mtp_layers.known(config)
     tensors = {name: array for name, array in tensors.items() if not is_mtp(name)}
