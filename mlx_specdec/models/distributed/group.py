@@ -59,16 +59,12 @@ KEEPALIVE = {
     "TCP_USER_TIMEOUT": 1000 * (SILENT + UNANSWERED),
 }
 _WATCHDOG = """
-import os, sys, time
-parent, seconds, sentence = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3]
-end = time.monotonic() + seconds
-while time.monotonic() < end:
-    time.sleep(0.2)
-    if os.getppid() != parent:
-        sys.exit()
-print(sentence, file=sys.stderr)
-os.kill(parent, 9)
+import os, select, sys
+if not select.select([sys.stdin], [], [], float(sys.argv[2]))[0]:
+    print(sys.argv[3], file=sys.stderr)
+    os.kill(int(sys.argv[1]), 9)
 """
+"""A program that waits until the pipe to it is closed, or else kills a process after some time."""
 
 
 class Ranks:
@@ -245,22 +241,17 @@ def join() -> Ranks:
     return ranks
 
 
-def give_up_after(seconds: float, sentence: str) -> Callable[[], None]:
+def give_up_after(seconds: float, sentence: str) -> Callable[[], object]:
     """Print a sentence and kill this process after some seconds, unless the returned function is
     called before. Another process does this, because MLX holds Python's lock while it waits."""
     words = [str(os.getpid()), str(seconds), sentence]
     watchdog = subprocess.Popen(
         [sys.executable, "-S", "-E", "-c", _WATCHDOG, *words],
-        stdin=subprocess.DEVNULL,
+        stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         start_new_session=True,
     )
-
-    def cancel() -> None:
-        watchdog.kill()
-        watchdog.wait()
-
-    return cancel
+    return watchdog.communicate
 
 
 def open_descriptors() -> set[int]:
