@@ -142,7 +142,8 @@ def collect(
     groups = [list(range(len(pieces)))]
     if config.self_distill:
         lengths, kinds = [len(prompt) for prompt, _ in pieces], len(config.temperatures)
-        groups = batches(lengths, config.texts_at_once, config.seed, kinds)
+        at_once = 1 if pair.target.why_not_batched else config.texts_at_once
+        groups = batches(lengths, at_once, config.seed, kinds)
     done = len(rows.lengths)
     progress(min(done, len(pieces)), len(pieces))
     names = (*hidden, FINAL)

@@ -30,18 +30,13 @@ def complete(
     """Sample a completion of each prompt, up to and including an EOS token.
 
     Args:
+        prompts: A single one if the target does not decode batches.
         most: The maximum number of tokens of each completion.
         temperatures: The sampling temperature of each completion.
         seed: Determines the completions together with the prompts of the batch.
     Raises:
         DecodingError: If logits are NaN or infinite.
     """
-    if pair.target.why_not_batched and len(prompts) > 1:
-        each = zip(prompts, most, temperatures, strict=True)
-        return [
-            complete(pair, [prompt], [limit], [temperature], seed + number)[0]
-            for number, (prompt, limit, temperature) in enumerate(each)
-        ]
     context, newest = _prefilled(pair, prompts)
     keys = mx.random.split(mx.random.key(seed), max(most))
     heat = mx.array(list(temperatures), dtype=mx.float32)[:, None]
@@ -85,7 +80,7 @@ def states(
     size = 1 if pair.target.why_not_batched else max(1, STATE_TOKENS // longest)
     for first in range(0, len(fed), size):
         some = fed[first : first + size]
-        context = _opened(pair, prompts[first : first + size])
+        context = pair.target.open_batch(prompts[first : first + size])
         parts = []
         for start in range(0, max(map(len, some)), PREFILL_TOKENS):
             hidden = feed(
@@ -97,14 +92,9 @@ def states(
         yield from (joined[row, : len(tokens)] for row, tokens in enumerate(some))
 
 
-def _opened(pair: Pair, prompts: Sequence[Ids]) -> Context:
-    target = pair.target
-    return target.open_batch(prompts) if len(prompts) > 1 else target.open(prompts[0])
-
-
 def _prefilled(pair: Pair, prompts: Sequence[Ids]) -> tuple[Context, mx.array]:
     """Return a context of all prompts without their last tokens, and these tokens, (batch, 1)."""
-    context = _opened(pair, prompts)
+    context = pair.target.open_batch(prompts)
     prefixes = [pair.target.prefix(prompt) for prompt in prompts]
     for start in range(0, max(map(len, prefixes)) - 1, PREFILL_TOKENS):
         end = start + PREFILL_TOKENS

@@ -13,6 +13,7 @@ from mlx_specdec.engine import loading
 from mlx_specdec.engine.generate import generate
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.errors import DecodingError
+from mlx_specdec.training import collect as collecting
 from mlx_specdec.training import completions
 from mlx_specdec.training.collect import SampleFiles, collect
 from mlx_specdec.training.completions import complete, states
@@ -36,17 +37,13 @@ def alone(pair: Pair, prompt: Sequence[int], most: int) -> tuple[int, ...]:
     return tuple(generate(pair, list(prompt), Options(max_tokens=most, regular=True)).tokens)
 
 
-@pytest.mark.parametrize("why_not", ["", "it is a test"])
-def test_greedy_completions_of_a_batch_are_those_of_single_prompts(
-    why_not: str, pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_greedy_completions_of_a_batch_are_those_of_single_prompts(pair: Pair) -> None:
     expected = [alone(pair, prompt, most) for prompt, most in zip(PROMPTS, MOST, strict=True)]
     # Some text ends early: its EOS token is the last one.
     ending = expected[2][5]
     pair = dataclasses.replace(pair, eos_token_ids=frozenset({ending}))
     expected = [alone(pair, prompt, most) for prompt, most in zip(PROMPTS, MOST, strict=True)]
     assert any(text[-1] == ending for text in expected)
-    monkeypatch.setattr(type(pair.target), "why_not_batched", why_not)
     assert complete(pair, PROMPTS, MOST, [0.0] * 4, seed=1) == expected
 
 
@@ -81,6 +78,19 @@ def test_states_of_a_batch_are_those_of_single_texts(
         rows = len(pair.target.prefix(prompt)) + len(text) - 1
         assert one.shape == other.shape == (rows, 2 * pair.target.width)
         assert mx.allclose(one, other, atol=1e-4)
+
+
+def test_a_target_that_decodes_no_batches_completes_prompts_one_after_the_other(
+    tmp_path: Path, pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches = []
+    monkeypatch.setattr(
+        collecting, "complete", lambda pair, prompts, *rest: batches.append(prompts) or [(3, 4)]
+    )
+    monkeypatch.setattr(type(pair.target), "why_not_batched", "it is a test")
+    rows = SampleFiles(tmp_path, pair.target.width, pair.target.state_dtype)
+    collect(pair, [("some words", ""), ("others", "")], DataConfig(), rows, lambda *_: None)
+    assert [len(prompts) for prompts in batches] == [1, 1]
 
 
 def test_every_temperature_has_texts_among_the_held_out_ones(tmp_path: Path) -> None:
