@@ -240,6 +240,20 @@ class StoredTensors(UserDict[str, Any]):
         return tuple(ids.tolist())
 
 
+def check_sizes(
+    drafter: Path, width: tuple[int, int | None], vocabulary: tuple[int | None, int | None]
+) -> None:
+    """Raise CheckpointError if a drafter was made for another target. width, vocabulary: The size
+    that the drafter needs, and the target's. A size that is not known is not compared."""
+    parts = {"hidden states of width": width, "a vocabulary of": vocabulary}
+    for what, (wanted, actual) in parts.items():
+        if None not in (wanted, actual) and wanted != actual:
+            raise CheckpointError(
+                f"{drafter} drafts for a target with {what} {wanted}, and this one has {actual}: "
+                "it belongs to another target"
+            )
+
+
 UsualLayers = Callable[[int, int], tuple[int, ...]]
 _WIDTHS = ("hidden_size", "d_model", "n_embd")
 _DEPTHS = ("num_decoder_layers", "num_hidden_layers", "num_layers", "n_layers", "n_layer")
@@ -320,15 +334,7 @@ class DrafterFiles:
     def check(self, width: int | None, layers: int | None, vocabulary: int | None) -> None:
         """Raise CheckpointError if the drafter was made for another target. Facts of the target
         that are None are not compared."""
-        for what, expected, actual in (
-            ("hidden states of width", self.target_width, width),
-            ("a vocabulary of", self.vocabulary, vocabulary),
-        ):
-            if actual is not None and expected != actual:
-                raise CheckpointError(
-                    f"{self.directory} drafts for a target with {what} {expected}, and this one "
-                    f"has {actual}: the drafter belongs to another target"
-                )
+        check_sizes(self.directory, (self.target_width, width), (self.vocabulary, vocabulary))
         if layers is not None:
             self.hidden_layers_of(layers)
 

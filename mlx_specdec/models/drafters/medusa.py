@@ -10,7 +10,6 @@ from pathlib import Path
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx.utils import tree_flatten
 
 from ...checkpoints import shards
 from ...checkpoints.disk import read_json
@@ -20,6 +19,8 @@ from ...checkpoints.formats.torch import TorchFile
 from ...checkpoints.tensors import TensorReader, check_weights
 from ...errors import CheckpointError
 from ..base import Base
+from ..number_format import nbytes
+from .files import check_sizes
 
 HEADS_KEY, LAYERS_KEY, BASE_KEY = "medusa_num_heads", "medusa_num_layers", "base_model_name_or_path"
 MOST_HEADS = 64
@@ -131,7 +132,7 @@ class MedusaHeads(nn.Module):
 
     @property
     def nbytes(self) -> int:
-        return sum(array.nbytes for _, array in tree_flatten(self.parameters()))
+        return nbytes(self)
 
     def logits(self, state: mx.array, count: int) -> mx.array:
         """Return the logits of the first `count` heads, (batch, count, vocabulary), from the hidden
@@ -174,15 +175,7 @@ class MedusaHeads(nn.Module):
 def attach(files: MedusaFiles, base: Base) -> MedusaHeads:
     """Return the heads of a directory for a loaded base model. They compute in the dtype of its
     hidden states. Raises CheckpointError if the heads were made for another base model."""
-    for what, expected, actual in (
-        ("a hidden state of width", files.width, base.width),
-        ("a vocabulary of", files.vocabulary, base.vocabulary),
-    ):
-        if expected is not None and expected != actual:
-            raise CheckpointError(
-                f"{files.file} has heads for {what} {expected}, and {files.base} has {actual}: "
-                "they belong to another base model"
-            )
+    check_sizes(files.file, (files.width, base.width), (files.vocabulary, base.vocabulary))
 
     def stack(name: str) -> mx.array:
         arrays = [files.tensors[f"{head}.{name}"] for head in range(files.count)]

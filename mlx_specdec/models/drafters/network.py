@@ -15,7 +15,6 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx.utils import tree_flatten
 
 from ...checkpoints.files import Weights
 from ...errors import CheckpointError, first_line
@@ -23,7 +22,7 @@ from ...types import FINAL, Context, Reusable, after, rectangle
 from ..base import Base
 from ..encoder_decoder.context import EncodedSources
 from ..encoder_decoder.layers import attend_cached
-from ..number_format import NumberFormat, count, evaluate, expand, quantize
+from ..number_format import NumberFormat, count, evaluate, expand, nbytes, quantize
 from ..rows import STEP, KVCache, Place, Rows, RowsContext
 from .files import IN_16_BITS, DrafterFiles
 from .layers import Source
@@ -117,7 +116,7 @@ class DrafterNetwork(nn.Module, ABC):
 
     @property
     def nbytes(self) -> int:
-        return sum(array.nbytes for _, array in tree_flatten(self.parameters()))
+        return nbytes(self)
 
     @property
     def dtype(self) -> mx.Dtype:
