@@ -111,7 +111,7 @@ def read(kind: str, directory: Path, config: Config, weights: Weights | None) ->
     assert weights is not None, "config.json alone does not describe the layer"
     inner = config.get("transformer_layer_config")
     if not isinstance(inner, Mapping):
-        original = not mtp_layers.is_split(config) and mtp_layers.is_original(weights)
+        original = not mtp_layers.is_split(config) and mtp_layers.is_original(weights, config)
         return _files(directory, config, mtp_layers.all_of(weights), original)
     family = mtp_layers.family(inner)
     stored = MLX_LM_TYPES.get(family, family)

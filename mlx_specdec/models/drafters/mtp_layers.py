@@ -78,14 +78,13 @@ def carried(directory: Path, config: Mapping[str, Any]) -> tuple[dict[str, mx.ar
     if family(config) not in MTP_TYPES:
         return None
     if (file := directory / MTP_LAYERS).is_file():
-        safetensors.read_header(file)
-        arrays = safetensors.load(file)
-        return _without_copies(arrays, arrays.__getitem__), _is_original(file, arrays, config)
+        original, arrays = is_original(SafetensorsFile(file), config), safetensors.load(file)
+        return _without_copies(arrays, arrays.__getitem__), original
     if shards.format_of(directory) not in ("safetensors", "torch"):
         return None
     weights = Weights(directory)
     names = [*filter(known(config), weights.infos)]
-    return (_without_copies(names, weights.read), is_original(weights)) if names else None
+    return (_without_copies(names, weights.read), is_original(weights, config)) if names else None
 
 
 def all_of(weights: Weights) -> dict[str, mx.array]:
@@ -103,31 +102,21 @@ def tensors(directory: Path, config: Mapping[str, Any], weights: Weights) -> dic
         reader: TensorReader = SafetensorsFile(file)
         return {name: reader.tensor(name) for name in reader.infos}
     names = [*filter(known(config), weights.infos)]
-    return {name: weights.tensor(name) for name in names} if is_original(weights) else {}
+    return {name: weights.tensor(name) for name in names} if is_original(weights, config) else {}
 
 
-def is_original(weights: Weights) -> bool:
-    """Return whether the weights have the layout of the model's authors. mlx-lm transposes
-    convolutions and adds 1 to norms."""
-    shapes = [info.shape for name, info in weights.infos.items() if name.endswith(CONVOLUTION)]
+def is_original(reader: TensorReader, config: Mapping[str, Any]) -> bool:
+    """Return whether weights have the layout of the model's authors. mlx-lm transposes convolutions
+    and adds 1 to norms. MTPLX quantizes the layers, and may store norms as the authors do. Raises
+    CheckpointError."""
+    if any(part.get(_ENCODING) in _DELTA for part in (config, text_config(config))):
+        return True
+    shapes = [info.shape for name, info in reader.infos.items() if name.endswith(CONVOLUTION)]
     if shapes:
         return any(shape[-1:] != (1,) for shape in shapes)
-    return not any(_of_mlx(path) for path in weights.paths if weights.lazy)
-
-
-def _is_original(file: Path, names: Iterable[str], config: Mapping[str, Any]) -> bool:
-    """Do the same for the file of the layers alone. MTPLX quantizes them, and may store norms as
-    the authors do."""
-    encodings = [part.get(_ENCODING) for part in (config, text_config(config))]
-    if any(encoding in _DELTA for encoding in encodings):
-        return True
-    quantized = any(name.endswith(".scales") for name in names)
-    return not quantized and not _of_mlx(file)
-
-
-def _of_mlx(file: Path) -> bool:
-    """Return whether the metadata name MLX as the file's writer. Raises CheckpointError."""
-    return safetensors.metadata(file).get("format") == "mlx"
+    quantized = any(name.endswith(".scales") for name in filter(looks_so, reader.infos))
+    files = [path for path in reader.paths if path.suffix == ".safetensors"]
+    return not quantized and not any(safetensors.metadata(f).get("format") == "mlx" for f in files)
 
 
 def foreign(directory: Path, config: Mapping[str, Any]) -> bool:
