@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from ..checkpoints.stored_models import names as stored_names
 from ..errors import OptionError
@@ -15,10 +15,6 @@ from ..training.config import DataConfig, DrafterConfig, HeadsConfig, TrainConfi
 from . import interrupts, render
 from .flags import REQUIRED, Flags, command, flag
 from .loading import DTYPE, Dtype, load_pair
-
-if TYPE_CHECKING:
-    from ..training.fit import Trained
-
 
 COLLECTING, DISTILLING, FITTING = DataConfig(), TrainConfig(), HeadsConfig()
 DRAFTING = DrafterConfig()
@@ -124,7 +120,7 @@ def train_draft(flags: Draft) -> None:
 
 
 def _run(
-    train: Callable[..., Trained],
+    train: Callable[..., str],
     flags: TrainingFlags,
     config: TrainConfig,
     what: str,
@@ -148,6 +144,6 @@ def _run(
             stepped=lambda done, total, loss: steps(done, total, f"training, loss {loss:.3f}"),
             measured=line,
         )
-        done = train(pair, flags.data, output, collecting, config, watcher)
+        report = train(pair, flags.data, output, collecting, config, watcher)
     interrupts.at_end(str)
-    render.tell(done.describe())
+    render.tell(report)

@@ -31,7 +31,7 @@ from ..models.loading import trainable
 from ..models.number_format import dequantize, twin_of
 from ..system import default_shard_bytes
 from .config import DataConfig, TrainConfig
-from .fit import STORED_DTYPE, Task, Trained, Training, Watcher, stored_type, work_directory
+from .fit import STORED_DTYPE, Task, Training, Watcher, stored_type, work_directory
 
 _FLOOR = -80.0
 """Smallest log-probability. The probability of a much smaller one is 0 in float32."""
@@ -209,8 +209,9 @@ def train(
     data: DataConfig,
     config: TrainConfig,
     watcher: Watcher,
-) -> Trained:
-    """Train a draft model for the target of `pair` and write it to the directory `output`.
+) -> str:
+    """Train a draft model for the target of `pair`, write it to the directory `output`, and return
+    a report in one line.
 
     Training begins with the draft model of `pair`, or with `config.layers` of the target's layers.
     The best model on held-out sequences is written, which may be the initial one.

@@ -25,7 +25,7 @@ from .anchors import DSparkTask
 from .collect import SampleFiles
 from .config import DataConfig, DrafterConfig
 from .draft import short_name, write_trained
-from .fit import STORED_DTYPE, Trained, Training, Watcher, work_directory
+from .fit import STORED_DTYPE, Training, Watcher, work_directory
 
 HIDDEN_LAYERS = 3
 """Number of the target's layers whose hidden states a drafter reads, as in EAGLE-3."""
@@ -95,8 +95,9 @@ def configuration(pair: Pair, config: DrafterConfig, mask_token: int) -> dict[st
 
 def train(
     pair: Pair, file: Path, output: Path, data: DataConfig, config: DrafterConfig, watcher: Watcher
-) -> Trained:
-    """Train a drafter for the target of `pair` and write it to the directory `output`.
+) -> str:
+    """Train a drafter for the target of `pair`, write it to the directory `output`, and return a
+    report in one line.
 
     The target's hidden states of all sequences are stored next to `output` until the end, because
     computing them would take a third of every step.

@@ -4,7 +4,6 @@ with the same weights as without the interruption."""
 
 import hashlib
 import json
-import math
 import os
 import random
 import shutil
@@ -128,12 +127,11 @@ class Fit:
 
     Attributes:
         file: The checkpoint, from which the run resumes if it exists.
-        start: The held-out figures of the initial weights, which then compete as epoch 0. None if
-            the initial weights cannot be the best."""
+        start: The score of the initial weights, which compete as epoch 0."""
 
     task: Task
     file: Path
-    start: Any = None
+    start: float
 
     def __post_init__(self) -> None:
         self._module, self._config = self.task.module, self.task.config
@@ -141,7 +139,7 @@ class Fit:
         self._optimizer = optimizers.AdamW(self._rate(), bias_correction=True)
         self._step = self._best_epoch = 0
         # Checkpoints store the best score in float32. Keep it so, or resuming could change results.
-        self._best_score = np.float32(math.inf if self.start is None else self.start.score)
+        self._best_score = np.float32(self.start)
         self._best = self._module.parameters()
         self._optimizer.init(self._module.trainable_parameters())
         if self.file.exists():
@@ -227,44 +225,6 @@ class Watcher:
     measured: Measured
 
 
-@dataclass(frozen=True)
-class Trained:
-    """The report of a training run.
-
-    Attributes:
-        output: The directory of the result.
-        figures: Held-out figures of the result.
-        start: Held-out figures of the initial weights; None if they mean nothing.
-        best: The number of the best epoch, 0 for the initial weights.
-        epochs: The number of epochs.
-        rows, held_out: The number of tokens to train on, and of held-out tokens.
-        seconds: The time of this run, without interrupted runs before it.
-        resumed: Whether hidden states of an interrupted run were used.
-    """
-
-    output: Path
-    figures: Any
-    start: Any
-    best: int
-    epochs: int
-    rows: int
-    held_out: int
-    seconds: float
-    resumed: bool
-
-    def describe(self) -> str:
-        """Return the report in one line."""
-        gained = self.best > 0
-        shows_start = gained and self.start is not None
-        start = f"; at the start {self.start.describe()}" if shows_start else ""
-        again = ", with what an earlier run had left" if self.resumed else ""
-        return (
-            f"{self.output}: {'' if gained else 'no gain, the start is kept, after '}"
-            f"{self.epochs} epochs on {self.rows} tokens in {self.seconds:.0f} s{again}; "
-            f"on {self.held_out} held-out tokens {self.figures.describe()}{start}"
-        )
-
-
 class Training:
     """Training data in `directory`, and training runs on it. hidden: See `collect`. digest: The
     SHA-256 of the data file. prompts: The prompt of each sample. Raises PromptError if the data has
@@ -305,24 +265,19 @@ class Training:
         self.prompts = collect(pair, samples, config, self.rows, watcher.collected, hidden)
         self.rows.hold()
 
-    def fit(
-        self, task: Task, start: Any = None, origin: Mapping[str, str] | None = None
-    ) -> tuple[int, int]:
-        """Train to the end, and return what `Fit.run` does. start: See `Fit`. origin: The identity
-        of the initial weights."""
-        directory = self._directory / "fit"
-        _keep(directory, {**self._settings, "fit": asdict(task.config), "origin": origin})
-        return Fit(task, directory / "checkpoint.safetensors", start).run(self._watcher)
+    def improve(self, task: Task, output: Path, origin: Mapping[str, str], write: Write) -> str:
+        """Train a task, write the result, and return a report in one line.
 
-    def improve(self, task: Task, output: Path, origin: Mapping[str, str], write: Write) -> Trained:
-        """Train a task whose initial weights may be the best, and write the result.
-
-        The report has the figures of the weights as rounded for storage. origin: The identity of
-        the initial weights. write: Writes the files of the result.
+        The weights of the best epoch are written, or the initial ones. The report has their figures
+        as rounded for storage. origin: The identity of the initial weights. write: Writes the files
+        of the result.
         """
         start = task.evaluate()
         self._watcher.measured(0, start)
-        best, epochs = self.fit(task, start, origin)
+        directory = self._directory / "fit"
+        _keep(directory, {**self._settings, "fit": asdict(task.config), "origin": origin})
+        fit = Fit(task, directory / "checkpoint.safetensors", start.score)
+        best, epochs = fit.run(self._watcher)
         round_as_stored(task.module)
         figures = task.evaluate()
         facts = {
@@ -335,15 +290,14 @@ class Training:
         }
         with destination.directory(output) as made:
             write(made, facts)
-        return self.trained(output, task, figures, start, best, epochs)
-
-    def trained(
-        self, output: Path, task: Task, figures: Any, start: Any, best: int, epochs: int
-    ) -> Trained:
-        """Return the report of a finished training run."""
         rows, held_out = task.count(task.train), task.count(task.held_out)
         seconds = time.perf_counter() - self._started
-        return Trained(output, figures, start, best, epochs, rows, held_out, seconds, self._resumed)
+        again = ", with what an earlier run had left" if self._resumed else ""
+        return (
+            f"{output}: {'' if best else 'no gain, the start is kept, after '}{epochs} epochs on "
+            f"{rows} tokens in {seconds:.0f} s{again}; on {held_out} held-out tokens "
+            f"{figures.describe()}" + (f"; at the start {start.describe()}" if best else "")
+        )
 
 
 STORED_DTYPE = mx.bfloat16

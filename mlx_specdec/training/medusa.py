@@ -3,21 +3,22 @@
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from ..checkpoints import destination
 from ..checkpoints.shards import HEADS
 from ..engine.pair import Pair
 from ..models.base import Base
 from ..models.drafters.medusa import BASE_KEY, HEADS_KEY, LAYERS_KEY, MedusaHeads
 from .config import DataConfig, HeadsConfig, TrainConfig
-from .fit import Task, Trained, Training, Watcher, work_directory
+from .fit import Task, Training, Watcher, work_directory
 
 DECAY = 0.8
 """Head i has the loss weight DECAY ** i: its token is accepted only if all earlier heads' are."""
@@ -120,8 +121,9 @@ def _weighted(sums: mx.array, counts: mx.array) -> mx.array:
 
 def train(
     pair: Pair, file: Path, output: Path, data: DataConfig, config: HeadsConfig, watcher: Watcher
-) -> Trained:
-    """Train heads for the target of `pair` and write them to the directory `output`.
+) -> str:
+    """Train heads for the target of `pair`, write them to the directory `output`, and return a
+    report in one line.
 
     Raises:
         PromptError: If the data has too few usable texts.
@@ -132,19 +134,16 @@ def train(
         training = Training(pair, file, directory, data, watcher)
         shape = config.heads, config.layers
         heads = initial_heads(pair.target, *shape, own_output=config.own_output)
-        task = HeadTask(heads, training, config)
-        best, epochs = training.fit(task)
-        figures = task.evaluate()
-        with destination.directory(output) as made:
-            # A local base is stored as a path relative to `output`.
-            path = os.path.expanduser(pair.name)
-            base = os.path.relpath(path, output) if os.path.isdir(path) else pair.name
-            write(made, heads, base)
-    return training.trained(output, task, figures, None, best, epochs)
+        # A local base is stored as a path relative to `output`.
+        path = os.path.expanduser(pair.name)
+        base = os.path.relpath(path, output) if os.path.isdir(path) else pair.name
+        finish = partial(write, heads=heads, base=base)
+        return training.improve(HeadTask(heads, training, config), output, {}, finish)
 
 
-def write(directory: Path, heads: MedusaHeads, base: str) -> None:
-    """Write config.json and bfloat16 heads in the layout that text-generation-inference loads."""
+def write(directory: Path, facts: Mapping[str, Any], heads: MedusaHeads, base: str) -> None:
+    """Write config.json and bfloat16 heads in the layout that text-generation-inference loads. It
+    has no place for `facts`."""
     tensors = {name: array.astype(mx.bfloat16) for name, array in heads.tensors().items()}
     shapes = next(iter(tensors.values())).shape
     config = {
