@@ -90,8 +90,9 @@ class Linear(nn.Linear):
 
 
 def lighten(network: nn.Module) -> None:
-    """Replace the classes of a network's layers on a CPU. Names and parameters stay the same.
-    Raises OptionError for a wrong value of SUBMIT, so that no pass has to."""
+    """Replace the classes of a network's layers on a CPU. Names and parameters stay the same. Call
+    this again after weights were replaced, whose views the layers keep. Raises OptionError for a
+    wrong value of SUBMIT, so that no pass has to."""
     submit_every()
     if not on_cpu():
         return
@@ -102,7 +103,7 @@ def lighten(network: nn.Module) -> None:
             settings = module.dims, module.base, module.scale
             module.__dict__["_turns"] = turns.setdefault(settings, _Turns())
             LIGHT_LAYERS.apply(module, "__class__", RoPE)
-        elif type(module) is nn.Linear and "bias" not in module:
+        elif type(module) in (nn.Linear, Linear) and "bias" not in module:
             weight = module["weight"]
             module.__dict__["_turned"] = turned = weight, weight.T, weight.T[None]
             mx.eval(turned)  # other threads cannot compute this thread's lazy views

@@ -26,6 +26,7 @@ from ..conversion.report import PROVENANCE, combined, digests_of, maker
 from ..engine.pair import Pair
 from ..models import families
 from ..models.base import Base, Trainable
+from ..models.cpu_layers import lighten
 from ..models.encoder_decoder.family import EncoderDecoderFamily
 from ..models.loading import trainable
 from ..models.number_format import dequantize, twin_of
@@ -255,6 +256,7 @@ def shaped(model: Base, config: Mapping[str, Any], layers: int) -> tuple[Base, d
     weights = _copied(network, network.layers, small, chosen)
     small.update(tree_unflatten(list(weights)))
     mx.eval(small.parameters())
+    lighten(small)
     return model, shape
 
 

@@ -5,9 +5,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import mlx.core as mx
+import mlx.nn as nn
 import pytest
+from mlx.utils import tree_flatten
 
+from mlx_specdec.models.encoder_decoder.context import share_equal_encoder
 from mlx_specdec.models.loading import load_model
+from mlx_specdec.models.number_format import evaluate, expand
 
 from ..support import tiny
 from ..support.checkpoints import T5, t5_weights, write_t5
@@ -71,3 +75,24 @@ def test_loading_holds_the_result_and_one_tensor(
     assert held < model.nbytes + MARGIN / 4
     # The joined matrices of a T5's layer are three or four of its tensors.
     assert mx.get_peak_memory() - before < model.nbytes + 4 * largest + MARGIN
+
+
+@pytest.mark.parametrize("bits", [4, 5, 6])
+def test_dequantizing_holds_little_more_than_the_result(bits: int, uncollected: None) -> None:
+    network = nn.Sequential(nn.Embedding(1 << 14, 512))
+    nn.quantize(network, 32, bits)
+    mx.eval(network.parameters())
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    expand(network)
+    evaluate(network)
+    assert mx.get_peak_memory() - before < 3 * network.layers[0].weight.nbytes
+
+
+def test_a_draft_frees_the_encoder_that_it_shares(tmp_path: Path, uncollected: None) -> None:
+    directory, _ = write("t5", tmp_path)
+    draft, target = (load_model(directory).model for _ in range(2))
+    before = mx.get_active_memory()
+    assert share_equal_encoder(draft, target)
+    own = sum(a.nbytes for n, a in tree_flatten(draft.network.parameters()) if "decoder" in n)
+    assert before - mx.get_active_memory() > 0.9 * (draft.nbytes - own)

@@ -321,6 +321,7 @@ def share_equal_encoder(draft: object, target: object) -> bool:
     if not equal or not _equal(*(model.network.encode(probe) for model in models)):
         return False
     models[0].network.update(tree_unflatten(list(targets.items())))
+    lighten(models[0].network)
     models[0].share_encoder(models[1])
     return True
 

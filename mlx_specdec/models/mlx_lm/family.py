@@ -10,7 +10,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_map_with_path
-from mlx_lm.utils import dequantize_model, load_adapters
+from mlx_lm.utils import load_adapters
 
 from ...checkpoints import files
 from ...checkpoints.disk import read_json
@@ -23,7 +23,7 @@ from ...types import FINAL, rectangle
 from ..base import Base, Ids, LoadSettings, Trainable, identity_of, places
 from ..cache_settings import OWN_CACHES, CacheSettings
 from ..distributed.decoders import check_shares, divide
-from ..number_format import NumberFormat, count, evaluate, is_quantized, on_cpu, quantize
+from ..number_format import NumberFormat, count, evaluate, expand, is_quantized, on_cpu, quantize
 from . import rotary, spellings
 from .loader import arguments_of, cannot_build, classes, open_model
 from .mends import mend
@@ -124,7 +124,7 @@ def load(
     model.note = source.note()
     del opened, tensors, source  # free the tensors as soon as the model has replaced them
     adapted = None if how.adapter is None else adapt(model, how.adapter)
-    model = with_numbers(model, str(directory), how.numbers)
+    with_numbers(model, str(directory), how.numbers)
     words = describe_numbers(model)
     if group is not None:
         divide(model, group, pipeline=pipeline)
@@ -178,11 +178,10 @@ def adapt(model: nn.Module, adapter: Path) -> dict[str, Any]:
     return config
 
 
-def with_numbers(model: nn.Module, name: str, numbers: NumberFormat) -> nn.Module:
-    """Cast, dequantize or quantize a model lazily.
+def with_numbers(model: nn.Module, name: str, numbers: NumberFormat) -> None:
+    """Cast, dequantize or quantize a model in place.
 
     Args:
-        model: The model, which may be changed in place.
         numbers: The dtype and the quantization to use.
     Raises:
         OptionError: If the model is quantized already and `numbers` asks for quantization."""
@@ -194,13 +193,12 @@ def with_numbers(model: nn.Module, name: str, numbers: NumberFormat) -> nn.Modul
     if quantized and numbers.expands(count(model)):
         # Dequantized values have the dtype of the scales, so scales are cast to float32 before.
         # Modes other than affine give bfloat16, so values are cast again.
-        model = dequantize_model(model)
+        expand(model)
         if casts:
             cast(model, numbers.floating(mx.float32))
     if numbers.q_bits is not None:
         choose = getattr(model, "quant_predicate", None) or (lambda path, module: True)
         quantize(model, numbers.q_bits, numbers.q_group_size, choose)
-    return model
 
 
 def cast(model: nn.Module, dtype: mx.Dtype) -> None:
