@@ -334,6 +334,8 @@ class Repository:
             return self._error(cause, file)
         name, status = self._name, getattr(getattr(problem, "response", None), "status_code", 0)
         failed = f"{f'{file} of ' if file else ''}{name} cannot be downloaded"
+        # Names are compared, because huggingface_hub has changed its HTTP library.
+        kinds = {kind.__name__ for kind in type(problem).__mro__}
         if isinstance(problem, errors.GatedRepoError):
             terms = f"accept its terms on huggingface.co/{name}"
             sentence = f"{name} is gated: {terms}, then run `hf auth login`"
@@ -353,7 +355,7 @@ class Repository:
                 f"forbids to download it: check the name, or run `HF_HUB_OFFLINE=0 "
                 f"{shlex.join(command)}`"
             )
-        elif is_network_error(problem):
+        elif kinds & {"TransportError", "ConnectionError", "TimeoutError"}:
             advice = "check the name and the network, and try again"
             here = f"{failed}," if file else f"there is no directory {name} here, and"
             sentence = f"{here} the Hub cannot be reached or the connection was cut: {advice}"
@@ -364,13 +366,6 @@ class Repository:
             advice = "check HF_ENDPOINT, and the room of HF_HOME"
             sentence = f"{failed}: {first_line(problem):.300}: {advice}"
         return SourceError(sentence)
-
-
-def is_network_error(problem: Exception) -> bool:
-    """Return whether a server could not be reached, took too long, or the connection broke."""
-    # Names are compared, because huggingface_hub has changed its HTTP library.
-    kinds = {kind.__name__ for kind in type(problem).__mro__}
-    return bool(kinds & {"TransportError", "ConnectionError", "TimeoutError"})
 
 
 def _bar(report: Callable[[int], None]) -> type[utils.tqdm]:
