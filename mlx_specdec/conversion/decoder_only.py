@@ -17,7 +17,7 @@ from ..checkpoints.files import LM_HEAD
 from ..checkpoints.quantization import Quantization, WeightFormat
 from ..checkpoints.shards import MTP_LAYERS
 from ..checkpoints.tensors import Tensor, summary_of
-from ..errors import CheckpointError, OptionError
+from ..errors import OptionError
 from ..models.drafters import mtp_layers
 from ..models.mlx_lm.loader import embedding_of, open_model
 from ..system import open_files_kept
@@ -33,9 +33,6 @@ def plan(directory: Path, config: Mapping[str, Any], weight_format: WeightFormat
     """Return the plan of a directory. Raises CheckpointError, OptionError."""
     files.read_config(directory)
     source = files.Weights(directory)
-    for file in source.paths:
-        if source.format == "safetensors" and not file.name.startswith("model"):
-            raise CheckpointError(f"{file} needs a name that starts with model, for mlx-lm")
     read = source.read if source.lazy else lambda name: source.tensor(name).outline
     arrays = {name: read(name) for name in source.infos}
     opened = open_model(directory, config, source, {**arrays})
