@@ -1,6 +1,5 @@
 """The files of a model's directory: the checked configuration, and tensors of any format."""
 
-import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -25,9 +24,8 @@ CARRIED = (
 """Patterns of the files, other than weights, that a conversion copies."""
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 """The sampling settings that are read from generation_config.json."""
-_NO_VOCABULARY = re.compile(
-    r"(generation_config|tokenizer_config|special_tokens_map|added_tokens|chat_template).*"
-)
+VOCABULARIES = ("tokenizer.json", ".model", ".spm", "vocab.json", "vocab.txt", ".tiktoken")
+"""Ends of the names of files with a vocabulary, the preferred first."""
 FULL_ATTENTION, SLIDING_ATTENTION = "full_attention", "sliding_attention"
 """Kinds of attention in `layer_types` of config.json."""
 TEXT_CONFIG = "text_config"
@@ -223,6 +221,7 @@ def tokenizer_files(directory: Path) -> list[Path]:
     return [shards.inside(file) for file in sorted(carried)]
 
 
-def has_vocabulary(directory: Path) -> bool:
-    """Return whether one of the tokenizer's files may hold the vocabulary."""
-    return not all(_NO_VOCABULARY.fullmatch(file.name) for file in tokenizer_files(directory))
+def vocabulary_file(directory: Path) -> str:
+    """Return the name of the file with the vocabulary, or "" without one."""
+    names = [path.name for path in tokenizer_files(directory)]
+    return next((name for end in VOCABULARIES for name in names if name.endswith(end)), "")

@@ -176,7 +176,7 @@ def _notes(plan: Plan, weight_format: WeightFormat, directory: Path) -> Iterator
             )
     # ByT5's tokenizer needs no files.
     alone = plan.config.get("tokenizer_class") == "ByT5Tokenizer"
-    if not plan.not_run and not alone and not files.has_vocabulary(directory):
+    if not plan.not_run and not alone and not files.vocabulary_file(directory):
         yield "the source has no tokenizer files: the result cannot read text yet"
 
 

@@ -215,14 +215,7 @@ def _inspect_model(path: Path, directory: Path) -> Inspection:
         plan = plan_for(directory)
     except SpecdecError as caught:
         problem = str(caught).replace(str(directory), str(path))
-    tokenizer, form = _tokenizer(directory, made=directory != path), weights.format
+    tokenizer, form = files.vocabulary_file(directory), weights.format
+    if tokenizer and directory != path:
+        tokenizer += ", made from the source's own"
     return _facts(path, form, weights, config, tokenizer=tokenizer, plan=plan, problem=problem)
-
-
-def _tokenizer(directory: Path, made: bool) -> str:
-    """Return the name of the file with the vocabulary, or "". made: Whether it is converted."""
-    suffixes = ("tokenizer.json", ".model", ".spm", "vocab.json", "vocab.txt", ".tiktoken")
-    names = [path.name for path in files.tokenizer_files(directory)]
-    found = (name for suffix in suffixes for name in names if name.endswith(suffix))
-    name = next(found, "")
-    return f"{name}, made from the source's own" if name and made else name

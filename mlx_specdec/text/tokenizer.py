@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from .. import system
 from ..checkpoints.disk import check_regular, read_json
-from ..checkpoints.files import has_vocabulary
+from ..checkpoints.files import vocabulary_file
 from ..errors import CheckpointError, first_line, is_panic
 from . import chat
 from .chat import Ending, Messages, Settings
@@ -132,7 +132,7 @@ def load_tokenizer(directory: Path, *, kind: Kind) -> Tokenizer:
         return SentencePieceTokenizer(directory, settings, config, directory / cuts)
     kind_named = settings.get("tokenizer_class") or config.get("tokenizer_class")
     # Without files, transformers makes an empty tokenizer, except for ByT5, which needs no files.
-    if kind_named != "ByT5Tokenizer" and not has_vocabulary(directory):
+    if kind_named != "ByT5Tokenizer" and not vocabulary_file(directory):
         raise CheckpointError(
             f"{directory} has no tokenizer that can be read: download its vocabulary, "
             "tokenizer.json or tokenizer.model"
