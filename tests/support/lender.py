@@ -7,7 +7,7 @@ import mlx.core as mx
 
 from mlx_specdec.core.noise import SilentNoise
 from mlx_specdec.core.options import Options
-from mlx_specdec.models.drafters.kinds import on_target, read
+from mlx_specdec.models.drafters.kinds import kind_named, read
 from mlx_specdec.models.drafters.network import DrafterNetwork
 from mlx_specdec.models.number_format import NumberFormat
 from mlx_specdec.proposers.hidden_state import HiddenStateDrafter
@@ -40,7 +40,8 @@ class Lender:
 def network_of(directory: Path, target: Lender) -> DrafterNetwork:
     files = read(directory)
     assert files is not None
-    network = on_target(files, target)
+    network = kind_named(files.kind).network(files)
+    network.bind(files, target)
     network.load(files, NumberFormat("float32"))
     return network
 

@@ -15,7 +15,6 @@ from ...checkpoints.disk import read_json
 from ...checkpoints.files import Weights
 from ...checkpoints.tensors import check_weights
 from ...errors import CheckpointError, first_line
-from ...types import Scores
 from ..base import Base
 from ..cpu_layers import lighten
 from ..number_format import NumberFormat
@@ -116,33 +115,21 @@ def _built(
     return files, {path: array.shape for path, array in tree_flatten(network.parameters())}
 
 
-def on_target(files: DrafterFiles, target: Any) -> DrafterNetwork:
-    """Return a drafter's network, bound to its target, with random weights. Raises CheckpointError
-    if the drafter was made for another target."""
-    network = kind_named(files.kind).network(files)
-    network.bind(files, target)
-    return network
-
-
 def attach(files: DrafterFiles, target: Base, numbers: NumberFormat) -> DrafterNetwork:
     """Load a drafter and bind it to its target. Raises CheckpointError if the drafter was made for
     another target, and OptionError if the target lacks the hidden states, the embedding or the head
     that the drafter needs."""
     files.check(target.width, target.layers, target.vocabulary)
-    network = on_target(files, target)
-    scores = try_out(network, target)
+    network = kind_named(files.kind).network(files)
+    network.bind(files, target)
+    # A target that cannot provide something raises OptionError. Nothing is computed.
+    tokens = mx.zeros((1, 1), dtype=mx.int32)
+    target.embed(tokens)
+    scores = target.open([0]).advance(tokens, hidden=network.hidden)
     files.check_encoder(scores.encoded[0].shape[-1] if scores.encoded else None)
     network.load(files, numbers)
     lighten(network)
     return network
-
-
-def try_out(network: DrafterNetwork, target: Base) -> Scores:
-    """Build a pass of the target that returns the hidden states that the network reads, without
-    computing it. Raises OptionError if the target cannot provide them."""
-    tokens = mx.zeros((1, 1), dtype=mx.int32)
-    target.embed(tokens)
-    return target.open([0]).advance(tokens, hidden=network.hidden)
 
 
 def _recognized(config: Mapping[str, Any], names: Collection[str]) -> str | None:
