@@ -254,32 +254,23 @@ class States:
 
 
 def merged(parts: Sequence[list[Any]], rows: Sequence[list[int]]) -> list[Any]:
-    """Return caches of all sequences from the caches of groups of sequences. rows: The numbers of
-    each group's sequences."""
+    """Return caches of all sequences from the caches of groups of sequences, which change. rows:
+    The numbers of each group's sequences."""
     if len(parts) == 1:
         return parts[0]
     order = [row for group in rows for row in group]
-    index = None
-    if order != sorted(order):
-        index = mx.array([order.index(row) for row in range(len(order))])
-    result = []
-    for caches in zip(*parts, strict=True):
-        cache = ArraysCache(len(caches[0].cache))
-        for number, arrays in enumerate(zip(*[part.cache for part in caches], strict=True)):
-            like = next((array for array in arrays if array is not None), None)
-            if like is not None:
-                # Without tokens a state is None, which `trials` has found to be equal to zeros.
-                whole = mx.concatenate(
-                    [
-                        mx.zeros((len(group), *like.shape[1:]), like.dtype)
-                        if array is None
-                        else array
-                        for array, group in zip(arrays, rows, strict=True)
-                    ]
-                )
-                cache[number] = whole if index is None else whole[index]
-        result.append(cache)
-    return result
+    for caches, group in zip(parts, rows, strict=True):
+        for cache in caches:
+            # An empty cache has no other sign of its size. `extend` fills it with zeros, which
+            # `trials` has found to be equal.
+            cache.left_padding = mx.zeros(len(group), mx.int32)
+    for cache, *others in zip(*parts, strict=True):
+        for other in others:
+            cache.extend(other)
+        cache.finalize()
+        if order != sorted(order):
+            cache.filter(mx.array([order.index(row) for row in range(len(order))]))
+    return parts[0]
 
 
 def _slots(holder: list[Any]) -> list[tuple[list[Any], int]]:
