@@ -44,11 +44,6 @@ def log_probabilities(logits: mx.array) -> mx.array:
     return mx.maximum(wide - mx.logsumexp(wide, axis=-1, keepdims=True), _FLOOR)
 
 
-def forward(target: mx.array, draft: mx.array) -> mx.array:
-    """Return KL(target || draft). It is large if the draft misses tokens of the target."""
-    return (mx.exp(target) * (target - draft)).sum(axis=-1)
-
-
 @dataclass(frozen=True)
 class Closeness:
     """Averages over the tokens of the held-out sequences.
@@ -98,8 +93,10 @@ class DraftTask(Task):
         return logits, *self._draft.inputs([self._prompts[sample] for sample in examples], texts)
 
     def loss(self, *batch: mx.array) -> mx.array:
-        """Return the mean divergence of the tokens."""
-        return forward(*map(log_probabilities, self._logits(*batch))).mean()
+        """Return the mean divergence of the tokens, KL(target || draft). It is large if the draft
+        misses tokens of the target."""
+        target, draft = map(log_probabilities, self._logits(*batch))
+        return nn.losses.kl_div_loss(draft, target, reduction="mean")
 
     def sums(self, *batch: mx.array) -> mx.array:
         """Return sums over tokens, shape (4,): the divergence, the acceptance rates at temperatures
@@ -108,7 +105,8 @@ class DraftTask(Task):
         p, q = log_probabilities(target), log_probabilities(draft)
         accepted = mx.exp(mx.minimum(p, q)).sum()
         agreeing = (mx.argmax(target, axis=-1) == mx.argmax(draft, axis=-1)).sum()
-        return mx.stack([forward(p, q).sum(), accepted, agreeing, mx.array(len(target))])
+        divergence = nn.losses.kl_div_loss(q, p, reduction="sum")
+        return mx.stack([divergence, accepted, agreeing, mx.array(len(target))])
 
     def figures(self, total: mx.array) -> Closeness:
         return Closeness(*(np.array(total[:3]) / total[3].item()).tolist())
