@@ -2,7 +2,7 @@
 Source: google/gemma-4-*-it-assistant, as transformers reads them."""
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -25,11 +25,6 @@ NEVER = ("hidden_size_per_layer_input", "enable_moe_block", "use_double_wide_mlp
 """Features of Gemma 4's layers that an assistant's layers do not have."""
 KEY_VALUE_TENSORS = re.compile(r"layers\.\d+\.self_attn\.[kv]_(proj|norm)\.weight")
 """Tensors that compute keys and values, which an assistant takes from the target."""
-ROTARY_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
-    FULL_ATTENTION: {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25},
-    SLIDING_ATTENTION: {"rope_type": "default", "rope_theta": 1e4},
-}
-"""Default parameters of the rotary positions, by kind of attention."""
 
 
 def recognizes(config: Config, names: Collection[str]) -> bool:
@@ -112,26 +107,15 @@ class Assistant(DrafterNetwork):
         }
         self.head_dims = {kind: dims[kind] for kind in self._kinds}
         self.window = max(1, int(settings.get("sliding_window", 512)))
-        stated = settings.get("rope_parameters", {})
-        ropes = {kind: {**ROTARY_DEFAULTS[kind], **stated.get(kind, {})} for kind in self._kinds}
-        args = ModelArgs(
-            hidden_size=sizes.width,
-            num_hidden_layers=sizes.count,
-            intermediate_size=sizes.intermediate,
-            num_attention_heads=sizes.heads,
-            head_dim=dims[SLIDING_ATTENTION],
-            global_head_dim=dims[FULL_ATTENTION],
-            rms_norm_eps=sizes.eps,
-            vocab_size=files.vocabulary,
-            num_key_value_heads=sizes.kv_heads,
-            num_kv_shared_layers=sizes.count,  # no layer computes keys and values
-            hidden_size_per_layer_input=0,
-            rope_parameters=ropes,
-            sliding_window=self.window,
-            max_position_embeddings=sizes.max_positions,
-            use_double_wide_mlp=False,
-            layer_types=list(self._kinds),
-        )
+        given = {
+            "head_dim": dims[SLIDING_ATTENTION],
+            "global_head_dim": dims[FULL_ATTENTION],
+            "num_key_value_heads": sizes.kv_heads,
+            "num_kv_shared_layers": sizes.count,  # no layer computes keys and values
+            "sliding_window": self.window,
+            **dict.fromkeys(NEVER, 0),
+        }
+        args = ModelArgs.from_dict({**settings, **given})
         self.layers = [DecoderLayer(args, number) for number in range(sizes.count)]
         self.post_projection = nn.Linear(files.sizes.width, files.target_width, bias=False)
         # An embedding, because only the rows of the chosen tokens are multiplied.
