@@ -249,16 +249,15 @@ class Training:
         samples = [(prompt.turns[0], prompt.target) for prompt in read_prompts(file)]
         random.Random(config.seed).shuffle(samples)
         self.digest = hashlib.sha256(file.read_bytes()).hexdigest()
-        model = {
+        self._settings = {
             "model": pair.name,
             "weights": fingerprint(pair.target.network),
             "tokenizer": pair.tokenizer.digest,
             "prefix": pair.task_prefix,
-            "bytes": pair.target.nbytes,
-            "dtype": pair.dtype,
+            "digest": self.digest,
+            "data": asdict(config),
+            "hidden": list(hidden),
         }
-        learned = {"digest": self.digest, "data": asdict(config), "hidden": list(hidden)}
-        self._settings = {**model, **learned}
         self._resumed = _keep(directory / "rows", self._settings)
         width = pair.target.width * (len(hidden) + 1)
         self.rows = SampleFiles(directory / "rows", width, pair.target.state_dtype)
