@@ -65,10 +65,10 @@ def directory(destination: Path, nbytes: int = 0) -> Iterator[Path]:
             for parent in made:
                 parent.rmdir()
         if isinstance(problem, OSError):
-            reason = f": {problem}: choose another --mlx-path"
+            reason = f": {problem}: choose another place"
             if problem.errno in (errno.ENOSPC, errno.EDQUOT):
                 more = f" and {show_size(nbytes - there)} are missing" if nbytes > there else ""
-                reason = f", the disk is full{more}: make room and convert again"
+                reason = f", the disk is full{more}: make room and try again"
             raise OutputError(f"{destination} cannot be written{reason}") from problem
         raise
 

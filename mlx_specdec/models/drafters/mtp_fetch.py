@@ -4,14 +4,13 @@ the repository of the original model: a part of a few files, in requests for ran
 import json
 import re
 import shutil
-import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from ... import system
-from ...checkpoints import disk, shards
+from ...checkpoints import destination, disk, shards
 from ...checkpoints.formats.safetensors import header_of, read_header
 from ...checkpoints.hub import CONFIG, Repository
 from ...checkpoints.shards import MTP_LAYERS
@@ -70,7 +69,8 @@ def fetch(
         progress: Is called after each piece of the download.
     Raises:
         SourceError: The repository cannot be read or has no such layers, or the disk is full.
-        CheckpointError: A file of the repository is damaged."""
+        CheckpointError: A file of the repository is damaged.
+        OutputError: The cache directory cannot be written."""
     if not _REPOSITORY.fullmatch(original):
         raise SourceError(f"{original:.100} is no name of a repository: {GIVE}")
     place = system.cache_directory("mtp") / original.replace("/", "--")
@@ -83,29 +83,21 @@ def fetch(
     runs, header = _layers(repository, original, disk.read_json(config_file))
     total = sum(end - begin for _, begin, end in runs)
     announce(f"downloading the layers for multi-token prediction of {original}: {show_size(total)}")
-    place.parent.mkdir(parents=True, exist_ok=True)
-    system.check_room(place.parent, total, f"the part of {original} in {place}", SourceError)
-    with tempfile.TemporaryDirectory(dir=place.parent, prefix=".", suffix=".partial") as work:
-        made = Path(work) / place.name
-        made.mkdir()
-        done = 0
+    system.check_room(place, total, f"the part of {original} in {place}", SourceError)
+    done = 0
 
-        def advance(nbytes: int) -> None:
-            nonlocal done
-            done += nbytes
-            progress(done, total)
+    def advance(nbytes: int) -> None:
+        nonlocal done
+        done += nbytes
+        progress(done, total)
 
+    with destination.directory(place, total) as made:
         with (made / MTP_LAYERS).open("wb") as stream:
             stream.write(header)
             for file, begin, end in runs:
                 repository.part(file, begin, end - begin, stream, advance)
         read_header(made / MTP_LAYERS)
         shutil.copyfile(config_file, made / CONFIG)
-        try:
-            made.rename(place)
-        except OSError:
-            if not place.is_dir():  # otherwise another process has just put the same files there
-                raise
     return place
 
 
