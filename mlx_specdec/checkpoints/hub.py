@@ -61,7 +61,8 @@ def choose(name: str, files: Collection[str]) -> tuple[list[str], str | None, li
 
 
 class Repository:
-    """A repository of the Hub at one commit, or its files in the cache."""
+    """A repository of the Hub at one commit, or its files in the cache. files: Path -> the facts of
+    the file, as soon as a method has listed them."""
 
     def __init__(self, name: str, revision: str | None) -> None:
         if "HF_HUB_VERBOSITY" not in os.environ:
@@ -70,7 +71,7 @@ class Repository:
         self._name = name
         self._revision = revision or hub.constants.DEFAULT_REVISION
         self._commit = ""
-        self._listed: dict[str, RepoSibling] = {}
+        self.files: dict[str, RepoSibling] = {}
 
     def fetch(
         self,
@@ -89,7 +90,7 @@ class Repository:
         """
         if (problem := self._list()) is not None:
             return self._cached(problem)
-        small, weights = self._chosen(self._listed, self._file)
+        small, weights = self._chosen(self.files, self._file)
         cached = all(self._in_cache(file, self._commit) for file in weights)
         if headers_in is None or cached or not all(f.endswith(".safetensors") for f in weights):
             if not (whole or cached):
@@ -112,22 +113,17 @@ class Repository:
     def small(self, file: str) -> Path | None:
         """Download one small file and return its path, or None if there is no such file. Without a
         network the cache is used. Raises SpecdecError."""
-        if not self._listed and (problem := self._list()) is not None:
+        if not self.files and (problem := self._list()) is not None:
             if (cached := self._in_cache(file, self._revision)) is None:
                 raise self._error(problem) from problem
             return cached
-        if file not in self._listed:
+        if file not in self.files:
             return None
         path = self._file(file)
         # The cache may hold an older commit of this revision with all files.
         if self._in_cache(file, self._revision) is None:
             self._remember(file)
         return path
-
-    @property
-    def files(self) -> Collection[str]:
-        """The paths of all files. `small` has listed them."""
-        return self._listed
 
     def header(self, file: str, guess: int = 8) -> bytes:
         """Return the beginning of a safetensors file up to its tensors. guess: The bytes of the
@@ -168,9 +164,9 @@ class Repository:
             raise self._error(problem, file) from problem
 
     def _entry(self, file: str) -> RepoSibling:
-        if file not in self._listed:
+        if file not in self.files:
             raise SourceError(f"{self._name} lacks {file:.80}, which its index names")
-        return self._listed[file]
+        return self.files[file]
 
     def _list(self) -> Exception | None:
         """List the repository's files. Return the error if the Hub cannot be reached, because the
@@ -183,7 +179,7 @@ class Repository:
                 timeout=hub.constants.HF_HUB_ETAG_TIMEOUT,
             )
             self._commit = str(answer.sha)
-            self._listed = {file.rfilename: file for file in answer.siblings or ()}
+            self.files = {file.rfilename: file for file in answer.siblings or ()}
         except errors.RevisionNotFoundError as problem:
             raise self._error(problem) from problem
         except errors.HFValidationError as problem:
@@ -213,7 +209,7 @@ class Repository:
 
     def _download(self, files: list[str], progress: Callable[[int, int], None] | None) -> Path:
         missing = [file for file in files if self._in_cache(file, self._commit) is None]
-        total, done = sum(self._listed[file].size or 0 for file in missing), 0
+        total, done = sum(self.files[file].size or 0 for file in missing), 0
         cache, instead = Path(hub.constants.HF_HUB_CACHE), ", or set HF_HOME to another place"
         what = f"{self._name} in the Hub's cache"
         system.check_room(cache, total, what, SourceError, instead)
@@ -235,7 +231,7 @@ class Repository:
             return cached
         try:
             bar = _bar(report)
-            self._resume(self._listed[file], bar)
+            self._resume(self.files[file], bar)
             return Path(
                 hub.hf_hub_download(self._name, file, revision=self._commit, tqdm_class=bar)
             )
