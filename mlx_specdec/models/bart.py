@@ -112,10 +112,7 @@ class BartConfig:
         end, first = stated["eos_token_id"], stated["decoder_start_token_id"]
         forced = stated.get("forced_bos_token_id")
         translates = kind in ("mbart", "m2m_100")
-        if activation not in layers.ACTIVATIONS:
-            raise CheckpointError(
-                f"config.json has activation_function {activation!a:.40}, which is not supported"
-            )
+        layers.check_activation("activation_function", activation)
         return cls(
             norm_first=kind not in ("bart", "marian"),
             embedding_norm=kind in ("bart", "mbart"),

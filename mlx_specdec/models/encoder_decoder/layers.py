@@ -6,6 +6,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
+from ...errors import CheckpointError
 from ..attention_parts import attend_by_kernel
 from ..rows import KVCache
 
@@ -25,6 +26,12 @@ ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {
     "silu": nn.silu,
     "swish": nn.silu,
 }
+
+
+def check_activation(key: str, name: object) -> None:
+    """Raise CheckpointError if there is no activation of this name, which `key` states."""
+    if name not in ACTIVATIONS:
+        raise CheckpointError(f"config.json has {key} {name!a:.40}, which is not supported")
 
 
 class Attention(nn.Module):
