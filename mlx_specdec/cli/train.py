@@ -131,6 +131,8 @@ def _run(
     collecting = DataConfig(flags.samples, flags.length, self_distill=not flags.no_self_distill)
     output = flags.directory(what, draft_model)
     pair = load_pair(flags.model, draft_model, dtype=flags.dtype)
+    if pair.heads is not None:
+        raise OptionError(f"{pair.name} is Medusa heads: give the base model that they name")
     from ..training.fit import Watcher
 
     def line(epoch: int, figures: Any) -> None:

@@ -122,12 +122,10 @@ def initial(pair: Pair, layers: int | None) -> Iterator[tuple[Base, dict[str, An
     words. The files exist until the block ends.
 
     Raises:
-        OptionError: If the pair has Medusa heads, or a drafter that reads hidden states.
+        OptionError: If the pair has a drafter that reads hidden states.
         VocabularyError: If the draft model lacks tokens of the target.
         CheckpointError: If the files cannot be loaded.
     """
-    if pair.heads is not None:
-        raise OptionError(f"{pair.name} is Medusa heads: give the base model that they name")
     if pair.drafter_network is not None and pair.draft_name is not None:
         raise OptionError(
             f"{pair.draft_name} reads hidden states and is no draft model: name a draft model to "

@@ -21,7 +21,7 @@ import numpy as np
 from mlx import optimizers
 from mlx.utils import tree_flatten, tree_map_with_path, tree_unflatten
 
-from .. import OptionError, OutputError
+from .. import OutputError
 from ..checkpoints import destination
 from ..checkpoints.formats import safetensors as safetensors_file
 from ..engine.pair import Pair
@@ -239,8 +239,6 @@ class Training:
         watcher: Watcher,
         hidden: Sequence[str] = (),
     ) -> None:
-        if pair.heads is not None:
-            raise OptionError(f"{pair.name} is Medusa heads: give the base model that they name")
         self._started = time.perf_counter()
         self.pair = pair
         self._directory = directory

@@ -127,7 +127,6 @@ def train(
 
     Raises:
         PromptError: If the data has too few usable texts.
-        OptionError: If the pair has Medusa heads already.
         OutputError: If `output` exists or cannot be written.
     """
     with work_directory(output) as directory:
