@@ -99,8 +99,8 @@ def task_prefix(config: Mapping[str, Any]) -> str:
 
 
 def trainable(model: Base) -> Trainable:
-    """Return a copy of a model that can be trained. Raises OptionError if layers cannot be
-    dequantized or have no gradient."""
+    """Return a copy of a model that can be trained. Raises OptionError if layers have no
+    gradient."""
     network = twin_of(model.network)
     dequantize(network)
     trained = families.of_network(model.network).trainable(network)

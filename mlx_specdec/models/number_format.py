@@ -225,14 +225,8 @@ def _twin(part: Any, copies: dict[int, Any]) -> Any:
 
 
 def dequantize(network: nn.Module) -> None:
-    """Dequantize all layers and convert every floating array to float32, in place. Raises
-    OptionError for quantized layers that cannot be dequantized."""
+    """Dequantize all layers and convert every floating array to float32, in place."""
     network.set_dtype(mx.float32)  # exact values need scales in float32
     expand(network)
-    left = next((path for path, module in network.named_modules() if hasattr(module, "bits")), None)
-    if left is not None:
-        raise OptionError(
-            f"{left} is quantized in a way that cannot be trained: dequantize the model"
-        )
     network.set_dtype(mx.float32)
     mx.eval(network.parameters())
