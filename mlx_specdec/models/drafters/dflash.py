@@ -267,11 +267,6 @@ class DFlashContext(DrafterContext):
     """The rows of a group in a DFlash: keys and values of the target's hidden states."""
 
     _network: DFlash
-    _states: mx.array
-    _logits: mx.array
-    _index: int
-    _carried: mx.array | None
-    _chances: list[mx.array]
 
     def next_logits(self, tokens: mx.array) -> mx.array:
         network = self._network
@@ -309,7 +304,7 @@ class DFlashContext(DrafterContext):
         states = network.norm(states)
         self._logits = network.own_logits(states[:, skipped : skipped + count])
         self._states, self._carried, self._index = states, None, -1
-        self._chances = []
+        self._chances: list[mx.array] = []
         if skipped and "markov_head" in network:
             _, self._carried = network.markov_head.latent(newest, states[:, :1], None)
         return self.next_logits(newest)

@@ -191,8 +191,6 @@ class PEagleContext(ChainContext):
     all tokens."""
 
     _network: PEagle
-    _drafted: mx.array
-    _index: int
 
     def next_logits(self, tokens: mx.array) -> mx.array:
         self._index += 1

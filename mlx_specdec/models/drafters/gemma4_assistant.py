@@ -197,10 +197,6 @@ class AssistantContext(DrafterContext):
     the newest tokens. Draft tokens add nothing to the caches."""
 
     _network: Assistant
-    _final: mx.array
-    _fed_back: mx.array
-    _shared: dict[str, Any]
-    _place: Place
 
     def next_logits(self, tokens: mx.array) -> mx.array:
         states, self._fed_back = self._network.step(
@@ -222,7 +218,8 @@ class AssistantContext(DrafterContext):
         self._process(hidden, following)
         newest = [range(len(tokens) - 1, len(tokens)) for tokens in following]
         self._fed_back = gathered(self._final, newest)
-        self._place, self._shared = Place(self.lengths, 1), {}
+        self._place = Place(self.lengths, 1)
+        self._shared: dict[str, Any] = {}
         for (kind, attention), cache in zip(
             self._network.attentions.items(), self._caches, strict=True
         ):

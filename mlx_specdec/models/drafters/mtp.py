@@ -169,7 +169,6 @@ class MtpContext(ChainContext):
 
     _network: Mtp
     _drafted: list[mx.array]
-    _inputs: mx.array
 
     def __init__(self, network: Mtp, count: int) -> None:
         from ..mlx_lm.caches import leaves

@@ -425,7 +425,6 @@ class ChainContext(DrafterContext):
     """The rows of a group in a `Chain`, with one cached position per hidden state of the target."""
 
     _network: Chain
-    _fed_back: mx.array
 
     def next_logits(self, tokens: mx.array) -> mx.array:
         head, self._fed_back = self._step(tokens, self._fed_back, self._rows.advance(tokens, 1))
