@@ -109,19 +109,9 @@ class ConversionReport:
     verdict: str = ""
 
     @property
-    def parameters(self) -> int:
-        """The number of weights that were written."""
-        return self.written.parameters
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes of the written weights."""
-        return self.written.nbytes
-
-    @property
     def bits_per_weight(self) -> float:
         """Bits per weight of the whole model, scales included."""
-        return 8 * self.nbytes / max(1, self.parameters)
+        return 8 * self.written.nbytes / max(1, self.written.parameters)
 
     def write(self, directory: Path) -> None:
         """Write provenance.json. Raises OSError."""
@@ -133,8 +123,8 @@ class ConversionReport:
             "result": {
                 "dtype": self.dtype,
                 "tensors": self.written.tensors,
-                "parameters": self.parameters,
-                "bytes": self.nbytes,
+                "parameters": self.written.parameters,
+                "bytes": self.written.nbytes,
                 "bits_per_weight": round(self.bits_per_weight, 4),
                 "largest_difference": largest.get(False, (0.0,))[0],
                 "largest_difference_of_quantized": largest.get(True, (None,))[0],
@@ -155,7 +145,7 @@ class ConversionReport:
     def describe(self) -> str:
         """Return a few lines of text, with shortened digests."""
         plain, name = self.written.largest.get(False, (0.0, ""))
-        size = f"{self.parameters:,} weights, {self.nbytes / 1e6:,.1f} MB"
+        size = f"{self.written.parameters:,} weights, {self.written.nbytes / 1e6:,.1f} MB"
         count = sum(map(len, self.written.files.values()))
         checked = f"read back {count} tensors: largest difference {plain:.3g}"
         checked += f" ({name})" if plain else ""
