@@ -98,6 +98,7 @@ class DrafterNetwork(nn.Module, ABC):
         """Choose the target's hidden states to read, and use its embedding and its head if the
         drafter has none of its own. Raises CheckpointError."""
         self._target = target
+        self.input_dtype = target.state_dtype
         self.hidden = tuple(after(layer) for layer in files.hidden_layers_of(target.layers)) or (
             FINAL,
         )
@@ -127,10 +128,6 @@ class DrafterNetwork(nn.Module, ABC):
     def inputs(self) -> int:
         """The width of all hidden states of one position, concatenated."""
         return sum(map(self.width_of, self.hidden))
-
-    @property
-    def input_dtype(self) -> mx.Dtype:
-        return self._target.state_dtype
 
     def cache_nbytes(self, source: int, positions: int) -> int:
         """Return the bytes that the drafter's cache takes for one row: keys and values, and the

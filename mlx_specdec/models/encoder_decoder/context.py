@@ -204,6 +204,7 @@ class EncoderDecoderModel:
         self.network = network
         self.family, self.identity = family_of(network), identity
         self.vocabulary, self.width = network.vocabulary, network.width
+        self.state_dtype = network.dtype
         self.max_length, self.source_vocabulary = network.max_length, network.source_vocabulary
         self.layers = len(network.layers)
         self.embed, self.head = network.embed, network.head
@@ -224,10 +225,6 @@ class EncoderDecoderModel:
     def exact(self) -> ExactPasses:
         prompt = [token % self.vocabulary for token in range(2, 12)]
         return try_exact(lambda: self.open(prompt), self.vocabulary)
-
-    @property
-    def state_dtype(self) -> mx.Dtype:
-        return self.network.dtype
 
     def prefix(self, prompt: Sequence[int]) -> list[int]:
         return [*self.network.start]
