@@ -205,6 +205,7 @@ class EncoderDecoderModel:
         self.family, self.identity = family_of(network), identity
         self.vocabulary, self.width = network.vocabulary, network.width
         self.state_dtype = network.dtype
+        self.nbytes = nbytes(network)
         self.max_length, self.source_vocabulary = network.max_length, network.source_vocabulary
         self.layers = len(network.layers)
         self.embed, self.head = network.embed, network.head
@@ -213,10 +214,6 @@ class EncoderDecoderModel:
         self._encodings: WeakValueDictionary[tuple[int, ...], mx.array] = WeakValueDictionary()
         self._tables: list[mx.array] = []
         self._reach = 0
-
-    @cached_property
-    def nbytes(self) -> int:
-        return nbytes(self.network)
 
     def prefill_nbytes(self, prompt: int, step: int) -> int:
         return self.network.source_nbytes(prompt)
