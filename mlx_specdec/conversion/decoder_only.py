@@ -103,10 +103,8 @@ def _report(
     dropped: dict[str, str] = {}
     headless = not any(name.endswith(LM_HEAD) for name in (*computed, *origins))
     for name in left:
-        if headless and name.endswith(LM_HEAD) and (twin := embedding_of(name, source)):
-            tied[name] = twin
-        elif headless and name.endswith(LM_HEAD):
-            dropped[name] = "config.json ties it to the embedding"
+        if headless and name.endswith(LM_HEAD):
+            tied[name] = embedding_of(name, source) or "the embedding"
         elif name.endswith(("inv_freq", "rope.freqs")):
             dropped[name] = "it follows from config.json"
         elif not computed:
