@@ -45,12 +45,6 @@ last token's embedding; a larger one must first unlearn to repeat this token."""
 SPECULATORS_VERSION = "0.9.0"
 
 
-def by_use(rows: SampleFiles, vocabulary: int) -> np.ndarray:
-    """Return the target's tokens, the most frequent in the training data first."""
-    used = np.bincount(rows.tokens(), minlength=vocabulary)[:vocabulary]
-    return np.argsort(-used, kind="stable")
-
-
 def hidden_layers(layers: int) -> tuple[int, ...]:
     """Return the layers whose outputs a drafter reads, evenly from the second to the last but one.
     layers: The number of the target's layers."""
@@ -128,7 +122,9 @@ def begin(
 ) -> tuple[DFlash, dict[str, Any]]:
     """Write a drafter with random weights to `directory`. Return it, attached to its target, and
     its config.json. The weights depend on statistics of the training data, `rows`."""
-    target, tokens = pair.target, by_use(rows, pair.vocabulary)
+    target, size = pair.target, pair.vocabulary
+    # The most frequent tokens of the training data come first.
+    tokens = np.argsort(-np.bincount(rows.tokens(), minlength=size)[:size], kind="stable")
     described = configuration(pair, config, int(tokens[-1]))
     layer = described["transformer_layer_config"]
     sizes = layer_sizes(ConfigEntries(directory / "config.json", layer), layer["model_type"])

@@ -43,10 +43,8 @@ from .network import CapturingNetwork
 from .recurrence import Recurrences
 from .trials import absorb, misfit, rows_agree, try_batches, try_recurrences
 
-MakeCaches = Callable[[], list[Any]]
 
-
-def cache_maker(network: nn.Module, settings: CacheSettings) -> MakeCaches:
+def cache_maker(network: nn.Module, settings: CacheSettings) -> Callable[[], list[Any]]:
     """Return a function that makes the empty caches of one sequence. Raises OptionError if the
     model cannot use caches with these settings."""
     if settings.bits is None and settings.max_size is None:
