@@ -13,7 +13,6 @@ from mlx_specdec.engine import loading
 from mlx_specdec.engine.generate import generate
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.errors import DecodingError
-from mlx_specdec.training import collect as collecting
 from mlx_specdec.training import completions
 from mlx_specdec.training.collect import SampleFiles, collect
 from mlx_specdec.training.completions import complete, states
@@ -80,17 +79,14 @@ def test_states_of_a_batch_are_those_of_single_texts(
         assert mx.allclose(one, other, atol=1e-4)
 
 
-def test_a_target_that_decodes_no_batches_completes_prompts_one_after_the_other(
+def test_prompts_are_completed_one_by_one_if_a_target_refuses_batches(
     tmp_path: Path, pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    batches = []
-    monkeypatch.setattr(
-        collecting, "complete", lambda pair, prompts, *rest: batches.append(prompts) or [(3, 4)]
-    )
     monkeypatch.setattr(type(pair.target), "why_not_batched", "it is a test")
     rows = SampleFiles(tmp_path, pair.target.width, pair.target.state_dtype)
-    collect(pair, [("some words", ""), ("others", "")], DataConfig(), rows, lambda *_: None)
-    assert [len(prompts) for prompts in batches] == [1, 1]
+    samples, config = [("some words", ""), ("others", "")], DataConfig(length=12)
+    collect(pair, samples, config, rows, lambda done, total: None)
+    assert all(rows.lengths)
 
 
 def test_every_temperature_has_texts_among_the_held_out_ones(tmp_path: Path) -> None:
