@@ -53,7 +53,7 @@ def plan_for(directory: Path, weight_format: WeightFormat | None = None) -> Plan
 
 def _dequantized(plan: Plan) -> Plan:
     """Return the plan with its quantized matrices dequantized. Their default dtype is the dtype of
-    the scales, or bfloat16 if scales are powers of two. Raises CheckpointError."""
+    the scales, or bfloat16 if scales are powers of two."""
     tensors: dict[str, Tensor] = {}
     natural: dict[str, mx.Dtype] = {}
     for name, tensor in plan.tensors.items():
@@ -80,20 +80,14 @@ def _dequantized(plan: Plan) -> Plan:
 
 
 def _whole(path: str, tensors: Mapping[str, Tensor], how: Quantization) -> Tensor:
-    """Return the float32 values of a quantized matrix. Raises CheckpointError if its parts do not
-    fit together."""
-    names = [f"{path}.{part}" for part in ("weight", *how.parts)]
-    parts = [tensors[name] for name in names if name in tensors]
-    if len(parts) == len(names):
-        weight, scales = parts[:2]
-        shape = (*scales.shape[:-1], scales.shape[-1] * how.group_size)
-        if weight.shape == (*shape[:-1], shape[-1] * how.bits // 32):
-            return Tensor(
-                mx.float32,
-                shape,
-                lambda begin, end: how.dequantize(*(part.rows(begin, end) for part in parts)),
-            )
-    raise CheckpointError(f"{path} is not quantized as config.json says")
+    """Return the float32 values of a quantized matrix, whose parts fit together."""
+    parts = [tensors[f"{path}.{part}"] for part in ("weight", *how.parts)]
+    *rows, groups = parts[1].shape
+    return Tensor(
+        mx.float32,
+        (*rows, groups * how.group_size),
+        lambda begin, end: how.dequantize(*(part.rows(begin, end) for part in parts)),
+    )
 
 
 def _drafter(
