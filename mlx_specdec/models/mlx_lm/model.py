@@ -90,12 +90,8 @@ def cache_maker(network: nn.Module, settings: CacheSettings) -> Callable[[], lis
 
 def head_sizes(caches: Sequence[Any]) -> set[tuple[int, int]]:
     """Return all pairs of a key head's and a value head's size in caches that hold a token."""
-    arrays = [
-        (cache.keys, cache.values)
-        for cache in leaves(caches)
-        if isinstance(getattr(cache, "keys", None), mx.array)
-    ]
-    return {(keys.shape[-1], values.shape[-1]) for keys, values in arrays}
+    plain = [c for c in leaves(caches) if isinstance(getattr(c, "keys", None), mx.array)]
+    return {(cache.keys.shape[-1], cache.values.shape[-1]) for cache in plain}
 
 
 def sizes_of(caches: Sequence[Any]) -> tuple[int, Counter[int | None]]:
