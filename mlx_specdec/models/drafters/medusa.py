@@ -84,7 +84,8 @@ def read(directory: Path) -> MedusaFiles:
     file = file_of(directory)
     opened: TensorReader = SafetensorsFile(file) if file.name == shards.HEADS else TorchFile(file)
     shapes = {name: info.shape for name, info in opened.infos.items()}
-    width, vocabulary = _length(shapes, "0.0.linear.weight"), _length(shapes, f"0.{layers}.weight")
+    lengths = {name: next(iter(shape), 0) for name, shape in shapes.items()}  # of first axes
+    width, vocabulary = lengths.get("0.0.linear.weight"), lengths.get(f"0.{layers}.weight")
     own_output = vocabulary is not None
     expected: dict[str, tuple[int, ...]] = {}
     for head in range(count):
@@ -99,11 +100,6 @@ def read(directory: Path) -> MedusaFiles:
         vocabulary = config["vocab_size"]
     tensors = {name: opened.rows(name, 0, info.extent) for name, info in opened.infos.items()}
     return MedusaFiles(file, base, count, layers, width or 0, vocabulary, own_output, tensors)
-
-
-def _length(shapes: Mapping[str, tuple[int, ...]], name: str) -> int | None:
-    """Return the length of a tensor's first axis, 0 for a scalar, or None if it is missing."""
-    return next(iter(shapes[name]), 0) if name in shapes else None
 
 
 class MedusaHeads(nn.Module):
