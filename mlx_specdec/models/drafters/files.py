@@ -341,9 +341,8 @@ class DrafterFiles:
     @property
     def for_decoder(self) -> bool:
         """Whether config.json says that the drafter was made for a decoder-only target."""
-        trained = ConfigEntries(self.directory, self.settings.get("speculators_config"))
-        verifier = ConfigEntries(self.directory, trained.get("verifier"))
-        decodes = "ForCausalLM" in str(verifier.get("architectures"))
+        # The entry has the architecture of the target.
+        decodes = "ForCausalLM" in str(self.settings.get("speculators_config"))
         return self.settings.get(ATTENDS) is False or decodes
 
     def check_encoder(self, width: int | None) -> None:
