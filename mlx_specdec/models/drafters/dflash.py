@@ -268,19 +268,6 @@ class DFlashContext(DrafterContext):
 
     _network: DFlash
 
-    def next_logits(self, tokens: mx.array) -> mx.array:
-        network = self._network
-        self._index += 1
-        slot = network.skipped + self._index
-        state = self._states[:, slot : slot + 1]
-        if "confidence_head" in network:
-            before = network.markov_head.markov_w1(tokens) if "markov_head" in network else None
-            self._chances.append(mx.sigmoid(network.confidence(state, before)))
-        logits, self._carried = network.slot_logits(
-            self._logits[:, self._index : self._index + 1], tokens, state, self._carried
-        )
-        return logits
-
     def _process(self, hidden: mx.array, following: Sequence[Sequence[int]]) -> None:
         _, place = self._advance(following)
         states = self._network.features(hidden)
@@ -308,6 +295,19 @@ class DFlashContext(DrafterContext):
         if skipped and "markov_head" in network:
             _, self._carried = network.markov_head.latent(newest, states[:, :1], None)
         return self.next_logits(newest)
+
+    def next_logits(self, tokens: mx.array) -> mx.array:
+        network = self._network
+        self._index += 1
+        slot = network.skipped + self._index
+        state = self._states[:, slot : slot + 1]
+        if "confidence_head" in network:
+            before = network.markov_head.markov_w1(tokens) if "markov_head" in network else None
+            self._chances.append(mx.sigmoid(network.confidence(state, before)))
+        logits, self._carried = network.slot_logits(
+            self._logits[:, self._index : self._index + 1], tokens, state, self._carried
+        )
+        return logits
 
     def chances(self) -> mx.array | None:
         return mx.concatenate(self._chances, axis=1) if self._chances else None

@@ -192,10 +192,6 @@ class PEagleContext(ChainContext):
 
     _network: PEagle
 
-    def next_logits(self, tokens: mx.array) -> mx.array:
-        self._index += 1
-        return self._drafted[:, self._index : self._index + 1]
-
     def _begin(self, hidden: mx.array, following: Sequence[Sequence[int]], count: int) -> mx.array:
         network, masked = self._network, count - 1
         tokens, place = self._advance(following, [network.mask_token] * masked)
@@ -207,6 +203,10 @@ class PEagleContext(ChainContext):
         drafting = [range(len(row) - 1, len(row) + masked) for row in following]
         self._drafted, self._index = self._logits(gathered(head, drafting)), 0
         return self._drafted[:, :1]
+
+    def next_logits(self, tokens: mx.array) -> mx.array:
+        self._index += 1
+        return self._drafted[:, self._index : self._index + 1]
 
 
 EAGLE = DrafterKind(is_eagle, read_eagle, Eagle, by_speculators=False)

@@ -198,12 +198,6 @@ class AssistantContext(DrafterContext):
 
     _network: Assistant
 
-    def next_logits(self, tokens: mx.array) -> mx.array:
-        states, self._fed_back = self._network.step(
-            tokens, self._fed_back, self._shared, self._place.offset
-        )
-        return self._network.own_logits(states)
-
     def _process(self, hidden: mx.array, following: Sequence[Sequence[int]]) -> None:
         network = self._network
         _, place = self._advance(following)
@@ -231,6 +225,12 @@ class AssistantContext(DrafterContext):
                 mask = (mask & (columns >= mx.array(firsts)[:, None]))[:, None, None]
             self._shared[kind] = (*cache.positions(begin), mask)
         return self.next_logits(mx.array([tokens[-1:] for tokens in following]))
+
+    def next_logits(self, tokens: mx.array) -> mx.array:
+        states, self._fed_back = self._network.step(
+            tokens, self._fed_back, self._shared, self._place.offset
+        )
+        return self._network.own_logits(states)
 
 
 ASSISTANT = DrafterKind(recognizes, read, Assistant, by_speculators=False)

@@ -179,25 +179,6 @@ class MtpContext(ChainContext):
         self._processed = [layer.lengths for layer in self._later]
         self._outputs: list[mx.array] = []
 
-    def next_logits(self, tokens: mx.array) -> mx.array:
-        number = len(self._drafted)
-        self._drafted.append(tokens)
-        if not self._later:
-            return super().next_logits(tokens)
-        if number >= len(self._outputs):
-            layer = self._later[-1]
-            head, self._fed_back = layer._step(
-                tokens, self._fed_back, layer._rows.advance(tokens, 1)
-            )
-            return layer._logits(head)
-        # The layer also reads the positions that had to wait for these draft tokens.
-        layer, tokens = self._later[number], mx.concatenate(self._drafted, axis=1)
-        states = mx.concatenate([self._outputs[number], self._inputs], axis=1)
-        place = layer._rows.advance(tokens, tokens.shape[1])
-        head, self._inputs = layer._step(tokens, states, place)
-        self._fed_back = self._inputs[:, -1:]
-        return layer._logits(head[:, -1:])
-
     def _process(
         self, hidden: mx.array, following: Sequence[Sequence[int]]
     ) -> tuple[mx.array, mx.array]:
@@ -219,6 +200,25 @@ class MtpContext(ChainContext):
         logits = super()._begin(hidden, following, count)
         self._drafted, self._inputs = [], self._fed_back[:, :0]
         return logits
+
+    def next_logits(self, tokens: mx.array) -> mx.array:
+        number = len(self._drafted)
+        self._drafted.append(tokens)
+        if not self._later:
+            return super().next_logits(tokens)
+        if number >= len(self._outputs):
+            layer = self._later[-1]
+            head, self._fed_back = layer._step(
+                tokens, self._fed_back, layer._rows.advance(tokens, 1)
+            )
+            return layer._logits(head)
+        # The layer also reads the positions that had to wait for these draft tokens.
+        layer, tokens = self._later[number], mx.concatenate(self._drafted, axis=1)
+        states = mx.concatenate([self._outputs[number], self._inputs], axis=1)
+        place = layer._rows.advance(tokens, tokens.shape[1])
+        head, self._inputs = layer._step(tokens, states, place)
+        self._fed_back = self._inputs[:, -1:]
+        return layer._logits(head[:, -1:])
 
     def rewind(self, lengths: tuple[int, ...]) -> None:
         for layer, processed in zip(self._later, self._processed, strict=True):

@@ -423,10 +423,6 @@ class ChainContext(DrafterContext):
 
     _network: Chain
 
-    def next_logits(self, tokens: mx.array) -> mx.array:
-        head, self._fed_back = self._step(tokens, self._fed_back, self._rows.advance(tokens, 1))
-        return self._logits(head)
-
     def _process(
         self, hidden: mx.array, following: Sequence[Sequence[int]]
     ) -> tuple[mx.array, mx.array]:
@@ -438,6 +434,10 @@ class ChainContext(DrafterContext):
         head, states = self._process(hidden, following)
         self._fed_back = gathered(states, newest)
         return self._logits(gathered(head, newest))
+
+    def next_logits(self, tokens: mx.array) -> mx.array:
+        head, self._fed_back = self._step(tokens, self._fed_back, self._rows.advance(tokens, 1))
+        return self._logits(head)
 
     def _step(self, tokens: mx.array, states: mx.array, place: Place) -> tuple[mx.array, mx.array]:
         return self._network.step(tokens, states, self._entries, place, self._sources)
