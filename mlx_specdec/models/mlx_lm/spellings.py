@@ -78,7 +78,6 @@ DERIVED: dict[str, Callable[[Part], Any]] = {
     "sliding_window_pattern": _pattern,
     "sliding_window_size": lambda part: part.get("sliding_window"),
     "layernorm_epsilon": lambda part: part.get("rms_norm_eps"),
-    "partial_rotary_factor": _share,
     "full_attention_interval": _pattern,
 }
 """Key of mlx-lm's families -> the value that config.json states by other keys, or None."""
@@ -89,12 +88,6 @@ FIXED_KEYS: dict[str, dict[str, Any]] = {
     "gemma4_unified_text": {"hidden_size_per_layer_input": 0},
     "glm_moe_dsa": WITH_EXPERTS,
     "granitemoehybrid": {"position_embedding_type": "nope"},
-    "longcat_flash": {
-        "attention_method": "MLA",
-        "zero_expert_type": "identity",
-        "mla_scale_q_lora": True,
-        "mla_scale_kv_lora": True,
-    },
     "minicpm3": {"rope_scaling": {}},
     "minimax_m2": {"shared_intermediate_size": 0},
     "solar_open": {
@@ -130,8 +123,6 @@ DERIVED_KEYS: dict[str, Callable[[Part], dict[str, Any]]] = {
     "mamba2": lambda part: {"intermediate_size": int(part["num_heads"]) * int(part["head_dim"])},
     "mimo_v2_flash": _of_mimo,
     "minimax_m2": lambda part: {"rotary_dim": int((_head_dim(part) or 0) * (_share(part) or 1))},
-    # A window of all layers is a mend.
-    "ministral3": lambda part: {"layer_types": ["full_attention"] * int(part["num_hidden_layers"])},
 }
 """Type -> a function that returns keys of mlx-lm's family, for those that config.json lacks."""
 _LAYERS = {"linear_attention": "mamba", "full_attention": "attention"}
