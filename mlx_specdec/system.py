@@ -131,10 +131,10 @@ def _use_cores(more: int) -> None:
 
 
 @contextlib.contextmanager
-def all_cores() -> Iterator[None]:
-    """Let the BLAS use all cores in a block that submits little and then waits, such as a
-    prefill."""
-    _use_cores(0)
+def all_cores(wanted: bool) -> Iterator[None]:
+    """Let the BLAS use all cores, if that is wanted, in a block that submits little and then waits,
+    such as a prefill."""
+    _use_cores(0 if wanted else -1)
     try:
         yield
     finally:

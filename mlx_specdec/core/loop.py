@@ -3,7 +3,6 @@ decoding steps. A round does no arithmetic of its own and blocks on the device o
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -168,7 +167,7 @@ class Group:
         chunks = [row.to_prefill[:size] for row in rows]
         scores = Scores(mx.zeros((len(rows), 0, 1)))
         long = sum(len(row.prompt) for row in rows) >= ALL_CORES_FROM
-        with system.all_cores() if long else nullcontext():
+        with system.all_cores(long):
             if any(chunks):
                 scores = feed(self.target, chunks, self.proposer.hidden)
             self.target.evaluate()

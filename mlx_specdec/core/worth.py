@@ -164,12 +164,11 @@ class Costs:
         place = f"trials of {rows} rows, {doublings} doublings"
         self.trials = memory.entries.setdefault(place, [FIRST_TRIAL, 0])
         self.timed: dict[str, list[list[float]]] = {}
-        size = rows.bit_length() - 1
-        self._rise = RISE * (1 + size / 2)
+        self._rise = RISE * (1 + math.log2(rows) / 2)
         for name in ("", *names):
             keys = [
-                f"costs of {name}, {2**n} rows, {more} doublings"
-                for n in (size, size + 1, size - 1)
+                f"costs of {name}, {n} rows, {more} doublings"
+                for n in (rows, 2 * rows, rows // 2)
                 for more in range(doublings, -1, -1)
             ]
             saved = (memory.entries[key] for key in keys if key in memory.entries)
