@@ -23,6 +23,8 @@ from mlx_specdec import SpecdecError, load, system
 if __name__ == "__main__":
     system.load_blas()
 
+import mlx.core as mx
+
 from mlx_specdec.core.options import Options
 from mlx_specdec.engine.generate import generate
 from mlx_specdec.engine.opening import LEAST_ACCEPTED
@@ -31,7 +33,6 @@ from mlx_specdec.errors import OptionError
 from mlx_specdec.models.base import layer_of
 from mlx_specdec.models.drafters.dflash import LAYER_IDS
 from mlx_specdec.models.drafters.eagle import EAGLE_LAYER_IDS
-from mlx_specdec.models.drafters.kinds import try_out
 from mlx_specdec.text.prompts import read_prompts
 from mlx_specdec.types import FINAL, Progress, after, ignore_progress
 
@@ -158,7 +159,8 @@ def probe(
     for turn, (shift, layers) in enumerate(exist.items()):
         moved = copy.copy(network)
         moved.hidden = tuple(map(after, layers))
-        try_out(moved, pair.target)
+        # A target that lacks these hidden states raises OptionError. Nothing is computed.
+        pair.target.open([0]).advance(mx.zeros((1, 1), dtype=mx.int32), hidden=moved.hidden)
         tried = replace(pair, drafter_network=moved)
         counts = [0, 0, 0, 0]
         for number, prompt in enumerate(prompts, start=1):

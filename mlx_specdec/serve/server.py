@@ -80,6 +80,9 @@ def serve(registry: Registry, host: str, port: int, *, access: Access) -> None:
     log.info("listening on http://%s:%d", where, port)
     if not access.keys and not loopback:
         log.warning("anybody who reaches %s may ask: set an --api-key", where)
+    # uvicorn sets these again when it has ended. A signal after that ends the process at once.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: os._exit(0))
     with contextlib.closing(registry):
         server.run(sockets=[listener])
     registry.refresh()
