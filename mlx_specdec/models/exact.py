@@ -63,7 +63,8 @@ def rows_stand_alone() -> bool:
 
 
 @contextmanager
-def _exact(least: int) -> Iterator[None]:
+def exact_pass(least: int) -> Iterator[None]:
+    """Build exact passes in a block, with products of at least `least` rows; 0 builds other ones."""
     before = _least.set(least)
     try:
         yield
@@ -112,15 +113,15 @@ class ExactContext:
         return self._context.lengths
 
     def advance(self, tokens: mx.array, proposed: int = 0, hidden: Sequence[str] = ()) -> Scores:
-        with _exact(self._least):
+        with exact_pass(self._least):
             return self._context.advance(tokens, proposed, hidden)
 
     def rewind(self, lengths: tuple[int, ...]) -> None:
-        with _exact(self._least):  # recurrences may be repeated
+        with exact_pass(self._least):  # recurrences may be repeated
             self._context.rewind(lengths)
 
     def evaluate(self) -> None:
-        with _exact(self._least):  # an encoder may run
+        with exact_pass(self._least):  # an encoder may run
             self._context.evaluate()
 
     def merge(self, joining: Context) -> None:

@@ -6,6 +6,7 @@ targets of 150 positions, so that the far buckets of the relative positions are 
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,15 @@ def test_log_probabilities_are_those_of_transformers(name: str, tmp_path: Path) 
     """In passes of many tokens, and most of them also token by token."""
     ways = [{"num_draft": 40}, {}][: 1 if name in (*T5[1:], GEMMA[1]) else 2]
     assert differs(FIXTURES / name, tmp_path / "model", name, *ways) < CLOSE
+
+
+@pytest.mark.parametrize("name", quick([*T5, *BART, *GEMMA], *SOME))
+def test_exact_completions_have_the_same_tokens(name: str, tmp_path: Path) -> None:
+    """Of a source so short that the rows of its encoder might be taken for those of a decoder."""
+    source, options = references(name)[0][0][:20], Options(max_tokens=12, cost_cache=False)
+    pair = load(copied(FIXTURES / name, tmp_path / "model"), dtype="float32")
+    plain, exact = (generate(pair, source, replace(options, exact=way)) for way in (False, True))
+    assert exact.tokens == plain.tokens
 
 
 @pytest.mark.parametrize("name", quick([*BART, *GEMMA, "madlad"], *SOME))

@@ -22,7 +22,7 @@ from ...text.tokenizer import Kind
 from ...types import FINAL, Cached, Context, Reusable, Scores, rectangle
 from ..base import check_prompt, family_of, layer_of
 from ..cpu_layers import begin, lighten
-from ..exact import ExactPasses, rows_stand_alone, try_exact
+from ..exact import ExactPasses, exact_pass, rows_stand_alone, try_exact
 from ..number_format import nbytes
 from ..rows import STEP, KVCache, Place, Rows, RowsContext, padded
 from .layers import SOURCE_ROWS, Attention, KeysValues, append_in_training
@@ -278,9 +278,13 @@ class EncoderDecoderModel:
 
     def _encoded(self, prompts: Sequence[Sequence[int]]) -> EncodedSources:
         lengths = tuple(map(len, prompts))
-        encoded = self._encoder.encode(rectangle(prompts), padding_mask(lengths))
+        # An exact pass would hide the later tokens of a source from each token. A source is always
+        # encoded as a whole, so that its bits are the same.
+        with exact_pass(0):
+            encoded = self._encoder.encode(rectangle(prompts), padding_mask(lengths))
+            projected = self.network.project_encoded(encoded)
         outputs = tuple(encoded[row : row + 1, :length] for row, length in enumerate(lengths))
-        return EncodedSources(outputs, self.network.project_encoded(encoded))
+        return EncodedSources(outputs, projected)
 
     def capture(self, name: str) -> int:
         """See `Base`. Return the number of the hidden state among the results of
