@@ -64,7 +64,7 @@ def rows_stand_alone() -> bool:
 
 @contextmanager
 def exact_pass(least: int) -> Iterator[None]:
-    """Build exact passes in a block, with products of at least `least` rows; 0 builds other ones."""
+    """Build exact passes in a block. least: See ExactPasses; 0 builds passes that are not exact."""
     before = _least.set(least)
     try:
         yield
