@@ -147,17 +147,17 @@ class _Server(uvicorn.Server):
         self._values = {"url": url, "key": word, "env_key": env_key}
         # The models whose clients have no printed configuration yet.
         self._unshown = list(registry.models)
-        self._interrupted = False
+        self._signals: list[int] = []
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Stop at a signal. The second signal ends pending answers, and the third one the process.
         Blocks of a prompt cache are complete files at any time."""
+        self._signals.append(sig)
         if self.should_exit:
-            if self._registry.closed:
+            if self._registry.closed or len(self._signals) > 2:
                 os._exit(0)
             asyncio.get_running_loop().call_soon_threadsafe(self._registry.close)
         self.should_exit = True
-        self._interrupted = sig == signal.SIGINT
 
     async def on_tick(self, counter: int) -> bool:
         """Return whether to accept no more connections. Called by uvicorn ten times a second."""
@@ -187,7 +187,7 @@ class _Server(uvicorn.Server):
     async def shutdown(self, sockets: Sequence[socket.socket] | None = None) -> None:
         """Finish requests and write the prompt caches. Called by uvicorn at the end."""
         if count := len(self.server_state.tasks):
-            hint = "; press Ctrl-C again to stop" if self._interrupted else ""
+            hint = "; press Ctrl-C again to stop" if signal.SIGINT in self._signals else ""
             log.info("finishing %d request%s%s", count, "" if count == 1 else "s", hint)
         else:
             log.info("shutting down")
