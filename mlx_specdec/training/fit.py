@@ -226,9 +226,9 @@ class Watcher:
 
 
 class Training:
-    """Training data in `directory`, and training runs on it. hidden: See `collect`. digest: The
-    SHA-256 of the data file. prompts: The prompt of each sample. Raises PromptError if the data has
-    too few usable texts."""
+    """The training data in a directory, on which drafts are trained. Raises PromptError if the data
+    has too few usable texts. hidden: See `collect`. digest: The SHA-256 of the data file. prompts:
+    The prompt of each sample."""
 
     def __init__(
         self,

@@ -237,8 +237,8 @@ def _has_more_bits(config: Mapping[str, Any], key: str) -> bool:
 def _in_numbers(
     modules: Mapping[str, Any], name: str, array: mx.array, floating: mx.Dtype
 ) -> list[tuple[str, mx.array]]:
-    """Cast a tensor to the floating dtype, and quantize a plain matrix of a quantized layer. Return
-    the resulting arrays by name."""
+    """Cast a tensor of floats to `floating`. If its layer is quantized and the file has a plain
+    matrix, quantize it. Return the resulting arrays by name."""
     path, _, part = name.rpartition(".")
     array = array.astype(floating) if _is_float(array.dtype) else array
     layer: Any = modules.get(path)

@@ -161,7 +161,8 @@ def load(
 
 def adapt(model: nn.Module, adapter: Path) -> dict[str, Any]:
     """Apply an adapter, a directory that mlx-lm's training wrote, to a model in place and lazily.
-    Return the adapter's configuration. Raises CheckpointError if the adapter does not fit."""
+    Return adapter_config.json. Raises CheckpointError if the adapter does not fit. mlx-lm does not
+    notice tensors that the adapter lacks."""
     config = read_json(adapter / ADAPTER_CONFIG)
     if not (adapter / ADAPTER_WEIGHTS).is_file():
         raise CheckpointError(f"{adapter} is no adapter of mlx-lm: it has no {ADAPTER_WEIGHTS}")
