@@ -82,7 +82,7 @@ def capturing(*modules: nn.Module) -> Capture:
 
 def state_of(result: Any, name: str = "") -> mx.array | None:
     """Return the hidden state, (batch, rows, width), in a module's result, or None if there is
-    none. The heads of keys and values, (batch, heads, rows, size), are joined to one width."""
+    none. Keys and values, (batch, heads, rows, size), are joined to one width."""
     first = result[0] if isinstance(result, (tuple, list)) and result else result
     if name.partition(".")[0] in LENT and isinstance(first, mx.array) and first.ndim == 4:
         first = first.flatten(2)
