@@ -127,8 +127,8 @@ class DraftModel(GroupProposer):
         return align(rows, NAME).context
 
     def _catch_up(self, context: Context, rows: Sequence[Row]) -> mx.array:
-        """Run the draft model over the tokens of each row that its KV cache lacks. Return the logits of
-        the token after them, (batch, 1, vocabulary)."""
+        """Run the draft model over the tokens of each row that its KV cache lacks. Return the
+        logits of the token after them, (batch, 1, vocabulary)."""
         cached = zip(rows, context.lengths, strict=True)
         backlog = [self._draft_ids(row.committed[length:]) for row, length in cached]
         if max(map(len, backlog)) > (CATCH_UP if len(rows) > 1 else MANY):
