@@ -231,7 +231,8 @@ class _Size:
             plain decoding in a batch, what drafts must reach.
         due: Rounds until the next choice.
         in_flight: Whether the newest round has submitted the pass of the next one.
-        idle: Choices since a free proposer drafted in a group."""
+        idle: Choices since a free proposer drafted in a group.
+        refill: In a group, prompt tokens of the rows that replace ended ones, per plain step."""
 
     rows: int
     costs: Costs
@@ -240,6 +241,7 @@ class _Size:
     due: int = 0
     in_flight: bool = False
     idle: int = 0
+    refill: float = 0.0
 
 
 class Worth:
@@ -343,7 +345,10 @@ class Worth:
         if size.due <= 0:
             size.costs.fit()
             context = sum(len(row.committed) for row in rows) // count
-            self._choose(size, context, sum(row.remaining for row in rows) / count)
+            prompt = sum(len(row.prompt) for row in rows) / count
+            remaining = sum(row.remaining for row in rows) / count
+            size.refill = (count > 1) * count * prompt / max(1, context - prompt + remaining)
+            self._choose(size, context, remaining)
 
     def _time(self, size: _Size, drafter: Drafter, drafted: int, timed: Timed) -> None:
         """Learn from the seconds of a round. Rounds in which the proposer prefilled do not count,
@@ -391,7 +396,7 @@ class Worth:
             return
         rates = {PLAIN: BETTER ** math.log2(size.rows)}
         for drafter in self._paid:
-            rates |= self._rates(costs, drafter, remaining)
+            rates |= self._rates(size, drafter, remaining)
         best = max(rates, key=rates.__getitem__)
         size.rate = rates[best]
         if tries and costs.trials[0] <= 0:
@@ -408,19 +413,23 @@ class Worth:
             size.limits |= {one.name: one.most for one in self._drafters.values() if one.free}
 
     def _rates(
-        self, costs: Costs, drafter: Drafter, remaining: float
+        self, size: _Size, drafter: Drafter, remaining: float
     ) -> dict[tuple[str, int], float]:
-        """Return the expected tokens per plain step's time by draft length of a proposer. If the
-        proposer has yet to prefill tokens, only lengths that gain this time are included."""
-        backlog, ratios = self._backlog[drafter.name], costs.ratios[drafter.costs]
-        prefill = PREFILLED * (ratios[1] - 1) * backlog if backlog > SMALL_BACKLOG else 0.0
+        """Return the expected tokens per plain step's time by draft length of a proposer. The
+        time includes the prefill of rows that replace ended ones. If the proposer has yet to
+        prefill tokens, only lengths that gain this time are included."""
+        costs, backlog = size.costs, self._backlog[drafter.name]
+        ratios = costs.ratios[drafter.costs]
+        token = PREFILLED * (ratios[1] - 1)
+        prefill = token * backlog if backlog > SMALL_BACKLOG else 0.0
         # The first drafts have one token, because the proposer may be hopelessly slow.
         longest = drafter.most if costs.known(drafter.costs) else 1
         longest *= ratios[1] <= 1 + TOO_EXPENSIVE
-        rates = enumerate(values(self._acceptance[drafter.name].chances(), ratios))
+        chances = self._acceptance[drafter.name].chances()
+        rates = (1 / (1 / rate + token * size.refill) for rate in values(chances, ratios))
         return {
             (drafter.name, length): rate
-            for length, rate in islice(rates, 1, longest + 1)
+            for length, rate in islice(enumerate(rates), 1, longest + 1)
             if prefill <= max(0.0, remaining * (1 - 1 / rate))
         }
 

@@ -189,6 +189,17 @@ def test_in_a_batch_drafts_must_beat_plain_decoding_by_more(cost: float, batched
     assert (worth.choose(100, rows=16) > 0) is batched
 
 
+@pytest.mark.parametrize(("prompt", "rows", "drafts"), [(5, 4, 1), (400, 4, 0), (400, 1, 1)])
+def test_in_a_batch_drafts_must_gain_the_prefill_of_the_rows_that_come(
+    prompt: int, rows: int, drafts: int
+) -> None:
+    worth = Worth(None, [DRAFT], known((DRAFT, 0.4, 0.8), rows=rows))
+    for _ in range(CHOICE_INTERVAL):
+        length = worth.choose(100, rows)
+        learn(worth, length, length, 1.5, rows=rows, left=80, prompt=prompt)
+    assert (worth.choose(100, rows) > 0) == drafts
+
+
 def test_drafting_stops_after_a_long_context_and_comes_back() -> None:
     memory, found = known((DRAFT, 0.1, 0.8)), []
     teach(memory, DRAFT, line(1.0), 0.8, doublings=4)

@@ -43,11 +43,12 @@ def learn(
     proposer: str = "",
     rows: int = 1,
     left: int = 1_000,
+    prompt: int = 5,
     pipelined: bool = True,
     ended: bool = False,
 ) -> None:
     """Teach a round of equal rows that takes so many plain steps, or None if it was not timed."""
-    row: Any = SimpleNamespace(committed=range(10), remaining=left)
+    row: Any = SimpleNamespace(committed=range(prompt + 5), prompt=range(prompt), remaining=left)
     reason = "eos" if ended else None
     tokens = (1,) * (accepted + 1)
     step = Step(0, tokens, drafted, accepted, proposer, finish_reason=reason)
