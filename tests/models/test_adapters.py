@@ -64,6 +64,12 @@ def cut(directory: Path) -> None:
     file.write_bytes(file.read_bytes()[:-9])
 
 
+def without_one(directory: Path) -> None:
+    file = str(directory / "adapters.safetensors")
+    weights = mx.load(file)
+    mx.save_safetensors(file, {n: w for n, w in weights.items() if n != min(weights)})
+
+
 def of_other_rank(directory: Path) -> None:
     config = {"num_layers": 2, "lora_parameters": {**LORA, "rank": 8}}
     (directory / "adapter_config.json").write_text(json.dumps(config))
@@ -76,6 +82,10 @@ def of_other_rank(directory: Path) -> None:
         (lambda d: (d / "adapters.safetensors").unlink(), "it has no adapters.safetensors"),
         (of_other_rank, "does not fit the model .*shape"),
         (cut, "adapters.safetensors"),
+        (
+            without_one,
+            r"lacks 1 of the adapter's tensors, such as model.layers.0.mlp.down",
+        ),
     ],
 )
 def test_what_is_no_adapter_of_the_model_is_reported_in_one_line(

@@ -2,6 +2,7 @@
 casts and quantizes a model of mlx-lm, and divides it among ranks. mlx-lm applies the adapters that
 it has trained (LoRA, DoRA, or whole layers)."""
 
+import re
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -161,22 +162,40 @@ def load(
 
 def adapt(model: nn.Module, adapter: Path) -> dict[str, Any]:
     """Apply an adapter, a directory that mlx-lm's training wrote, to a model in place and lazily.
-    Return adapter_config.json. Raises CheckpointError if the adapter does not fit. mlx-lm does not
-    notice tensors that the adapter lacks."""
-    config = read_json(adapter / ADAPTER_CONFIG)
-    if not (adapter / ADAPTER_WEIGHTS).is_file():
+    Return adapter_config.json. Raises CheckpointError if the adapter does not fit, or lacks a
+    tensor."""
+    config, file = read_json(adapter / ADAPTER_CONFIG), adapter / ADAPTER_WEIGHTS
+    if not file.is_file():
         raise CheckpointError(f"{adapter} is no adapter of mlx-lm: it has no {ADAPTER_WEIGHTS}")
-    safetensors.read_header(adapter / ADAPTER_WEIGHTS)
+    stored = safetensors.read_header(file)
+    model.freeze()  # so that what an adapter trains can be told from the rest
     try:
         load_adapters(model, str(adapter))
+        if config.get("fine_tune_type") == "full":
+            for layer in model.layers[-max(config["num_layers"], 0) :]:
+                layer.unfreeze()
     except Exception as problem:  # mlx-lm checks little, so any error can occur
         reason = " ".join(str(problem).split())
         raise CheckpointError(
             f"{adapter} does not fit the model ({type(problem).__name__}: {reason:.200}): name the "
             "model that it was trained on"
         ) from problem
+    # Older versions of mlx-lm adapt fewer kinds of modules, but also in all of the layers.
+    kinds = {_kind(name) for name in stored}
+    trained = {name for name, _ in tree_flatten(model.trainable_parameters())}
+    if lacking := sorted(name for name in trained - stored.keys() if _kind(name) in kinds):
+        raise CheckpointError(
+            f"{file} lacks {len(lacking)} of the adapter's tensors, such as {lacking[0]}: copy the "
+            "adapter again, or name the model that it was trained on"
+        )
+    model.unfreeze()
     model.eval()  # in training mode the new layers apply dropout
     return config
+
+
+def _kind(name: str) -> str:
+    """Return the path of a tensor's module without the number of its layer."""
+    return re.sub(r"\.\d+\.", ".", name.rpartition(".")[0])
 
 
 def with_numbers(model: nn.Module, name: str, numbers: NumberFormat) -> None:
