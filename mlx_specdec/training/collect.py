@@ -1,9 +1,8 @@
-"""Training data on disk: hidden states of the target and the token after each. Samples are appended
-one at a time, and single rows are read. A sample counts as soon as its length is written. Opening
-the files truncates an incomplete sample."""
+"""Training data: completions by the target, and hidden states with the token after each, on disk.
+Samples are appended one at a time, and single rows are read. A sample counts as soon as its length
+is written. Opening the files truncates an incomplete sample."""
 
 import os
-import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -12,17 +11,22 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 
-from .. import PromptError, system
+from .. import Options, PromptError, Request, generate_many, system
 from ..engine.pair import Pair
 from ..models.number_format import on_cpu
-from ..types import FINAL, Progress
-from .completions import Ids, complete, states
+from ..types import FINAL, Progress, feed
 from .config import DataConfig
 
 _RAW = {2: (np.uint16, mx.uint16), 4: (np.uint32, mx.uint32)}
 """Bytes of a dtype -> the numpy and MLX integers that hold its bits. numpy has no bfloat16."""
 HELD = 0.25
 """Largest share of a GPU's memory that hidden states may take during training."""
+BATCH = 16
+"""The number of texts that the target completes together."""
+PREFILL_TOKENS = 512
+"""Tokens of each text in one pass for hidden states."""
+STATE_TOKENS = 8192
+"""The most tokens, padding included, of the texts in one pass for hidden states."""
 
 
 class SampleFiles:
@@ -83,12 +87,10 @@ class SampleFiles:
 
     def split(self, share: float) -> tuple[np.ndarray, np.ndarray]:
         """Return the indices of the samples to train on, and of the held-out samples. These are
-        `share` of the samples that are not empty, at even distances, because neighbors have one
-        sampling temperature. At least one sample is held out."""
+        the last `share` of the samples that are not empty. At least one sample is held out."""
         used = np.flatnonzero(self.lengths)
-        held = max(1, int(share * len(used)))
-        ends = np.arange(1, held + 1) * len(used) // held
-        return np.delete(used, ends - 1), used[ends - 1]
+        first = len(used) - max(1, int(share * len(used)))
+        return used[:first], used[first:]
 
     @property
     def starts(self) -> np.ndarray:
@@ -110,10 +112,9 @@ def _append(file: Path, values: np.ndarray) -> None:
         stream.write(values.tobytes())
 
 
+Ids = tuple[int, ...]
 Piece = tuple[Ids, Ids]
 """A prompt and its completion, which is empty if the model generates it."""
-
-
 TrainingSample = tuple[str, str]
 """A prompt of the data file, and its completion or ""."""
 
@@ -139,46 +140,66 @@ def collect(
     longest = pair.target.max_length or config.length
     config = replace(config, length=min(config.length, longest))
     pieces = list(islice(_pieces(pair, samples, config), config.samples))
-    groups = [list(range(len(pieces)))]
-    if config.self_distill:
-        lengths, kinds = [len(prompt) for prompt, _ in pieces], len(config.temperatures)
-        at_once = 1 if pair.target.why_not_batched else config.texts_at_once
-        groups = batches(lengths, at_once, config.seed, kinds)
     done = len(rows.lengths)
     progress(min(done, len(pieces)), len(pieces))
-    names = (*hidden, FINAL)
-    for number, group in enumerate(groups):
-        # An interrupted group is completed from its start, since its texts are sampled together.
-        first, done = min(done, len(group)), max(0, done - len(group))
-        if first == len(group):
-            continue
-        prompts, texts = _completed(pair, [pieces[at] for at in group], group, config, number)
-        for prompt, tokens, found in _with_states(pair, prompts[first:], texts[first:], names):
-            if hidden and tokens:
-                tokens = (*pair.target.prefix(prompt)[1:], *tokens)
-            rows.append(tokens, None if found is None else found[-len(tokens) :])
+    # An interrupted batch begins again, because a batch of other texts rounds differently.
+    for begin in range(done - done % BATCH, len(pieces), BATCH):
+        batch = pieces[begin : begin + BATCH]
+        if config.self_distill:
+            batch = _completed(pair, batch, config, begin)
+        batch = batch[max(0, done - begin) :]
+        found = states(pair, [piece for piece in batch if len(piece[1]) > 1], (*hidden, FINAL))
+        for prompt, tokens in batch:
+            if len(tokens) < 2:  # nothing remains to be predicted after a single token
+                rows.append((), None)
+            else:
+                if hidden:
+                    tokens = (*pair.target.prefix(prompt)[1:], *tokens)
+                rows.append(tokens, next(found)[-len(tokens) :])
             progress(len(rows.lengths), len(pieces))
     if int((rows.lengths > 0).sum()) < 2:
         raise PromptError(
             "the data has fewer than two texts to learn from: give more of them"
             + ("" if config.self_distill else ', with "target" for an encoder-decoder model')
         )
-    return [pieces[number][0] for group in groups for number in group]
+    return [prompt for prompt, _ in pieces]
 
 
-def batches(lengths: Sequence[int], size: int, seed: int, kinds: int = 1) -> list[list[int]]:
-    """Group prompts of similar length into batches, and return their indices.
+def _completed(pair: Pair, pieces: Sequence[Piece], config: DataConfig, first: int) -> list[Piece]:
+    """Return prompts with sampled completions. first: The number of the first prompt."""
+    shared = pair.target.kind == "decoder-only"
+    requests = []
+    for number, (prompt, _) in enumerate(pieces, first):
+        options = Options(
+            max_tokens=config.length - shared * len(prompt),
+            temperature=config.temperatures[number % len(config.temperatures)],
+            seed=config.seed + number,
+            regular=True,
+            cost_cache=False,
+        )
+        requests.append(Request(prompt, options))
+    # Training names no languages, which some translation models want of a request.
+    results = generate_many(replace(pair, languages=None), requests, batch_size=BATCH)
+    return [(piece[0], result.tokens) for piece, result in zip(pieces, results, strict=True)]
 
-    The order is random, because batches of long prompts should not all come last. kinds: The number
-    of sampling temperatures. Prompt i has temperature i modulo this number, so that most batches
-    have a single temperature.
-    """
-    order = sorted(
-        range(len(lengths)), key=lambda number: (number % kinds, lengths[number], number)
-    )
-    groups = [sorted(order[start : start + size]) for start in range(0, len(order), size)]
-    random.Random(seed).shuffle(groups)
-    return groups
+
+def states(pair: Pair, pieces: Sequence[Piece], names: Sequence[str]) -> Iterator[mx.array]:
+    """Yield the hidden states of each prompt and its completion except for the last token, next to
+    each other, (tokens, names x width)."""
+    fed = [[*pair.target.prefix(prompt), *tokens[:-1]] for prompt, tokens in pieces]
+    longest = max(map(len, fed), default=1)
+    size = 1 if pair.target.why_not_batched else max(1, STATE_TOKENS // longest)
+    for first in range(0, len(fed), size):
+        some = fed[first : first + size]
+        context = pair.target.open_batch([prompt for prompt, _ in pieces[first : first + size]])
+        parts = []
+        for start in range(0, max(map(len, some)), PREFILL_TOKENS):
+            part = [row[start : start + PREFILL_TOKENS] for row in some]
+            hidden = feed(context, part, names).hidden
+            parts.append(mx.concatenate([hidden[name] for name in names], axis=-1))
+            mx.eval(parts[-1])
+        joined = mx.concatenate(parts, axis=1)
+        yield from (joined[row, : len(tokens)] for row, tokens in enumerate(some))
 
 
 def _pieces(pair: Pair, samples: Sequence[TrainingSample], config: DataConfig) -> Iterator[Piece]:
@@ -205,28 +226,3 @@ def _pieces(pair: Pair, samples: Sequence[TrainingSample], config: DataConfig) -
 
 def _parts(ids: Ids, length: int) -> Iterator[Ids]:
     return (ids[start : start + length] for start in range(0, len(ids), length))
-
-
-def _completed(
-    pair: Pair, pieces: Sequence[Piece], group: Sequence[int], config: DataConfig, number: int
-) -> tuple[list[Ids], list[Ids]]:
-    """Return the prompts and completions of a group. number: The number of the group."""
-    prompts, texts = [prompt for prompt, _ in pieces], [text for _, text in pieces]
-    if config.self_distill:
-        shared = pair.target.kind == "decoder-only"
-        most = [config.length - shared * len(prompt) for prompt in prompts]
-        kinds = config.temperatures
-        heat = [kinds[at % len(kinds)] for at in group]
-        texts = complete(pair, prompts, most, heat, config.seed + number)
-    return prompts, texts
-
-
-def _with_states(
-    pair: Pair, prompts: Sequence[Ids], texts: Sequence[Ids], names: Sequence[str]
-) -> Iterator[tuple[Ids, Ids, mx.array | None]]:
-    """Yield each prompt and completion with the hidden states. A completion of a single token is
-    replaced by an empty one, since nothing remains to be predicted after it."""
-    used = [at for at, tokens in enumerate(texts) if len(tokens) > 1]
-    found = states(pair, [prompts[at] for at in used], [texts[at] for at in used], names)
-    for prompt, tokens in zip(prompts, texts, strict=True):
-        yield (prompt, tokens, next(found)) if len(tokens) > 1 else (prompt, (), None)

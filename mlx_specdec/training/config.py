@@ -18,7 +18,6 @@ class DataConfig:
             prompt and of the completion.
         self_distill: Whether the target model generates the completions.
         temperatures: Sampling temperatures of these completions, each used equally often.
-        texts_at_once: The number of completions in a batch.
     """
 
     samples: int = 500
@@ -26,10 +25,9 @@ class DataConfig:
     self_distill: bool = True
     temperatures: tuple[float, ...] = (0.0, 0.7, 1.0)
     seed: int = 0
-    texts_at_once: int = 16
 
     def __post_init__(self) -> None:
-        _at_least(self, samples=2, length=8, texts_at_once=1, seed=0)
+        _at_least(self, samples=2, length=8, seed=0)
 
 
 @dataclass(frozen=True)

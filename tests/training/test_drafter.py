@@ -20,7 +20,7 @@ from ..support.models import make_llama, make_t5
 
 MAKE = {"llama": make_llama, "t5": make_t5}
 SAMPLES = [(" ".join(["some words and more"] * count), "") for count in (3, 1, 2, 1, 4, 2, 1)]
-COLLECTING = DataConfig(length=24, texts_at_once=4)
+COLLECTING = DataConfig(length=24)
 SLOTS = 3
 
 

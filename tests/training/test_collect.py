@@ -1,0 +1,73 @@
+"""Training data: every completion is the target's own, and hidden states are those of single
+sequences."""
+
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from mlx_specdec.engine import loading
+from mlx_specdec.engine.pair import Pair
+from mlx_specdec.training import collect as collecting
+from mlx_specdec.training.collect import SampleFiles, collect, states
+from mlx_specdec.training.config import DataConfig
+from mlx_specdec.types import FINAL, after
+
+from ..support.models import make_llama, make_t5
+from ..support.simulated_metal import off_cpu
+
+MAKE = {"llama": make_llama, "t5": make_t5}
+PROMPTS = [(5, 6, 7), (9, 10, 11, 12, 13, 14), (20,), (30, 31)]
+
+
+@pytest.fixture(scope="module", params=MAKE)
+def pair(request, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    return loading.load(MAKE[request.param](tmp_path_factory.mktemp(request.param)))
+
+
+def test_states_of_a_batch_are_those_of_single_texts(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts, hidden = [(3, 4, 5), (6,) * 9, (7, 8), (9, 10, 11, 12)], (after(0), FINAL)
+    pieces = list(zip(PROMPTS, texts, strict=True))
+    found = list(states(pair, pieces, hidden))
+    monkeypatch.setattr(collecting, "STATE_TOKENS", 1)
+    single = list(states(pair, pieces, hidden))
+    for one, other, (prompt, text) in zip(found, single, pieces, strict=True):
+        rows = len(pair.target.prefix(prompt)) + len(text) - 1
+        assert one.shape == other.shape == (rows, 2 * pair.target.width)
+        assert mx.allclose(one, other, atol=1e-4)
+
+
+def test_prompts_are_completed_one_by_one_if_a_target_refuses_batches(
+    tmp_path: Path, pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(type(pair.target), "why_not_batched", "it is a test")
+    rows = SampleFiles(tmp_path, pair.target.width, pair.target.state_dtype)
+    samples, config = [("some words", ""), ("others", "")], DataConfig(length=12)
+    collect(pair, samples, config, rows, lambda done, total: None)
+    assert all(rows.lengths)
+
+
+def test_equal_prompts_get_completions_of_every_temperature(tmp_path: Path) -> None:
+    pair = loading.load(make_llama(tmp_path / "model"))
+    samples, config = [("some words", "")] * 40, DataConfig(length=12, temperatures=(0.0, 1.0))
+    rows = SampleFiles(tmp_path, pair.target.width, pair.target.state_dtype)
+    collect(pair, samples, config, rows, lambda done, total: None)
+    texts = [*map(tuple, rows.texts())]
+    assert len({*texts[::2]}) == 1 and len({*texts[1::2]}) > 10
+    train, held_out = rows.split(0.1)
+    assert [*train, *held_out] == list(range(40)) and len(held_out) == 4
+
+
+def test_a_gpu_holds_the_states(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = SampleFiles(tmp_path, 3, mx.bfloat16)
+    rows.append([1, 2, 3, 4], mx.arange(12).reshape(4, 3))
+    rows.hold()
+    from_disk = rows.states(np.array([3, 0, 3]))
+    off_cpu(monkeypatch)
+    rows.hold()
+    (tmp_path / "states.bin").unlink()
+    held = rows.states(np.array([3, 0, 3]))
+    assert held.dtype == mx.bfloat16 and mx.array_equal(held, from_disk)
