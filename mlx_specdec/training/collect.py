@@ -11,16 +11,13 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 
-from .. import Options, PromptError, Request, generate_many, system
+from .. import Options, PromptError, Request, generate_many
 from ..engine.pair import Pair
-from ..models.number_format import on_cpu
 from ..types import FINAL, Progress, feed
 from .config import DataConfig
 
 _RAW = {2: (np.uint16, mx.uint16), 4: (np.uint32, mx.uint32)}
 """Bytes of a dtype -> the numpy and MLX integers that hold its bits. numpy has no bfloat16."""
-HELD = 0.25
-"""Largest share of a GPU's memory that hidden states may take during training."""
 BATCH = 16
 """The number of texts that the target completes together."""
 PREFILL_TOKENS = 512
@@ -38,7 +35,6 @@ class SampleFiles:
         self._width = width
         self._dtype = dtype
         self._raw, self._view = _RAW[dtype.size]
-        self._held: mx.array | None = None
         names = ("states.bin", "tokens.bin", "lengths.bin")
         self._states, self._tokens, self._lengths = (directory / name for name in names)
         for file in (self._states, self._tokens, self._lengths):
@@ -62,19 +58,8 @@ class SampleFiles:
 
     def states(self, rows: np.ndarray) -> mx.array:
         """Read the hidden states of some rows, (len(rows), width)."""
-        if self._held is not None:
-            return self._held[mx.array(rows)]
         every = np.memmap(self._states, self._raw, "r").reshape(-1, self._width)
         return mx.array(np.ascontiguousarray(every[rows])).view(self._dtype)
-
-    def hold(self) -> None:
-        """Keep all hidden states on a GPU with memory for them, so that no step waits for them.
-        Nothing may be appended from now on."""
-        size = self._states.stat().st_size
-        if not on_cpu() and 0 < size < HELD * system.usable_memory():
-            every = np.fromfile(self._states, self._raw).reshape(-1, self._width)
-            self._held = mx.array(every).view(self._dtype)
-            mx.eval(self._held)
 
     def targets(self, count: int) -> np.ndarray:
         """Return the tokens that Medusa heads learn to predict, (rows, count) int32. Head i has the

@@ -260,7 +260,6 @@ class Training:
         width = pair.target.width * (len(hidden) + 1)
         self.rows = SampleFiles(directory / "rows", width, pair.target.state_dtype)
         self.prompts = collect(pair, samples, config, self.rows, watcher.collected, hidden)
-        self.rows.hold()
 
     def improve(self, task: Task, output: Path, origin: Mapping[str, str], write: Write) -> str:
         """Train a task, write the result, and return a report in one line.

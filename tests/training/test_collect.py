@@ -4,7 +4,6 @@ sequences."""
 from pathlib import Path
 
 import mlx.core as mx
-import numpy as np
 import pytest
 
 from mlx_specdec.engine import loading
@@ -15,7 +14,6 @@ from mlx_specdec.training.config import DataConfig
 from mlx_specdec.types import FINAL, after
 
 from ..support.models import make_llama, make_t5
-from ..support.simulated_metal import off_cpu
 
 MAKE = {"llama": make_llama, "t5": make_t5}
 PROMPTS = [(5, 6, 7), (9, 10, 11, 12, 13, 14), (20,), (30, 31)]
@@ -59,15 +57,3 @@ def test_equal_prompts_get_completions_of_every_temperature(tmp_path: Path) -> N
     assert len({*texts[::2]}) == 1 and len({*texts[1::2]}) > 10
     train, held_out = rows.split(0.1)
     assert [*train, *held_out] == list(range(40)) and len(held_out) == 4
-
-
-def test_a_gpu_holds_the_states(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = SampleFiles(tmp_path, 3, mx.bfloat16)
-    rows.append([1, 2, 3, 4], mx.arange(12).reshape(4, 3))
-    rows.hold()
-    from_disk = rows.states(np.array([3, 0, 3]))
-    off_cpu(monkeypatch)
-    rows.hold()
-    (tmp_path / "states.bin").unlink()
-    held = rows.states(np.array([3, 0, 3]))
-    assert held.dtype == mx.bfloat16 and mx.array_equal(held, from_disk)
