@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
-from weakref import WeakSet
 
 from ..errors import CheckpointError, SourceError
 
@@ -72,18 +71,6 @@ def open_map(file: Path) -> mmap.mmap:
     """Map a file for reading. Raises CheckpointError, also for an empty file."""
     try:
         with reading(file), file.open("rb") as stream:
-            opened = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+            return mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
     except ValueError:
         raise CheckpointError(f"{file} is empty: download it again") from None
-    _maps.add(opened)
-    return opened
-
-
-_maps: WeakSet[mmap.mmap] = WeakSet()
-
-
-def drop_pages() -> None:
-    """Release pages that were read through maps, because they count as memory of the process."""
-    for opened in [*_maps] if hasattr(mmap, "MADV_DONTNEED") else ():
-        if not opened.closed:
-            opened.madvise(mmap.MADV_DONTNEED)

@@ -9,7 +9,6 @@ import mlx.core as mx
 from ..errors import CheckpointError
 from . import shards
 from .disk import check_regular, read_json
-from .formats import safetensors
 from .formats.gguf import GgufFile
 from .formats.safetensors import SafetensorsFile
 from .formats.torch import TorchFile
@@ -55,7 +54,6 @@ class Weights(TensorReader):
         super().__init__()
         parts, infos = shards.find(directory), self.infos
         self._places: dict[str, Path] = {}
-        self._loaded: dict[Path, dict[str, mx.array]] = {}
         self._readers = {file: READERS[parts.format](file) for file in parts.files}
         self.format = parts.format
         self.lazy = parts.format == "safetensors"
@@ -86,28 +84,10 @@ class Weights(TensorReader):
 
     def read(self, name: str) -> mx.array:
         """Return a tensor, as a lazy array if `lazy` is true."""
-        if not self.lazy:
-            return self.tensor(name).read()
-        array = self._lazy(name)
-        factors = self._factors.get(name)
-        return array if factors is None else _multiplied(array, self._lazy(factors))
-
-    def _lazy(self, name: str) -> mx.array:
-        file = self._places[name]
-        if name not in self._loaded.get(file, {}):
-            # Opening a file again gives new lazy arrays. Their data is read only when it is used.
-            self._loaded[file] = safetensors.load(file)
-        return self._loaded[file].pop(name)
-
-    def rows(self, name: str, begin: int, end: int) -> mx.array:
-        array = self._readers[self._places[name]].rows(name, begin, end)
+        array = self._readers[self._places[name]].read(name)
         if (factors := self._factors.get(name)) is None:
             return array
-        reader = self._readers[self._places[factors]]
-        if array.ndim > 2:
-            return _multiplied(array, reader.rows(factors, begin, end))
-        blocks = reader.rows(factors, begin // _BLOCK, -(-end // _BLOCK))
-        return _multiplied(array, blocks, begin % _BLOCK)
+        return _multiplied(array, self._readers[self._places[factors]].read(factors))
 
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -127,19 +107,13 @@ def _factors_of(infos: Mapping[str, TensorInfo]) -> dict[str, str]:
     return found
 
 
-def _multiplied(weight: mx.array, factors: mx.array, first: int = 0) -> mx.array:
-    """Return the values of some rows of a matrix, lazily, as computed by DeepSeek's code.
-
-    Args:
-        weight: E4M3 as uint8, shape (..., rows, columns).
-        factors: The factors of the blocks that hold the rows.
-        first: The position of the first row in its block.
-    """
-    values = mx.from_fp8(weight, dtype=mx.float32)
-    rows = (mx.arange(weight.shape[-2]) + first) // _BLOCK
-    columns = mx.arange(weight.shape[-1]) // _BLOCK
-    spread = mx.take(mx.take(factors.astype(mx.float32), rows, axis=-2), columns, axis=-1)
-    return (values * spread).astype(mx.bfloat16)
+def _multiplied(weight: mx.array, factors: mx.array) -> mx.array:
+    """Return the values of a matrix, lazily, as computed by DeepSeek's code. weight: E4M3 as uint8,
+    shape (..., rows, columns)."""
+    spread = factors.astype(mx.float32)
+    for axis in (-2, -1):
+        spread = mx.take(spread, mx.arange(weight.shape[axis]) // _BLOCK, axis=axis)
+    return (mx.from_fp8(weight, dtype=mx.float32) * spread).astype(mx.bfloat16)
 
 
 def read_config(directory: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Tensors of files: dtypes and shapes from headers, and values that are read piece by piece."""
+"""Tensors of files: dtypes and shapes from headers, and values that are read when needed."""
 
 import math
 import re
@@ -14,26 +14,20 @@ import mlx.core as mx
 import numpy as np
 
 from ..errors import CheckpointError
-from .disk import drop_pages
-
-PIECE_BYTES = 1 << 22
-"""Bytes of a piece. A conversion holds only a piece and its copies in memory."""
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor that is not read yet. rows: Reads entries begin .. end - 1 along the first axis."""
+    """A tensor that is not read yet. read: Returns the array, which may be lazy."""
 
     dtype: mx.Dtype
     shape: tuple[int, ...]
-    rows: Callable[[int, int], mx.array]
+    read: Callable[[], mx.array]
 
     @classmethod
     def of(cls, array: mx.array) -> Self:
-        """Wrap an array. A lazy array is computed whole when its first rows are read."""
-        return cls(
-            array.dtype, array.shape, lambda begin, end: array[begin:end] if array.ndim else array
-        )
+        """Wrap an array, which may be lazy."""
+        return cls(array.dtype, array.shape, lambda: array)
 
     @property
     def size(self) -> int:
@@ -48,24 +42,6 @@ class Tensor:
         """A lazy array of the tensor's dtype and shape, for computing sizes."""
         return mx.zeros(self.shape, dtype=self.dtype)
 
-    def pieces(self, nbytes: int = PIECE_BYTES) -> Iterator[tuple[int, mx.array]]:
-        """Yield the rows in pieces of about `nbytes`, as pairs (number of the first row, rows)."""
-        extent = self.shape[0] if self.shape else 1
-        step = max(1, nbytes * extent // max(1, self.nbytes))
-        for begin in range(0, extent, step):
-            yield begin, self.rows(begin, min(begin + step, extent))
-            drop_pages()
-
-    def read(self) -> mx.array:
-        """Return the whole tensor. While it is read, memory holds one piece more."""
-        whole = mx.zeros(self.shape, dtype=self.dtype)
-        for begin, piece in self.pieces():
-            if piece.shape == self.shape:
-                return piece
-            whole[begin : begin + piece.shape[0]] = piece
-            mx.eval(whole)  # in place, since nothing else refers to the array
-        return whole
-
 
 MAY_BE_COPIES = re.compile(r"(^|\.)(lm_head|shared|embed_tokens)\.")
 """Matches the names of embeddings and heads, of which one may repeat another."""
@@ -73,10 +49,7 @@ MAY_BE_COPIES = re.compile(r"(^|\.)(lm_head|shared|embed_tokens)\.")
 
 def same(first: Tensor, second: Tensor) -> bool:
     """Return whether two tensors have the same shape and values."""
-    return first.shape == second.shape and all(
-        mx.array_equal(piece, second.rows(begin, begin + (piece.shape[0] if piece.ndim else 1)))
-        for begin, piece in first.pieces()
-    )
+    return first.shape == second.shape and bool(mx.array_equal(first.read(), second.read()))
 
 
 def dtype_name(dtype: mx.Dtype) -> str:
@@ -162,10 +135,6 @@ class TensorInfo:
     def of(cls, dtype: str, shape: tuple[int, ...]) -> Self:
         return cls(dtype, shape, math.prod(shape) * DTYPES[dtype].size)
 
-    @property
-    def extent(self) -> int:
-        return self.shape[0] if self.shape else 1
-
 
 class TensorReader(ABC):
     """The tensors of a file, or of a model in several parts. The constructor takes a path, reads
@@ -192,17 +161,17 @@ class TensorReader(ABC):
         self.shared: dict[str, str] = {}
 
     @abstractmethod
-    def rows(self, name: str, begin: int, end: int) -> mx.array:
-        """Read entries begin .. end - 1 along the first axis, or a scalar."""
+    def read(self, name: str) -> mx.array:
+        """Return a tensor, which may be lazy."""
 
     def note(self) -> str:
         """Return a sentence for the user about tensors that were changed when they were read."""
         return ""
 
     def tensor(self, name: str) -> Tensor:
-        """Return a tensor that can be read in pieces."""
+        """Return a tensor that is read later."""
         info = self.infos[name]
-        return Tensor(DTYPES[info.dtype], info.shape, partial(self.rows, name))
+        return Tensor(DTYPES[info.dtype], info.shape, partial(self.read, name))
 
 
 _NAME_PARTS = re.compile(r"(.*?)(?:(?<=\.)(\d+)(?=\.)(.*))?", re.DOTALL)

@@ -1,11 +1,11 @@
 """Writes safetensors shards, their index and config.json in mlx-lm's layout, and checks the files.
-The header of a shard is computed from lazy arrays. Then pieces are read, changed and written one by
-one."""
+The header of a shard is computed from lazy arrays. Then tensors are read one by one, changed and
+written in pieces."""
 
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -21,6 +21,8 @@ from .quantization import Quantization
 from .shards import INDEX
 from .tensors import NAMES, Tensor, dtype_name
 
+PIECE_BYTES = 1 << 22
+"""Bytes of a piece. Memory holds the copies of a piece and of no more than that."""
 Report = Callable[[int], None]
 """A function that is called with the bytes of each piece."""
 
@@ -157,7 +159,8 @@ def write_file(
         while outputs:
             output = outputs.pop()
             quantized = output.quantization is not None
-            for begin, piece in output.source.pieces():
+            whole = _read(output)
+            for begin, piece in _pieces(whole):
                 cast = output.cast(piece)
                 _check_values(output.name, piece, cast)
                 stored = output.stored(cast)
@@ -172,7 +175,7 @@ def write_file(
                 written.largest[quantized] = max(written.largest.get(quantized, here), here)
                 progress(piece.nbytes)
                 del piece, cast, stored
-            del output
+            del output, whole
             mx.clear_cache()
         stream.flush()
         os.fsync(stream.fileno())
@@ -217,6 +220,23 @@ def _header(outputs: Iterable[ResultTensor], layout: str) -> tuple[dict[str, int
     return offsets, header_of(entries)
 
 
+def _read(output: ResultTensor) -> mx.array:
+    array = output.source.read()
+    try:
+        mx.eval(array)
+    except RuntimeError as problem:
+        raise CheckpointError(f"{output.name} cannot be read: {first_line(problem)}") from problem
+    return array
+
+
+def _pieces(array: mx.array) -> Iterator[tuple[int, mx.array]]:
+    """Yield the rows in pieces of about PIECE_BYTES, as pairs (number of the first row, rows)."""
+    extent = array.shape[0] if array.ndim else 1
+    step = max(1, PIECE_BYTES * extent // max(1, array.nbytes))
+    for begin in range(0, extent, step):
+        yield begin, array[begin : begin + step] if array.ndim else array
+
+
 def _check_values(name: str, piece: mx.array, cast: mx.array) -> None:
     def finite(array: mx.array) -> bool:
         # numpy is many times faster here than mx.isfinite on a CPU.
@@ -224,10 +244,7 @@ def _check_values(name: str, piece: mx.array, cast: mx.array) -> None:
 
     if not mx.issubdtype(piece.dtype, mx.floating):
         return
-    try:
-        if not finite(piece):
-            raise CheckpointError(f"{name} is damaged: some of its values are not finite")
-        if cast is not piece and not finite(cast):
-            raise CheckpointError(f"{name} is too large for {dtype_name(cast.dtype)}: use bfloat16")
-    except RuntimeError as problem:
-        raise CheckpointError(f"{name} cannot be read: {first_line(problem)}") from problem
+    if not finite(piece):
+        raise CheckpointError(f"{name} is damaged: some of its values are not finite")
+    if cast is not piece and not finite(cast):
+        raise CheckpointError(f"{name} is too large for {dtype_name(cast.dtype)}: use bfloat16")

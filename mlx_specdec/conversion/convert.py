@@ -49,8 +49,8 @@ def convert(
     """Convert a model or a hidden-state drafter to mlx-lm's layout, and verify the result.
 
     The source is read once. The result appears at `mlx_path` only if every step succeeds. The
-    logits and texts of source and result are compared if that is quick. A conversion takes little
-    memory: pieces of tensors, or the largest tensor that mlx-lm joins. Raises SpecdecError.
+    logits and texts of source and result are compared if that is quick. A conversion takes the
+    memory of the largest tensor, such as the joined experts of a layer. Raises SpecdecError.
 
     Args:
         model: A directory, a file, or a repository of the Hub.

@@ -1,6 +1,5 @@
 """The plan of a decoder-only model: mlx-lm names and joins the tensors, chooses the matrices to
-quantize, and says how. A tensor that mlx-lm only renames is read piece by piece. A tensor that
-mlx-lm computes, such as joined experts, is in memory at once."""
+quantize, and says how."""
 
 import contextlib
 import io
@@ -52,7 +51,7 @@ def plan(directory: Path, config: Mapping[str, Any], weight_format: WeightFormat
             return source.tensor(origins[name])
         if source.lazy:
             return Tensor.of(array)
-        return Tensor(array.dtype, array.shape, lambda begin, end: in_memory()[name][begin:end])
+        return Tensor(array.dtype, array.shape, lambda: in_memory()[name])
 
     how = weight_format.quantization
     stored = opened.quantized

@@ -86,7 +86,7 @@ def _whole(path: str, tensors: Mapping[str, Tensor], how: Quantization) -> Tenso
     return Tensor(
         mx.float32,
         (*rows, groups * how.group_size),
-        lambda begin, end: how.dequantize(*(part.rows(begin, end) for part in parts)),
+        lambda: how.dequantize(*(part.read() for part in parts)),
     )
 
 

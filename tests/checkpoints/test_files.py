@@ -12,12 +12,12 @@ import mlx.core as mx
 import pytest
 
 from mlx_specdec import system
-from mlx_specdec.checkpoints.formats.safetensors import SafetensorsFile, read_header
+from mlx_specdec.checkpoints.formats.safetensors import read_header
 from mlx_specdec.checkpoints.source import names_of, resolve
 from mlx_specdec.engine import loading
 from mlx_specdec.errors import CheckpointError
 
-from ..support.checkpoints import raw_file, refusal, save
+from ..support.checkpoints import raw_file, refusal
 
 INDEX = "model.safetensors.index.json"
 
@@ -67,19 +67,6 @@ def test_the_memory_of_a_mac_is_known_on_its_cpu_too(monkeypatch: pytest.MonkeyP
 
 def entry(dtype: str, shape: list[Any], begin: Any, end: Any) -> dict[str, Any]:
     return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
-
-
-@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="needs smaps")
-def test_pages_that_were_read_are_let_go(tmp_path: Path) -> None:
-    file = tmp_path / "x.safetensors"
-    save(file, {"a": mx.arange(1 << 22, dtype=mx.float32).reshape(1 << 12, 1 << 10)})
-    tensor = SafetensorsFile(file).tensor("a")
-    total = sum(mx.sum(rows[:, 0]).item() for _, rows in tensor.pieces(1 << 20))
-    assert total == sum(range(0, 1 << 22, 1 << 10))
-    lines = Path("/proc/self/smaps").read_text().split(str(file))[1].splitlines()
-    resident = next(line for line in lines if line.startswith("Rss:"))
-    assert int(resident.split()[1]) * 1024 < file.stat().st_size / 4
-    assert tensor.rows(4095, 4096)[0, -1].item() == (1 << 22) - 1
 
 
 @pytest.mark.parametrize(

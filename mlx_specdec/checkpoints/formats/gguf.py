@@ -74,16 +74,20 @@ class GgufFile(TensorReader):
             f"scale: {', '.join(changes)}"
         )
 
-    def rows(self, name: str, begin: int, end: int) -> mx.array:
+    def read(self, name: str) -> mx.array:
         path, _, part = name.rpartition(".")
-        is_part = path in self._quantized and part in ALL_PARTS
-        stored = self._found[f"{path}.weight" if is_part else name]
-        chosen: slice | np.ndarray[Any, Any] = slice(begin, end)
-        if stored.heads:
-            chosen = rotary_rows(begin, end, stored.shape[0] // stored.heads)
-        if is_part:
-            return mx.array(self._parts(path, stored)[part][chosen])
-        return stored.rows(chosen).astype(DTYPES[self.infos[name].dtype])
+        if path in self._quantized and part in ALL_PARTS:
+            stored = self._found[f"{path}.weight"]
+            array = mx.array(self._parts(path, stored)[part])
+        else:
+            stored = self._found[name]
+            array = stored.rows().astype(DTYPES[self.infos[name].dtype])
+        if not stored.heads:
+            return array
+        # llama.cpp rotates rows 2i and 2i + 1 of a head together. Hugging Face rotates row i of the
+        # first half with row i of the second half.
+        pairs = array.reshape(stored.heads, -1, 2, *array.shape[1:])
+        return pairs.swapaxes(1, 2).reshape(array.shape)
 
     def _parts(self, path: str, stored: Stored) -> Mapping[str, np.ndarray[Any, Any]]:
         """Return the parts of a quantized matrix, which are kept until another one is read."""
@@ -113,7 +117,7 @@ def _fits(stored: Stored, half: mx.Dtype) -> bool:
     float32."""
     if len(stored.shape) > 1 or stored.shape[0] > _SAMPLED_LENGTH:
         return False
-    values = stored.rows(slice(None))
+    values = stored.rows()
     return bool(mx.array_equal(values.astype(half).astype(mx.float32), values).item())
 
 
@@ -158,13 +162,3 @@ def _ends(metadata: Metadata) -> dict[str, Any]:
     names = {"bos": "bos_token_id", "padding": "pad_token_id"}
     named: dict[str, Any] = {name: ids[id] for id, name in names.items() if id in ids}
     return {**named, "eos_token_id": ends if len(ends) > 1 else ends[0]} if ends else named
-
-
-def rotary_rows(begin: int, end: int, head_width: int) -> np.ndarray[Any, Any]:
-    """Return the positions of rows begin .. end - 1 of Hugging Face's order in llama.cpp's order.
-    llama.cpp rotates rows 2i and 2i + 1 of a head together. Hugging Face rotates row i of the first
-    half with row i of the second half."""
-    rows = np.arange(begin, end)
-    head, inside = np.divmod(rows, head_width)
-    half, pair = np.divmod(inside, head_width // 2)
-    return head * head_width + 2 * pair + half

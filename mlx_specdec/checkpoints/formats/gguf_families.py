@@ -32,7 +32,7 @@ class Finder:
 
     def read(self, name: str, count: int) -> np.ndarray[Any, Any]:
         """Return at most `count` first rows of a tensor, float32."""
-        return np.array(self.tensors[name].rows(slice(0, count)).astype(mx.float32))
+        return np.array(self.tensors[name].rows(count).astype(mx.float32))
 
     def take(self, hf_name: str, name: str, wanted: tuple[int, ...], **how: Any) -> None:
         """Collect a tensor. how: Its last attributes; see `Stored`."""

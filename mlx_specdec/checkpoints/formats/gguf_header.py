@@ -66,13 +66,12 @@ class Stored:
         axes = self.shape[:-1] or (1,)
         return np.ndarray((*axes, self.row_nbytes), np.uint8, self.data, self.begin)
 
-    def rows(self, chosen: slice | np.ndarray[Any, Any]) -> mx.array:
-        """Return entries along the first axis, dequantized."""
+    def rows(self, count: int | None = None) -> mx.array:
+        """Return all entries along the first axis, or the first ones, dequantized."""
         if len(self.shape) > 1:
-            values = self._values(self.raw[chosen])
+            values = self._values(self.raw[:count])
         else:  # a quantized vector is one row of blocks, and only whole rows can be dequantized
-            values = self._values(self.raw)[0]
-            values = values[chosen if isinstance(chosen, slice) else mx.array(chosen)]
+            values = self._values(self.raw)[0][:count]
         return values - self.excess if self.excess else values
 
     def _values(self, raw: np.ndarray[Any, Any]) -> mx.array:

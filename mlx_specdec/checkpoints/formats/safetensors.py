@@ -1,5 +1,5 @@
 """Reader of a safetensors file (https://huggingface.co/docs/safetensors). The library safetensors
-validates the header. Tensors are read in pieces."""
+validates the header."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -8,35 +8,29 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from ...errors import CheckpointError, first_line
 from .. import tensors
-from ..disk import open_map, reading
+from ..disk import reading
 from ..tensors import Malformed, TensorInfo, TensorReader
 
 
 class SafetensorsFile(TensorReader):
-    """The tensors of a file, which are read in pieces through a memory map."""
+    """The tensors of a file, which are returned as lazy arrays."""
 
     def __init__(self, file: Path) -> None:
         super().__init__()
         self.paths = (file,)
-        self.infos, self._map = read_header(file), open_map(file)
+        self.infos = read_header(file)
         self.stored, self.origins = self.infos, {name: name for name in self.infos}
-        position = file.stat().st_size - sum(info.nbytes for info in self.infos.values())
-        self._places: dict[str, int] = {}
-        for name, info in self.infos.items():
-            self._places[name] = position
-            position += info.nbytes
+        self._arrays: dict[str, mx.array] = {}
 
-    def rows(self, name: str, begin: int, end: int) -> mx.array:
-        info = self.infos[name]
-        shape = (end - begin, *info.shape[1:]) if info.shape else ()
-        place = self._places[name] + begin * (info.nbytes // max(1, info.extent))
-        values = np.ndarray(shape, f"<{tensors.ELEMENTS[info.dtype][1]}", self._map, place)
-        return tensors.to_mlx(values, info.dtype)
+    def read(self, name: str) -> mx.array:
+        if name not in self._arrays:
+            # Opening a file again gives new lazy arrays. Their data is read only when it is used.
+            self._arrays = load(self.paths[0])
+        return self._arrays.pop(name)
 
 
 @contextmanager

@@ -181,17 +181,14 @@ class TorchFile(TensorReader):
         views = self._tensors.items()
         self.shared = {n: first[view] for n, view in views if first.setdefault(view, n) != n}
 
-    def rows(self, name: str, begin: int, end: int) -> mx.array:
+    def read(self, name: str) -> mx.array:
         tensor = self._tensors[name]
         kind, span = TORCH_TYPES[tensor.kind], self._spans[tensor.storage.key]
-        shape, offset = tensor.shape, tensor.offset
-        if shape:
-            shape, offset = (end - begin, *shape[1:]), offset + begin * tensor.strides[0]
-        if not math.prod(shape):
-            return tensors.to_mlx(np.empty(shape, kind), STORED[tensor.kind])
+        if not math.prod(tensor.shape):
+            return tensors.to_mlx(np.empty(tensor.shape, kind), STORED[tensor.kind])
         strides = tuple(stride * kind.itemsize for stride in tensor.strides)
-        place = span.start + offset * kind.itemsize
-        values = np.ndarray(shape, kind, self._data, place, strides)
+        place = span.start + tensor.offset * kind.itemsize
+        values = np.ndarray(tensor.shape, kind, self._data, place, strides)
         return tensors.to_mlx(values, STORED[tensor.kind])
 
     def _info(self, name: str, tensor: TorchTensor) -> TensorInfo:

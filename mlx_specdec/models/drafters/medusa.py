@@ -98,7 +98,7 @@ def read(directory: Path) -> MedusaFiles:
         raise CheckpointError(f"{file}: {problem}") from None
     if vocabulary is None and type(config.get("vocab_size")) is int:
         vocabulary = config["vocab_size"]
-    tensors = {name: opened.rows(name, 0, info.extent) for name, info in opened.infos.items()}
+    tensors = {name: opened.read(name) for name in opened.infos}
     return MedusaFiles(file, base, count, layers, width or 0, vocabulary, own_output, tensors)
 
 
