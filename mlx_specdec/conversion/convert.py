@@ -14,10 +14,9 @@ from ..checkpoints.shards import FORMAT_NAMES, MTP_LAYERS
 from ..checkpoints.source import as_directory, resolve
 from ..errors import OutputError
 from ..system import show_size
-from .plan import Plan
 from .plans import plan_for
 from .report import ConversionReport as ConversionReport
-from .report import digesting, digests_of
+from .report import Plan, digesting, digests_of
 from .verify import Verified, compare
 
 WRITTEN = (

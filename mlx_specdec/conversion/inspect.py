@@ -17,9 +17,8 @@ from ..checkpoints.tensors import LARGEST_EXTENT, TensorInfo, TensorReader
 from ..errors import CheckpointError, SourceError, SpecdecError
 from ..models.drafters import kinds as speculators
 from ..models.drafters import medusa
-from .plan import Plan
 from .plans import plan_for
-from .report import TensorReport
+from .report import Plan, TensorReport
 
 _SIZES = (
     *("d_model", "hidden_size", "n_embd", "d_ff", "intermediate_size"),

@@ -1,7 +1,10 @@
 """Plans of conversions, made from headers before any weight is read."""
 
-from collections.abc import Iterator, Mapping
+import contextlib
+import io
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +13,17 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from ..checkpoints.disk import read_json
-from ..checkpoints.files import Weights
+from ..checkpoints.files import LM_HEAD, Weights, read_config
+from ..checkpoints.formats.gguf_blocks import TYPES
 from ..checkpoints.quantization import ALL_PARTS, Quantization, WeightFormat
+from ..checkpoints.shards import MTP_LAYERS
 from ..checkpoints.tensors import DTYPES, MAY_BE_COPIES, Tensor, same, summary_of
 from ..errors import CheckpointError, OptionError
 from ..models import families
-from ..models.drafters import kinds
-from ..models.drafters.files import IN_16_BITS
+from ..models.drafters import kinds, mtp_layers
+from ..models.drafters.files import IN_16_BITS, DrafterFiles
 from ..models.encoder_decoder.family import EncoderDecoderFamily
-from .plan import Plan, gguf_notes
-from .report import TensorReport, report_tensors
+from .report import Plan, TensorReport, report_tensors
 
 
 def plan_for(directory: Path, weight_format: WeightFormat | None = None) -> Plan:
@@ -28,13 +32,12 @@ def plan_for(directory: Path, weight_format: WeightFormat | None = None) -> Plan
     weight_format = weight_format or WeightFormat()
     file = directory / "config.json"
     config = read_json(file) if file.is_file() else {}
-    plan = _drafter(directory, config, weight_format) or _encoder_decoder(
-        directory, config, weight_format
-    )
-    if plan is None:
-        from . import decoder_only  # imports mlx-lm, which a T5 does not need
-
-        plan = decoder_only.plan(directory, config, weight_format)
+    if drafter := kinds.read(directory):
+        plan = _drafter(directory, config, weight_format, drafter)
+    elif families.is_encoder_decoder(config):
+        plan = _encoder_decoder(directory, config, weight_format)
+    else:
+        plan = _decoder_only(directory, config, weight_format)
     how = weight_format.quantization
     if how is not None and plan.stored:
         raise OptionError(
@@ -45,7 +48,7 @@ def plan_for(directory: Path, weight_format: WeightFormat | None = None) -> Plan
         problem = f"no rows divide into groups of {how.group_size}"
         raise OptionError(f"{problem}: give a smaller --q-group-size")
     if not weight_format.dequantize:
-        return plan
+        return replace(plan, notes=(*_kept(plan.weights), *plan.notes))
     if not plan.stored:
         raise OptionError("the source is not quantized: leave --dequantize out")
     return _dequantized(plan)
@@ -91,13 +94,10 @@ def _whole(path: str, tensors: Mapping[str, Tensor], how: Quantization) -> Tenso
 
 
 def _drafter(
-    directory: Path, config: Mapping[str, Any], weight_format: WeightFormat
-) -> Plan | None:
+    directory: Path, config: Mapping[str, Any], weight_format: WeightFormat, drafter: DrafterFiles
+) -> Plan:
     """Return the plan of a hidden-state drafter, with the tensors that drafting reads, renamed to
-    this program's names; None for another model."""
-    drafter = kinds.read(directory)
-    if drafter is None:
-        return None
+    this program's names."""
     if weight_format.mixed:
         raise OptionError(f"{weight_format.mixed} is for whole models: leave --quant-predicate out")
     stored = drafter.tensors
@@ -135,11 +135,8 @@ def _drafter(
 
 def _encoder_decoder(
     directory: Path, config: Mapping[str, Any], weight_format: WeightFormat
-) -> Plan | None:
-    """Return the plan of an encoder-decoder model, whose tensors keep Hugging Face's names; None
-    for another model."""
-    if not families.is_encoder_decoder(config):
-        return None
+) -> Plan:
+    """Return the plan of an encoder-decoder model, whose tensors keep Hugging Face's names."""
     family = families.of_config(config)
     assert isinstance(family, EncoderDecoderFamily)
     weights, places, network = family.opened(directory, config)
@@ -165,8 +162,8 @@ def _encoder_decoder(
         stored=stored,
         quantized=quantized,
         notes=(
-            *gguf_notes(weights, weight_format),
-            *_notes(weight_format.quantization, quantized),
+            *_exceptions(quantized, weight_format, "they suffer most"),
+            *(("not quantized: norms and tables of positions",) if quantized else ()),
         ),
     )
 
@@ -183,10 +180,127 @@ def _report(weights: Weights, places: Mapping[str, str]) -> TensorReport:
     return report_tensors(weights, places, tied=tied, dropped=dropped)
 
 
-def _notes(default: Quantization | None, quantized: Mapping[str, Quantization]) -> Iterator[str]:
-    if default is None:
-        return
-    for bits in sorted({how.bits for how in quantized.values()} - set(range(default.bits + 1))):
-        names = [name for name, how in quantized.items() if how.bits == bits]
-        yield f"quantized to {bits} bits, they suffer most: {summary_of(names)}"
-    yield "not quantized: norms and tables of positions"
+def _decoder_only(directory: Path, config: Mapping[str, Any], weight_format: WeightFormat) -> Plan:
+    """Return the plan of a model of mlx-lm, which names and joins the tensors, chooses the matrices
+    to quantize, and says how. Raises CheckpointError, OptionError."""
+    from ..models.mlx_lm.loader import open_model  # imports mlx-lm, which a T5 does not need
+
+    read_config(directory)
+    source = Weights(directory)
+    read = source.read if source.lazy else lambda name: source.tensor(name).outline
+    arrays = {name: read(name) for name in source.infos}
+    opened = open_model(directory, config, source, {**arrays})
+    places = {id(array): name for name, array in arrays.items()}
+    named = {name: places.get(id(array)) for name, array in opened.weights.items()}
+    origins = {name: place for name, place in named.items() if place is not None}
+    computed = sorted(opened.weights.keys() - origins.keys())
+
+    @cache
+    def in_memory() -> dict[str, mx.array]:
+        # Only torch's files come here, whose tensors are all in memory then.
+        tensors = {name: source.read(name) for name in source.infos}
+        return open_model(directory, config, source, tensors).weights
+
+    def tensor(name: str, array: mx.array) -> Tensor:
+        if name in origins:
+            return source.tensor(origins[name])
+        if source.lazy:
+            return Tensor.of(array)
+        return Tensor(array.dtype, array.shape, lambda: in_memory()[name])
+
+    how = weight_format.quantization
+    stored = opened.quantized
+    full_config = opened.config
+    tensors = {name: tensor(name, array) for name, array in opened.weights.items()}
+    if "vision_tower" not in getattr(opened.model, "model", {}):
+        full_config.pop("vision_config", None)
+    casts = getattr(opened.model, "cast_predicate", lambda name: True)
+    quantized = {} if how is None else _chosen(opened.model, how, weight_format.mixed)
+    extra = mtp_layers.tensors(directory, config, source)
+    notes: list[str] = []
+    if extra:
+        count = f"the layers for multi-token prediction ({len(extra)} tensors)"
+        notes.append(f"{count} are kept as they are, in {MTP_LAYERS}")
+    return Plan(
+        source,
+        full_config,
+        tensors,
+        report=_report_of_joined(source, origins, computed, extra),
+        stored=stored,
+        quantized=quantized,
+        keeps_dtype=lambda name: not casts(name),
+        notes=(*notes, *_exceptions(quantized, weight_format, "as mlx-lm asks")),
+        extra=extra,
+    )
+
+
+def _report_of_joined(
+    source: Weights, origins: Mapping[str, str], computed: list[str], extra: Collection[str]
+) -> TensorReport:
+    """Report every tensor. A tensor counts as joined if mlx-lm neither keeps nor drops it."""
+    from ..models.mlx_lm.loader import embedding_of
+
+    places = {**origins, **{name: name for name in extra if name in source.infos}}
+    left = sorted(source.infos.keys() - places.values())
+    tied: dict[str, str] = {}
+    dropped: dict[str, str] = {}
+    headless = not any(name.endswith(LM_HEAD) for name in (*computed, *origins))
+    for name in left:
+        if headless and name.endswith(LM_HEAD):
+            tied[name] = embedding_of(name, source) or "the embedding"
+        elif name.endswith(("inv_freq", "rope.freqs")):
+            dropped[name] = "it follows from config.json"
+        elif not computed:
+            dropped[name] = "mlx-lm's model has no such tensor"
+    joined = [name for name in left if name not in tied and name not in dropped]
+    return report_tensors(
+        source, places, tied=tied, dropped=dropped, joined=joined, computed=computed
+    )
+
+
+def _chosen(model: nn.Module, default: Quantization, mixed: str) -> dict[str, Quantization]:
+    """Return the matrices that mlx-lm's converter quantizes, and how. Raises OptionError."""
+    from mlx_lm.convert import mixed_quant_predicate_builder
+    from mlx_lm.utils import quantize_model
+
+    predicate, size = None, default.group_size
+    try:
+        if mixed:
+            predicate = mixed_quant_predicate_builder(mixed, model, size)
+        with contextlib.redirect_stdout(io.StringIO()):
+            quantize_model(model, {}, size, default.bits, default.mode, quant_predicate=predicate)
+    except ValueError as problem:
+        raise OptionError(
+            f"{mixed or default.mode} does not suit this model: {problem}"
+        ) from problem
+    return {
+        f"{path}.weight": Quantization(module.bits, module.group_size, module.mode)
+        for path, module in model.named_modules()
+        if hasattr(module, "bits")
+    }
+
+
+def _exceptions(
+    quantized: Mapping[str, Quantization], weight_format: WeightFormat, why: str
+) -> Iterator[str]:
+    """Yield sentences about the matrices that are not quantized as the user asks."""
+    default = weight_format.quantization
+    exceptions = dict.fromkeys(how for how in quantized.values() if how != default)
+    for exception in sorted(exceptions, key=lambda how: how.bits):
+        names = [name for name, how in quantized.items() if how == exception]
+        yield f"quantized to {exception.bits} bits, {why}: {summary_of(names)}"
+
+
+def _kept(weights: Weights) -> Iterator[str]:
+    """Yield sentences about GGUF's quantized types that a conversion keeps."""
+    stored = {weights.stored[place].dtype for place in weights.origins.values()}
+    kept = {name: how.bits for name, how in TYPES.items() if name in stored}
+    exact = [name for name in kept if not name.endswith("_K")]
+    rounded = [f"{name} at {bits} bits" for name, bits in kept.items() if name not in exact]
+    if exact:
+        yield f"kept {', '.join(exact)} bit for bit, in MLX's groups of 32"
+    if rounded:
+        yield (
+            f"kept {', '.join(rounded)} in groups of 32: their scales are rounded to float16, "
+            "by at most 0.05 %"
+        )

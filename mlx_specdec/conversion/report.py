@@ -1,9 +1,9 @@
-"""Reports of conversions, as lines of text and as JSON."""
+"""Plans and reports of conversions: what becomes of every tensor, and what was written."""
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,9 @@ import mlx.core as mx
 
 from ..checkpoints.disk import blocks, reading
 from ..checkpoints.files import Weights
-from ..checkpoints.writer import Written
+from ..checkpoints.quantization import Quantization
+from ..checkpoints.tensors import Tensor
+from ..checkpoints.writer import ResultTensor, Written
 from ..version import __version__
 from .verify import Verified
 
@@ -79,6 +81,60 @@ def report_tensors(
         computed=tuple(computed),
         dropped={**weights.dropped, **{origins[name]: why for name, why in dropped.items()}},
     )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The tensors to write for a source, and how each of them is changed.
+
+    Attributes:
+        weights: The source's weights.
+        config: config.json of the result, with the source's quantization entry.
+        tensors: Final name -> tensor of the source, not read yet.
+        stored: Path of a matrix that is quantized in the source -> its quantization.
+        quantized: Final name of a matrix -> how the conversion quantizes it.
+        natural: Final name -> the dtype if the user names none, for tensors whose stored dtype is
+            not suitable.
+        keeps_dtype: Whether a tensor keeps its dtype even if the user names another.
+        notes: Sentences for the user.
+        extra: Tensors for a file that mlx-lm does not read; see `mtp_layers`.
+        not_run: Why the result cannot be run to verify it; "" if it can.
+    """
+
+    weights: Weights
+    config: Mapping[str, Any]
+    tensors: dict[str, Tensor]
+    report: TensorReport
+    stored: Mapping[str, Quantization] = field(default_factory=dict)
+    quantized: Mapping[str, Quantization] = field(default_factory=dict)
+    natural: Mapping[str, mx.Dtype] = field(default_factory=dict)
+    keeps_dtype: Callable[[str], bool] = lambda name: False
+    notes: tuple[str, ...] = ()
+    extra: Mapping[str, Tensor] = field(default_factory=dict)
+    not_run: str = ""
+
+    def parameters(self, name: str) -> int:
+        """Count the weights in a tensor, which are packed if it is quantized. Scales are none."""
+        path, _, part = name.rpartition(".")
+        how, size = self.stored.get(path), self.tensors[name].size
+        if how is not None and part in how.parts:
+            return 0
+        return size * 32 // how.bits if how is not None and part == "weight" else size
+
+    @property
+    def total_parameters(self) -> int:
+        return sum(map(self.parameters, self.tensors))
+
+    def outputs(self, dtype: str | None) -> list[ResultTensor]:
+        """Return what a conversion writes. dtype: None keeps the stored one."""
+
+        def output(name: str, tensor: Tensor) -> ResultTensor:
+            casts = mx.issubdtype(tensor.dtype, mx.floating) and not self.keeps_dtype(name)
+            wanted = self.natural.get(name) if dtype is None else getattr(mx, dtype)
+            how = self.quantized.get(name)
+            return ResultTensor(name, tensor, self.parameters(name), wanted if casts else None, how)
+
+        return [output(name, tensor) for name, tensor in self.tensors.items()]
 
 
 @dataclass(frozen=True)
