@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 from zlib import crc32
 
 import mlx.core as mx
@@ -42,10 +42,6 @@ class ResultTensor:
     parameters: int
     dtype: mx.Dtype | None = None
     quantization: Quantization | None = None
-
-    @classmethod
-    def unchanged(cls, name: str, source: Tensor) -> Self:
-        return cls(name, source, source.size)
 
     def cast(self, rows: mx.array) -> mx.array:
         return rows if self.dtype is None else rows.astype(self.dtype)

@@ -79,7 +79,7 @@ def convert(
         plan = plan_for(directory, weight_format)
         notes = (*plan.notes, *_notes(plan, weight_format, directory))
         outputs = plan.outputs(dtype)
-        extra = [writer.ResultTensor.unchanged(*named) for named in plan.extra.items()]
+        extra = [writer.ResultTensor(name, one, one.size) for name, one in plan.extra.items()]
         result_nbytes = sum(output.nbytes for output in (*outputs, *extra))
         source_nbytes = sum(output.source.nbytes for output in (*outputs, *extra))
         needed, instead = result_nbytes + OTHER_FILES_BYTES, ", or choose another --mlx-path"

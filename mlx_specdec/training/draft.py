@@ -20,7 +20,7 @@ from .. import OptionError, VocabularyError
 from ..checkpoints import files
 from ..checkpoints.files import Weights
 from ..checkpoints.source import as_directory, resolve
-from ..checkpoints.tensors import Tensor
+from ..checkpoints.tensors import Tensor, dtype_name
 from ..checkpoints.writer import ResultTensor, write_config, write_weights
 from ..conversion.report import PROVENANCE, combined, digests_of, maker
 from ..engine.pair import Pair
@@ -160,43 +160,32 @@ def write(
     config: Mapping[str, Any],
     source: Path,
 ) -> None:
-    """Write all files of the model, with `facts` in provenance.json. The tokenizer files come
-    from the directory `source`. Raises OSError."""
-    tensors = {
-        name: array.astype(stored_type(network, name, array))
-        for name, array in tree_flatten(network.parameters())
-    }
+    """Write all files of the model. The tokenizer files come from the directory `source`. Raises
+    OSError."""
     for file in files.tokenizer_files(source):
         shutil.copyfile(file, directory / file.name)
-    write_trained(directory, tensors, _config(network, config), facts)
+    left = ("quantization", "torch_dtype")
+    changed = {key: value for key, value in config.items() if not key.startswith(left)}
+    family = families.of_config(config)
+    if isinstance(family, EncoderDecoderFamily):
+        changed = family.written_config(changed, dict(tree_flatten(network.parameters())))
+    write_trained(directory, facts, network, changed)
 
 
 def write_trained(
-    directory: Path,
-    tensors: Mapping[str, mx.array],
-    config: Mapping[str, Any],
-    facts: Mapping[str, Any],
+    directory: Path, facts: Mapping[str, Any], network: nn.Module, config: Mapping[str, Any]
 ) -> None:
-    """Write weights, config.json and provenance.json; see `write`."""
+    """Write weights, config.json, and provenance.json with `facts`. Raises OSError."""
     outputs = [
-        ResultTensor.unchanged(name, Tensor.of(array)) for name, array in sorted(tensors.items())
+        ResultTensor(name, Tensor.of(array.astype(stored_type(network, name, array))), array.size)
+        for name, array in sorted(tree_flatten(network.parameters()))
     ]
     write_weights(directory, outputs, shard_bytes=default_shard_bytes())
-    write_config(directory, config)
+    write_config(directory, {**config, "dtype": dtype_name(STORED_DTYPE)})
     digests = digests_of([*sorted(directory.glob("model*")), directory / "config.json"])
     written = {name: {"nbytes": d["bytes"], "sha256": d["sha256"]} for name, d in digests.items()}
     text = json.dumps({**maker(), **facts, "files": written}, indent=2, ensure_ascii=False)
     (directory / PROVENANCE).write_text(text + "\n", encoding="utf-8")
-
-
-def _config(network: nn.Module, config: Mapping[str, Any]) -> dict[str, Any]:
-    left = ("quantization", "torch_dtype")
-    changed = {key: value for key, value in config.items() if not key.startswith(left)}
-    changed["dtype"] = str(STORED_DTYPE).rpartition(".")[2]
-    family = families.of_config(config)
-    if isinstance(family, EncoderDecoderFamily):
-        return family.written_config(changed, dict(tree_flatten(network.parameters())))
-    return changed
 
 
 def train(

@@ -3,14 +3,12 @@ in the layout of the package `speculators`, loaded like any other drafter, and t
 arXiv 2602.06036, section 4 (DFlash), arXiv 2607.05147 (DSpark)."""
 
 import json
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
-from mlx.utils import tree_flatten
 
 from ..checkpoints import files
 from ..checkpoints.source import as_directory, resolve
@@ -25,7 +23,7 @@ from .anchors import DSparkTask
 from .collect import SampleFiles
 from .config import DataConfig, DrafterConfig
 from .draft import short_name, write_trained
-from .fit import STORED_DTYPE, Training, Watcher, work_directory
+from .fit import Training, Watcher, work_directory
 
 HIDDEN_LAYERS = 3
 """Number of the target's layers whose hidden states a drafter reads, as in EAGLE-3."""
@@ -112,9 +110,8 @@ def train(
         network, described = begin(directory / "start", pair, config, training.rows)
         task = DSparkTask(network, training, config)
         origin = {"target": short_name(pair.name), "data_digest": training.digest}
-        return training.improve(
-            task, output, origin, partial(write, network=network, config=described)
-        )
+        finish = partial(write_trained, network=network, config=described)
+        return training.improve(task, output, origin, finish)
 
 
 def begin(
@@ -137,9 +134,8 @@ def begin(
     shapes = shapes_of("dspark", directory, described) | norms
     states = rows.states(np.arange(min(SEEN_ROWS, int(rows.lengths.sum())))).astype(mx.float32)
     final = mx.sqrt(states[:, -target.width :].square().mean(axis=0))
-    tensors = _weights(
-        shapes, target.embed(mx.array(tokens[None, :SEEN_TOKENS], dtype=mx.int32)), config.seed
-    )
+    embedded = target.embed(mx.array(tokens[None, :SEEN_TOKENS], dtype=mx.int32))
+    tensors = _weights(shapes, embedded)
     tensors["norm.weight"] = QUIET * final
     tensors[CONFIDENCE] = mx.zeros((1, target.width + described["markov_rank"]))
     tensors[CONFIDENCE_BIAS] = mx.zeros((1,))
@@ -151,15 +147,6 @@ def begin(
     network = attach(stored, target, NumberFormat("float32"))
     assert isinstance(network, DFlash), "a DSpark is a DFlash with two more heads"
     return network, described
-
-
-def write(
-    directory: Path, facts: Mapping[str, Any], network: DFlash, config: Mapping[str, Any]
-) -> None:
-    """Write all files of a trained drafter, with `facts` in provenance.json. Raises OSError."""
-    parameters = tree_flatten(network.parameters())
-    tensors = {path: array.astype(STORED_DTYPE) for path, array in parameters}
-    write_trained(directory, tensors, {**config, "dtype": "bfloat16"}, facts)
 
 
 def _layer_config(target: Base, count: int) -> dict[str, Any]:
@@ -190,10 +177,10 @@ def _layer_config(target: Base, count: int) -> dict[str, Any]:
     }
 
 
-def _weights(shapes: Shapes, embedded: mx.array, seed: int) -> dict[str, mx.array]:
+def _weights(shapes: Shapes, embedded: mx.array) -> dict[str, mx.array]:
     """Draw matrices of variance 1 / inputs, norms of 1 and biases of 0. Output projections are
     scaled to the residual stream, whose size is the size of the target's embeddings, `embedded`."""
-    draws = mx.random.split(mx.random.key(seed), len(shapes))
+    draws = mx.random.split(mx.random.key(0), len(shapes))
     size = mx.sqrt(embedded.square().mean())
     made = {}
     for (name, shape), draw in zip(sorted(shapes.items()), draws, strict=True):
