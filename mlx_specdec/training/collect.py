@@ -18,6 +18,8 @@ from .config import DataConfig
 
 _RAW = {2: (np.uint16, mx.uint16), 4: (np.uint32, mx.uint32)}
 """Bytes of a dtype -> the numpy and MLX integers that hold its bits. numpy has no bfloat16."""
+TEMPERATURES = 1.0, 0.7, 0.0
+"""Sampling temperatures of the completions, each used equally often."""
 BATCH = 16
 """The number of texts that the target completes together."""
 PREFILL_TOKENS = 512
@@ -157,8 +159,8 @@ def _completed(pair: Pair, pieces: Sequence[Piece], config: DataConfig, first: i
     for number, (prompt, _) in enumerate(pieces, first):
         options = Options(
             max_tokens=config.length - shared * len(prompt),
-            temperature=config.temperatures[number % len(config.temperatures)],
-            seed=config.seed + number,
+            temperature=TEMPERATURES[number % len(TEMPERATURES)],
+            seed=number,
             regular=True,
             cost_cache=False,
         )

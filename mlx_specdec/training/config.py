@@ -17,17 +17,14 @@ class DataConfig:
         length: The most tokens of a sequence; for encoder-decoder models the most tokens of the
             prompt and of the completion.
         self_distill: Whether the target model generates the completions.
-        temperatures: Sampling temperatures of these completions, each used equally often.
     """
 
     samples: int = 500
     length: int = 256
     self_distill: bool = True
-    temperatures: tuple[float, ...] = (0.0, 0.7, 1.0)
-    seed: int = 0
 
     def __post_init__(self) -> None:
-        _at_least(self, samples=2, length=8, seed=0)
+        _check(self, samples=(2, None), length=(8, None))
 
 
 @dataclass(frozen=True)
@@ -36,9 +33,7 @@ class TrainConfig:
 
     Attributes:
         batch: The number of examples in a step, which are sequences.
-        learning_rate: The highest learning rate. It falls along a cosine after the warm-up.
-        warm_up: The share of all steps during which the learning rate rises linearly.
-        patience: Training ends after this many epochs without progress on held-out examples.
+        learning_rate: The highest learning rate.
         layers: The number of evenly spaced layers of the target that a new draft model begins with;
             None trains the draft of the pair.
     """
@@ -46,13 +41,10 @@ class TrainConfig:
     batch: int = 8
     epochs: int = 20
     learning_rate: float = 5e-4
-    warm_up: float = 0.05
-    patience: int = 2
-    seed: int = 0
     layers: int | None = None
 
     def __post_init__(self) -> None:
-        _at_least(self, batch=1, epochs=1, patience=1, seed=0, layers=1)
+        _check(self, batch=(1, None), epochs=(1, None), layers=(1, None))
         if not 0 < self.learning_rate < 1:
             raise OptionError(f"learning-rate must lie between 0 and 1, not {self.learning_rate}")
 
@@ -72,9 +64,7 @@ class HeadsConfig(TrainConfig):
     own_output: bool = False
 
     def __post_init__(self) -> None:
-        for name, value, most in (("heads", self.heads, 16), ("layers", self.layers, 4)):
-            if not 1 <= value <= most:
-                raise OptionError(f"{name} must be 1 to {most}, not {value}")
+        _check(self, heads=(1, 16), layers=(1, 4))
         super().__post_init__()
 
 
@@ -87,13 +77,13 @@ class DrafterConfig(TrainConfig):
     num_draft: int = 6
 
     def __post_init__(self) -> None:
-        if not 1 <= self.num_draft <= LONGEST_LEARNED:
-            raise OptionError(f"num-draft must be 1 to {LONGEST_LEARNED}, not {self.num_draft}")
+        _check(self, num_draft=(1, LONGEST_LEARNED))
         super().__post_init__()
 
 
-def _at_least(config: object, **bounds: int) -> None:
-    for name, least in bounds.items():
+def _check(config: object, **bounds: tuple[int, int | None]) -> None:
+    for name, (least, most) in bounds.items():
         value = getattr(config, name)
-        if value is not None and value < least:
-            raise OptionError(f"{name.replace('_', '-')} must be {least} or more, not {value}")
+        if value is not None and not least <= value <= (most or value):
+            limits = f"{least} or more" if most is None else f"{least} to {most}"
+            raise OptionError(f"{name.replace('_', '-')} must be {limits}, not {value}")

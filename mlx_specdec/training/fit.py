@@ -36,8 +36,10 @@ HELD_OUT = 0.1
 SORTED_TOGETHER = 16
 """Number of batches whose examples are sorted by length together, so that a batch holds examples of
 similar length and the order stays nearly random."""
-STEPS_BETWEEN = 50
-"""Steps between two checkpoints. An interruption loses at most this many steps."""
+WARM_UP = 0.05
+"""The share of all steps in which the learning rate rises linearly. Then it falls as a cosine."""
+PATIENCE = 2
+"""Training ends after this many epochs without progress on held-out examples."""
 
 Step = Callable[[int, int, float], None]
 """Called after each step with (done steps, total steps, loss of the step)."""
@@ -71,9 +73,9 @@ class Task(ABC):
     def batch(self, epoch: int, place: int) -> tuple[mx.array, ...]:
         """Return a batch of an epoch, the same at every call. epoch, place: Counted from 0."""
         if self._order[0] != epoch:
-            draw = np.random.default_rng((self.config.seed, epoch))
+            draw = np.random.default_rng((0, epoch))
             self._order = epoch, self.shuffled(draw)
-        chance = np.random.default_rng((self.config.seed, epoch, place))
+        chance = np.random.default_rng((0, epoch, place))
         return self.take(self._order[1][place], chance)
 
     def evaluate(self) -> Any:
@@ -121,100 +123,6 @@ class Task(ABC):
         """Return the figures of the total of `sums`."""
 
 
-@dataclass(eq=False)
-class Fit:
-    """A training run of a task's module, which ends with the weights of the best epoch.
-
-    Attributes:
-        file: The checkpoint, from which the run resumes if it exists.
-        start: The score of the initial weights, which compete as epoch 0."""
-
-    task: Task
-    file: Path
-    start: float
-
-    def __post_init__(self) -> None:
-        self._module, self._config = self.task.module, self.task.config
-        self._total = self.task.steps * self._config.epochs
-        self._optimizer = optimizers.AdamW(self._rate(), bias_correction=True)
-        self._step = self._best_epoch = 0
-        # Checkpoints store the best score in float32. Keep it so, or resuming could change results.
-        self._best_score = np.float32(self.start)
-        self._best = self._module.parameters()
-        self._optimizer.init(self._module.trainable_parameters())
-        if self.file.exists():
-            self._read()
-
-    def run(self, watcher: "Watcher") -> tuple[int, int]:
-        """Train until the last epoch or early stopping. Return the number of the best epoch, 0 for
-        the initial weights, and the number of epochs."""
-        learn = nn.value_and_grad(self._module, self.task.loss)
-        batch = None
-        while self._step < self._total:
-            is_between = self._step % self.task.steps == 0
-            if is_between and self._epochs - self._best_epoch >= self._config.patience:
-                break
-            value, gradients = learn(*(batch or self._batch()))
-            self._optimizer.update(self._module, gradients)
-            mx.async_eval(value, self._module.parameters(), self._optimizer.state)
-            self._step += 1
-            # The host reads the next batch from disk while the device computes.
-            batch = self._batch() if self._step < self._total else None
-            if self._step % self.task.steps == 0:
-                watcher.measured(self._epochs, self._evaluate())
-            elif self._step % STEPS_BETWEEN == 0:
-                self._write()
-            watcher.stepped(self._step, self._total, float(value.item()))
-        self._module.update(self._best)
-        return self._best_epoch, self._epochs
-
-    def _batch(self) -> tuple[mx.array, ...]:
-        return self.task.batch(*divmod(self._step, self.task.steps))
-
-    @property
-    def _epochs(self) -> int:
-        return self._step // self.task.steps
-
-    def _rate(self) -> Callable[[mx.array], mx.array]:
-        rate = self._config.learning_rate
-        rising = max(1, int(self._config.warm_up * self._total))
-        warm_up = optimizers.linear_schedule(rate / rising, rate, rising)
-        cosine = optimizers.cosine_decay(rate, max(1, self._total - rising))
-        return optimizers.join_schedules([warm_up, cosine], [rising])
-
-    def _evaluate(self) -> Any:
-        """Evaluate an epoch, and store the weights if they are the best."""
-        figures = self.task.evaluate()
-        score = np.float32(figures.score)
-        if score < self._best_score:
-            self._best_epoch, self._best_score = self._epochs, score
-            self._best = self._module.parameters()
-        self._write()
-        return figures
-
-    def _write(self) -> None:
-        state = {
-            "module": self._module.parameters(),
-            "best": self._best,
-            "optimizer": self._optimizer.state,
-            "step": mx.array(self._step),
-            "best_epoch": mx.array(self._best_epoch),
-            "best_score": mx.array(float(self._best_score)),
-        }
-        new = self.file.with_name("new.safetensors")
-        mx.save_safetensors(str(new), dict(tree_flatten(state)))
-        os.replace(new, self.file)
-
-    def _read(self) -> None:
-        state: dict[str, Any] = tree_unflatten(list(safetensors_file.load(self.file).items()))
-        mx.eval(state)
-        self._module.update(state["module"])
-        self._best = state["best"]
-        self._optimizer.state = state["optimizer"]
-        self._step, self._best_epoch = state["step"].item(), state["best_epoch"].item()
-        self._best_score = np.float32(state["best_score"].item())
-
-
 @dataclass(frozen=True)
 class Watcher:
     """Callbacks that report the collection of hidden states, each step, and each epoch. Epoch 0 is
@@ -223,6 +131,65 @@ class Watcher:
     collected: Progress
     stepped: Step
     measured: Measured
+
+
+def fit(task: Task, file: Path, start: float, watcher: Watcher) -> tuple[int, int]:
+    """Train the module of a task until the last epoch or early stopping, and give it the weights of
+    the best epoch. Return the number of the best epoch, 0 for the initial weights, and the number
+    of epochs.
+
+    Args:
+        file: A checkpoint after the last complete epoch, from which the run resumes if it exists.
+        start: The score of the initial weights, which compete as epoch 0.
+    """
+    module, config, steps = task.module, task.config, task.steps
+    total, rate = steps * config.epochs, config.learning_rate
+    rising = max(1, int(WARM_UP * total))
+    warm_up = optimizers.linear_schedule(rate / rising, rate, rising)
+    cosine = optimizers.cosine_decay(rate, max(1, total - rising))
+    schedule = optimizers.join_schedules([warm_up, cosine], [rising])
+    optimizer = optimizers.AdamW(schedule, bias_correction=True)
+    optimizer.init(module.trainable_parameters())
+    epoch, best_epoch, best = 0, 0, module.parameters()
+    # Checkpoints store the best score in float32. Keep it so, or resuming could change results.
+    best_score = np.float32(start)
+    if file.exists():
+        state: Any = tree_unflatten(list(safetensors_file.load(file).items()))
+        mx.eval(state)
+        module.update(state["module"])
+        best, optimizer.state = state["best"], state["optimizer"]
+        epoch, best_epoch = state["epoch"].item(), state["best_epoch"].item()
+        best_score = np.float32(state["best_score"].item())
+    learn = nn.value_and_grad(module, task.loss)
+    while epoch < min(config.epochs, best_epoch + PATIENCE):
+        batch = task.batch(epoch, 0)
+        for step in range(1, steps + 1):
+            value, gradients = learn(*batch)
+            optimizer.update(module, gradients)
+            mx.async_eval(value, module.parameters(), optimizer.state)
+            if step < steps:
+                # The host reads the next batch from disk while the device computes.
+                batch = task.batch(epoch, step)
+            watcher.stepped(epoch * steps + step, total, float(value.item()))
+        epoch += 1
+        figures = task.evaluate()
+        if np.float32(figures.score) < best_score:
+            best_epoch, best_score = epoch, np.float32(figures.score)
+            best = module.parameters()
+        state = {
+            "module": module.parameters(),
+            "best": best,
+            "optimizer": optimizer.state,
+            "epoch": mx.array(epoch),
+            "best_epoch": mx.array(best_epoch),
+            "best_score": mx.array(float(best_score)),
+        }
+        new = file.with_name("new.safetensors")
+        mx.save_safetensors(str(new), dict(tree_flatten(state)))
+        os.replace(new, file)
+        watcher.measured(epoch, figures)
+    module.update(best)
+    return best_epoch, epoch
 
 
 class Training:
@@ -245,7 +212,7 @@ class Training:
         self._watcher = watcher
         self._data = config
         samples = [(prompt.turns[0], prompt.target) for prompt in read_prompts(file)]
-        random.Random(config.seed).shuffle(samples)
+        random.Random(0).shuffle(samples)
         self.digest = hashlib.sha256(file.read_bytes()).hexdigest()
         self._settings = {
             "model": pair.name,
@@ -272,8 +239,8 @@ class Training:
         self._watcher.measured(0, start)
         directory = self._directory / "fit"
         _keep(directory, {**self._settings, "fit": asdict(task.config), "origin": origin})
-        fit = Fit(task, directory / "checkpoint.safetensors", start.score)
-        best, epochs = fit.run(self._watcher)
+        checkpoint = directory / "checkpoint.safetensors"
+        best, epochs = fit(task, checkpoint, start.score, self._watcher)
         round_as_stored(task.module)
         figures = task.evaluate()
         facts = {

@@ -48,12 +48,16 @@ def test_prompts_are_completed_one_by_one_if_a_target_refuses_batches(
     assert all(rows.lengths)
 
 
-def test_equal_prompts_get_completions_of_every_temperature(tmp_path: Path) -> None:
+def test_equal_prompts_get_completions_of_every_temperature(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collecting, "TEMPERATURES", (0.0, 1.0))
     pair = loading.load(make_llama(tmp_path / "model"))
-    samples, config = [("some words", "")] * 40, DataConfig(length=12, temperatures=(0.0, 1.0))
+    samples, config = [("some words", "")] * 40, DataConfig(length=12)
     rows = SampleFiles(tmp_path, pair.target.width, pair.target.state_dtype)
     collect(pair, samples, config, rows, lambda done, total: None)
     texts = [*map(tuple, rows.texts())]
     assert len({*texts[::2]}) == 1 and len({*texts[1::2]}) > 10
     train, held_out = rows.split(0.1)
-    assert [*train, *held_out] == list(range(40)) and len(held_out) == 4
+    assert [*train, *held_out] == [*range(len(texts))]
+    assert len(held_out) == len(texts) // 10

@@ -13,6 +13,7 @@ from mlx_specdec.engine.pair import Pair
 from mlx_specdec.models.base import Base
 from mlx_specdec.models.loading import load_model
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
+from mlx_specdec.training import collect as collecting
 from mlx_specdec.training.collect import SampleFiles, TrainingSample, collect
 from mlx_specdec.training.config import DataConfig
 from mlx_specdec.training.medusa import initial_heads
@@ -36,27 +37,22 @@ def pair(model: Path) -> Pair:
 
 
 def rows_of(
-    pair: Pair, tmp_path: Path, samples: list[TrainingSample], **settings
+    pair: Pair, tmp_path: Path, samples: list[TrainingSample]
 ) -> tuple[SampleFiles, list[list[int]]]:
     tmp_path.mkdir(exist_ok=True)
     rows = SampleFiles(tmp_path, pair.target.width, pair.target.state_dtype)
-    collect(pair, samples, DataConfig(**settings), rows, lambda done, total: None)
+    collect(pair, samples, DataConfig(length=48), rows, lambda done, total: None)
     tokens = np.fromfile(tmp_path / "tokens.bin", np.int32).tolist()
     ends = np.cumsum(rows.lengths).tolist()
     return rows, [tokens[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
 
 def test_texts_are_the_models_own_and_each_state_predicts_its_token(
-    pair: Pair, tmp_path: Path
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(collecting, "TEMPERATURES", (0.0,))
     prompts = [pair.tokenizer.encode(text) for text in TEXTS]
-    rows, found = rows_of(
-        pair,
-        tmp_path,
-        [(text, "") for text in TEXTS],
-        length=48,
-        temperatures=(0.0,),
-    )
+    rows, found = rows_of(pair, tmp_path, [(text, "") for text in TEXTS])
     every = rows.states(np.arange(int(rows.lengths.sum())))
     best = mx.argmax(pair.target.head(every[None])[0], axis=-1).tolist()
     assert best == [token for text in found for token in text]
