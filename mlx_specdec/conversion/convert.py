@@ -1,10 +1,15 @@
 """Conversion of a checkpoint to mlx-lm's layout: plan, write, read back, compare, and move."""
 
+import json
+import math
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+import mlx.core as mx
 
 from .. import system
 from ..checkpoints import destination, files, writer
@@ -12,12 +17,14 @@ from ..checkpoints.other_programs import OLLAMA
 from ..checkpoints.quantization import Q_BITS, WeightFormat, quantization_entry
 from ..checkpoints.shards import FORMAT_NAMES, MTP_LAYERS
 from ..checkpoints.source import as_directory, resolve
-from ..errors import OutputError
+from ..errors import CheckpointError, OutputError, PromptError, SpecdecError
+from ..models.base import Base
+from ..models.loading import Loaded, load_model
 from ..system import show_size
+from ..text.tokenizer import load_tokenizer
 from .plans import plan_for
 from .report import ConversionReport as ConversionReport
-from .report import Plan, digesting, digests_of
-from .verify import Verified, compare
+from .report import Plan, TextChange, Verified, digesting, digests_of
 
 WRITTEN = (
     *("config.json", "model*.safetensors", "model.safetensors.index.json"),
@@ -31,6 +38,22 @@ POOR = 0.9
 result gets a warning. A Llama with 135 M weights answered simple questions wrongly at 0.6."""
 SHARE_TO_QUANTIZE = 0.5
 """The user gets a notice if less than this share of the weights is quantized."""
+SHARE_OF_SHARD, QUICK_BYTES = 1.2, 600_000_000
+"""Limits of a model's size in memory when its logits are compared, as a multiple of the largest
+file of a result and in bytes. The second does not hold for quantized results: running both models
+takes longer than the conversion."""
+BYTES_PER_LOADED_WEIGHT = 6
+"""Bytes per weight while a model is loaded in float32: 4 for the weight and 2 for its source."""
+SAME_LOGITS = 1e-3
+"""Largest difference of log-probabilities if no weight has changed."""
+LONGEST_SCORED = 256
+"""The most tokens of a fixed text that are scored."""
+_TEXTS = json.loads(Path(__file__).with_name("fixed_texts.json").read_text(encoding="utf-8"))
+PAIRS: list[list[str]] = _TEXTS["pairs"]
+"""[prompt, completion] for encoder-decoder models. Do not change the fixed texts: perplexities
+would no longer be comparable with reported ones."""
+PASSAGE = "\n".join(_TEXTS["passage"])
+"""The fixed text for decoder-only models."""
 Progress = Callable[[str, int, int], None]
 
 
@@ -68,10 +91,7 @@ def convert(
     path = _destination(model, local, mlx_path)
     destination.check_free(path, overwrite=overwrite, source=local, written=WRITTEN)
 
-    def downloading(done: int, total: int) -> None:
-        progress("downloading", done, total)
-
-    source = resolve(model, revision=revision, progress=downloading)
+    source = resolve(model, revision=revision, progress=partial(progress, "downloading"))
     name, commit = source.resolve().name, None
     if not os.path.exists(local):
         name, commit = model, source.name if source.parent.name == "snapshots" else None
@@ -191,3 +211,93 @@ def _verdict(verified: Verified, weight_format: WeightFormat) -> str:
     )
     advice = "" if more is None else f"take --q-bits {more}{instead}, or "
     return f"this conversion loses a lot, {changed}: {advice}leave --quantize out"
+
+
+def compare(source: Path, result: Path, written: writer.Written) -> Verified:
+    """Compare what source and result compute, if that is fast enough: log-probabilities on a fixed
+    input, and the scores of a fixed text if weights were quantized. Raises CheckpointError if the
+    result computes something else than the source."""
+    quantized = True in written.largest
+    needed = written.parameters * BYTES_PER_LOADED_WEIGHT
+    if needed > SHARE_OF_SHARD * system.default_shard_bytes():
+        return Verified(None, None, "a whole model takes too much memory")
+    if not quantized and needed > QUICK_BYTES:
+        return Verified(None, None, "it would take longer than the conversion")
+    rows, scores, problems = zip(
+        *(_answers(place, result, quantized) for place in (source, result)), strict=True
+    )
+    # Ids that are never written have -inf in both.
+    apart = mx.where(rows[0] == rows[1], 0.0, mx.abs(rows[0] - rows[1]))
+    difference = mx.max(apart).item()
+    assert isinstance(difference, float)
+    unchanged = not quantized and written.largest.get(False, (0.0,))[0] == 0
+    if math.isnan(difference) or (unchanged and difference > SAME_LOGITS):
+        differ = f"(log-probabilities differ by {difference:.3g}): please report this checkpoint"
+        raise CheckpointError(f"the converted model does not compute what its source does {differ}")
+    problem = next(filter(None, problems), "")
+    return Verified(difference, _change(*scores) if quantized and not problem else None, problem)
+
+
+def _answers(
+    directory: Path, tokenizer: Path, with_text: bool
+) -> tuple[mx.array, tuple[mx.array, mx.array], str]:
+    """Return log-probabilities on a fixed input, (tokens, vocabulary) float32, the scores of the
+    fixed text, and why there are none, or ""."""
+    # Dequantized weights have the same values and are much faster on a CPU.
+    loaded = load_model(directory, dtype="float32", expand=True)
+    rows = _log_probabilities(loaded.model, range(2, 10), range(2, 7))
+    mx.eval(rows)
+    scores, problem = (mx.array([]), mx.array([])), ""
+    try:
+        if with_text:
+            scores = _score_text(loaded, tokenizer)
+    except SpecdecError as caught:  # the model was loaded, so the tokenizer is the problem
+        problem = str(caught)
+    del loaded
+    mx.clear_cache()
+    return rows, scores, problem
+
+
+def _change(first: tuple[mx.array, mx.array], second: tuple[mx.array, mx.array]) -> TextChange:
+    changes = mx.abs(second[0] - first[0])
+    same: mx.array = first[1] == second[1]
+    means: list[Any] = [mx.mean(scores).item() for scores, _ in (first, second)]
+    before, after = (math.exp(min(-mean, 700.0)) for mean in means)
+    return TextChange(
+        tokens=changes.size,
+        source_perplexity=before,
+        result_perplexity=after,
+        mean=mx.mean(changes).item(),  # type: ignore[arg-type]
+        largest=mx.max(changes).item(),  # type: ignore[arg-type]
+        same_first=mx.mean(same.astype(mx.float32)).item(),  # type: ignore[arg-type]
+    )
+
+
+def _score_text(loaded: Loaded, tokenizer: Path) -> tuple[mx.array, mx.array]:
+    """Return the log-probability of each token of the fixed text, (tokens,) float32, and the token
+    that the model finds most likely at each position, (tokens,) integer. Raises CheckpointError,
+    PromptError."""
+    encode = load_tokenizer(tokenizer, kind=loaded.model.kind).encode
+    if loaded.model.kind == "encoder-decoder":
+        texts = [(encode(prompt), encode(text)) for prompt, text in PAIRS]
+    else:
+        ids = encode(PASSAGE)
+        texts = [(ids[:1], ids[1:])]
+    scores, top = [], []
+    for prompt, text in texts:
+        longest = loaded.model.max_length
+        text = text[: LONGEST_SCORED if longest is None else min(LONGEST_SCORED, longest - 1)]
+        if not text or max(text) >= loaded.model.vocabulary:
+            raise PromptError("the tokenizer makes ids of it that the model does not have")
+        rows = _log_probabilities(loaded.model, prompt, text)
+        scores.append(mx.take_along_axis(rows, mx.array(text)[:, None], axis=-1)[:, 0])
+        top.append(mx.argmax(rows, axis=-1))
+        mx.eval(scores[-1], top[-1])
+    return mx.concatenate(scores), mx.concatenate(top)
+
+
+def _log_probabilities(model: Base, prompt: Sequence[int], text: Sequence[int]) -> mx.array:
+    """Return the log-probabilities that predict a text, (tokens, vocabulary)."""
+    fed = mx.array([[*model.prefix(prompt)[-1:], *text[:-1]]], dtype=mx.int32)
+    logits = model.open(prompt).advance(fed).logits[0].astype(mx.float32)
+    return logits - mx.logsumexp(logits, axis=-1, keepdims=True)

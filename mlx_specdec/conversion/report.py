@@ -15,7 +15,6 @@ from ..checkpoints.quantization import Quantization
 from ..checkpoints.tensors import Tensor
 from ..checkpoints.writer import ResultTensor, Written
 from ..version import __version__
-from .verify import Verified
 
 PROVENANCE = "provenance.json"
 FileDigests = Mapping[str, Mapping[str, Any]]
@@ -135,6 +134,52 @@ class Plan:
             return ResultTensor(name, tensor, self.parameters(name), wanted if casts else None, how)
 
         return [output(name, tensor) for name, tensor in self.tensors.items()]
+
+
+@dataclass(frozen=True)
+class TextChange:
+    """The scores of a fixed text under the source and the result, teacher-forced.
+
+    Attributes:
+        tokens: The number of tokens.
+        source_perplexity, result_perplexity: exp(-mean log p).
+        mean, largest: Mean and largest absolute change of the tokens' log p, in nats.
+        same_first: The share of positions with the same most likely token.
+    """
+
+    tokens: int
+    source_perplexity: float
+    result_perplexity: float
+    mean: float
+    largest: float
+    same_first: float
+
+    def describe(self) -> str:
+        """Return the figures in one line."""
+        return (
+            f"fixed text of {self.tokens} tokens: perplexity {self.source_perplexity:.4g} -> "
+            f"{self.result_perplexity:.4g}, log-probability changes by {self.mean:.3g} on average, "
+            f"{self.largest:.3g} at most; same first choice at {self.same_first:.1%}"
+        )
+
+
+@dataclass(frozen=True)
+class Verified:
+    """The result of comparing the models. logits: The largest difference of log-probabilities, None
+    if they were not compared. text: The scores of the fixed text, None if it was not scored. note:
+    The reason."""
+
+    logits: float | None
+    text: TextChange | None
+    note: str
+
+    def describe(self) -> list[str]:
+        if self.logits is None:
+            return [f"logits not compared: {self.note}"]
+        lines = [f"log-probabilities on a fixed input: largest difference {self.logits:.3g}"]
+        if self.note:
+            lines.append(f"fixed text not scored: {self.note}")
+        return lines if self.text is None else [*lines, self.text.describe()]
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from mlx_specdec import convert
 from mlx_specdec.checkpoints.formats.gguf_blocks import BlockType
 from mlx_specdec.checkpoints.formats.vocabularies import SPLIT_RULES
 from mlx_specdec.checkpoints.source import as_directory
-from mlx_specdec.conversion import verify
+from mlx_specdec.conversion import convert as conversion
 from mlx_specdec.models.loading import load_model
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "gguf"
@@ -39,7 +39,7 @@ def test_each_matrix_is_decoded_once(
         return real(self, raw)
 
     monkeypatch.setattr(BlockType, "decode", decode)
-    monkeypatch.setattr(verify, "QUICK_BYTES", 0)  # a conversion loads neither source nor result
+    monkeypatch.setattr(conversion, "QUICK_BYTES", 0)  # neither source nor result is loaded
     source = FIXTURES / f"{name}.gguf"
     convert(str(source), tmp_path / "out")
     assert sum(count > 1 for count in Counter(decoded).values()) == compared < len(decoded)

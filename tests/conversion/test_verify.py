@@ -11,9 +11,8 @@ import pytest
 
 from mlx_specdec.checkpoints import writer
 from mlx_specdec.conversion import convert as conversion
-from mlx_specdec.conversion import verify
-from mlx_specdec.conversion.convert import convert
-from mlx_specdec.conversion.verify import LONGEST_SCORED, PAIRS, PASSAGE, TextChange, Verified
+from mlx_specdec.conversion.convert import LONGEST_SCORED, PAIRS, PASSAGE, convert
+from mlx_specdec.conversion.report import TextChange, Verified
 from mlx_specdec.errors import CheckpointError, OutputError
 from mlx_specdec.models.loading import load_model
 from mlx_specdec.text.tokenizer import load_tokenizer
@@ -35,7 +34,7 @@ def test_other_logits_from_the_same_weights_are_refused(
     rows = iter((0.0, value))
     none = (mx.array([]), mx.array([]))
     answers = lambda *_: (mx.array([next(rows)]), none, "")  # noqa: E731
-    monkeypatch.setattr(verify, "_answers", answers)
+    monkeypatch.setattr(conversion, "_answers", answers)
     with pytest.raises(CheckpointError, match="log-probabilities differ"):
         convert(str(source), tmp_path / "out")
     assert listing(tmp_path) == before
@@ -46,12 +45,12 @@ def test_logits_are_left_out_where_they_would_take_longer_than_the_conversion(
 ) -> None:
     source = str(write_t5(tmp_path / "t5"))
     needed = 6 * sum(array.size for array in t5_weights(T5).values())
-    monkeypatch.setattr(verify, "QUICK_BYTES", needed - 1)
+    monkeypatch.setattr(conversion, "QUICK_BYTES", needed - 1)
     report = convert(source, tmp_path / "a")
     assert report.verified.logits is None
     assert "longer than the conversion" in report.describe()
     assert convert(source, tmp_path / "c", **SMALL).verified.logits is not None
-    monkeypatch.setattr(verify, "QUICK_BYTES", needed)
+    monkeypatch.setattr(conversion, "QUICK_BYTES", needed)
     assert convert(source, tmp_path / "d").verified.logits == 0.0
     monkeypatch.setattr("mlx_specdec.system.memory", lambda: 3 * needed)
     assert "too much memory" in convert(source, tmp_path / "e", **SMALL).verified.note
