@@ -12,11 +12,13 @@ from typing import Any
 from ..checkpoints import files, shards
 from ..checkpoints.disk import check_directory, read_json
 from ..checkpoints.formats.gguf_blocks import TYPES
+from ..checkpoints.quantization import ALL_PARTS
 from ..checkpoints.source import as_directory, resolve, temporary_directory
 from ..checkpoints.tensors import LARGEST_EXTENT, TensorInfo, TensorReader
 from ..errors import CheckpointError, SourceError, SpecdecError
 from ..models.drafters import kinds as speculators
 from ..models.drafters import medusa
+from ..models.drafters.files import DrafterFiles
 from .plans import plan_for
 from .report import Plan, TensorReport
 
@@ -25,7 +27,6 @@ _SIZES = (
     *("num_layers", "num_hidden_layers", "n_layer", "num_decoder_layers"),
     *("num_heads", "num_attention_heads", "n_head", "num_key_value_heads", "vocab_size"),
 )
-_PARTS = ("weight", "scales", "biases")
 _LAYER = re.compile(r"(?<=[a-z])\.\d+\.")
 
 
@@ -123,10 +124,10 @@ def grouped(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str, str], lis
     sizes = {row["name"]: row["nbytes"] for row in rows}
     for row in rows:
         path, _, part = row["name"].rpartition(".")
-        packed = f"{path}.scales" in sizes and part in _PARTS
+        packed = f"{path}.scales" in sizes and part in ALL_PARTS
         if packed and part != "weight":
             continue
-        nbytes = sum(sizes.get(f"{path}.{p}", 0) for p in _PARTS) if packed else row["nbytes"]
+        nbytes = sum(sizes.get(f"{path}.{p}", 0) for p in ALL_PARTS) if packed else row["nbytes"]
         dtype = f"{row['dtype']}, quantized" if packed else row["dtype"]
         shape = " x ".join(map(str, row["shape"])) or "scalar"
         becomes = f"-> {row['becomes']}" if row["becomes"] not in (None, row["name"]) else ""
@@ -189,32 +190,29 @@ def _inspect(path: Path) -> Inspection:
             base = f"{config.get(medusa.BASE_KEY)!a:.200}"
             problem = f"Medusa heads of the base model {base} are used as they are"
             return _inspect_file(path, medusa.file_of(path), config, problem)
-        # A drafter that is not supported is shown as a model, below.
-        with suppress(CheckpointError):
-            if drafter := speculators.read(path):
-                config = {**read_json(path / "config.json"), "model_type": drafter.kind}
-                weights, plan = files.Weights(path), plan_for(path)
-                facts = drafter.facts()
-                return _facts(path, weights.format, weights, config, plan=plan, drafter=facts)
     with as_directory(path) as directory:
-        return _inspect_model(path, directory)
+        weights, problem = files.Weights(directory), ""
+        described: dict[str, Any] = {}
+        drafter: DrafterFiles | None = None
+        plan: Plan | None = None
+        with suppress(CheckpointError):  # a drafter that is not supported is shown as a model
+            drafter = speculators.read(directory)
+        try:
+            if drafter is None:
+                described = files.read_config(directory)
+            else:
+                described = {**read_json(directory / "config.json"), "model_type": drafter.kind}
+            plan = plan_for(directory)
+        except SpecdecError as caught:
+            problem = str(caught).replace(str(directory), str(path))
+        tokenizer = files.vocabulary_file(directory) if drafter is None else ""
+        if tokenizer and directory != path:
+            tokenizer += ", made from the source's own"
+        facts = None if drafter is None else drafter.facts()
+        more = {"tokenizer": tokenizer, "problem": problem, "drafter": facts}
+        return _facts(path, weights.format, weights, described, plan, **more)
 
 
 def _inspect_file(path: Path, file: Path, config: Mapping[str, Any], problem: str) -> Inspection:
     kind = _SINGLE[file.suffix]
     return _facts(path, kind, files.READERS[kind](file), config, problem=problem)
-
-
-def _inspect_model(path: Path, directory: Path) -> Inspection:
-    weights = files.Weights(directory)
-    config: Mapping[str, Any] = {}
-    plan, problem = None, ""
-    try:
-        config = files.read_config(directory)
-        plan = plan_for(directory)
-    except SpecdecError as caught:
-        problem = str(caught).replace(str(directory), str(path))
-    tokenizer, form = files.vocabulary_file(directory), weights.format
-    if tokenizer and directory != path:
-        tokenizer += ", made from the source's own"
-    return _facts(path, form, weights, config, tokenizer=tokenizer, plan=plan, problem=problem)
