@@ -14,7 +14,7 @@ from zlib import crc32
 import mlx.core as mx
 import numpy as np
 
-from ..errors import CheckpointError, OutputError, first_line
+from ..errors import CheckpointError, OutputError
 from .disk import blocks
 from .formats.safetensors import header_of, read_header
 from .quantization import Quantization
@@ -155,8 +155,8 @@ def write_file(
         while outputs:
             output = outputs.pop()
             quantized = output.quantization is not None
-            whole = _read(output)
-            for begin, piece in _pieces(whole):
+            mx.eval(tensor := output.source.read())
+            for begin, piece in _pieces(tensor):
                 cast = output.cast(piece)
                 _check_values(output.name, piece, cast)
                 stored = output.stored(cast)
@@ -171,7 +171,7 @@ def write_file(
                 written.largest[quantized] = max(written.largest.get(quantized, here), here)
                 progress(piece.nbytes)
                 del piece, cast, stored
-            del output, whole
+            del output, tensor
             mx.clear_cache()
         stream.flush()
         os.fsync(stream.fileno())
@@ -214,15 +214,6 @@ def _header(outputs: Iterable[ResultTensor], layout: str) -> tuple[dict[str, int
         }
         position += array.nbytes
     return offsets, header_of(entries)
-
-
-def _read(output: ResultTensor) -> mx.array:
-    array = output.source.read()
-    try:
-        mx.eval(array)
-    except RuntimeError as problem:
-        raise CheckpointError(f"{output.name} cannot be read: {first_line(problem)}") from problem
-    return array
 
 
 def _pieces(array: mx.array) -> Iterator[tuple[int, mx.array]]:
