@@ -20,8 +20,6 @@ from .gguf_header import Metadata, Stored, read_header
 from .vocabularies import ends_by_name, tokenizer_files
 
 _HALF = {"F16": mx.float16, "BF16": mx.bfloat16}
-_SAMPLED_LENGTH = 1 << 20
-"""Longest vector that is read to see whether 16 bits hold its values exactly."""
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
@@ -115,10 +113,10 @@ class GgufFile(TensorReader):
 def _fits(stored: Stored, half: mx.Dtype) -> bool:
     """Return whether the matrices' dtype holds a vector exactly. llama.cpp stores all vectors in
     float32."""
-    if len(stored.shape) > 1 or stored.shape[0] > _SAMPLED_LENGTH:
+    if len(stored.shape) > 1:
         return False
     values = stored.rows()
-    return bool(mx.array_equal(values.astype(half).astype(mx.float32), values).item())
+    return bool(mx.array_equal(values.astype(half).astype(mx.float32), values))
 
 
 def _infos_of_parts(path: str, how: Quantization, shape: tuple[int, ...]) -> dict[str, TensorInfo]:
