@@ -5,7 +5,6 @@ al., arXiv 2310.08461, sections 3 and 4)."""
 import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -115,38 +114,6 @@ class DraftTask(Task):
         return target, self._draft.logits(*inputs)[:, : self._vocabulary]
 
 
-@contextmanager
-def initial(pair: Pair, layers: int | None) -> Iterator[tuple[Base, dict[str, Any], Path, str]]:
-    """Yield the pair's draft model, or a new one with `layers` layers if the pair has none. With it
-    come its config.json, the directory of its tokenizer files, and the origin of its weights in
-    words. The files exist until the block ends.
-
-    Raises:
-        OptionError: If the pair has a drafter that reads hidden states.
-        VocabularyError: If the draft model lacks tokens of the target.
-        CheckpointError: If the files cannot be loaded.
-    """
-    if pair.drafter_network is not None and pair.draft_name is not None:
-        raise OptionError(
-            f"{pair.draft_name} reads hidden states and is no draft model: name a draft model to "
-            "begin with, or give layers"
-        )
-    if pair.draft is not None and (pair.translation or pair.draft.vocabulary < pair.vocabulary):
-        raise VocabularyError(
-            f"{pair.draft_name} has {pair.draft.vocabulary} of the target's {pair.vocabulary} "
-            "tokens, and a draft learns to predict all of them: take another, or give layers"
-        )
-    with as_directory(resolve(pair.draft_name or pair.name)) as directory:
-        config = files.read_config(directory)
-        name = short_name(pair.draft_name or pair.name)
-        if pair.draft is not None:
-            yield pair.draft, config, directory, name
-        elif layers is not None:
-            model, changed = shaped(pair.target, config, layers)
-            count = f"{layers} layer{'' if layers == 1 else 's'}"
-            yield model, changed, directory, f"{count} of {name}"
-
-
 def short_name(model: str) -> str:
     """Return the last part of a directory's path, or a Hub name unchanged."""
     path = Path(model).expanduser()
@@ -204,13 +171,28 @@ def train(
 
     Raises:
         PromptError: If the data has too few usable texts.
-        OptionError, VocabularyError: If the pair does not suit; see `initial`.
+        OptionError: If the pair has a drafter that reads hidden states.
+        VocabularyError: If the draft model lacks tokens of the target.
+        CheckpointError: If the files of the initial model cannot be loaded.
         OutputError: If `output` exists or cannot be written.
     """
-    with (
-        work_directory(output) as directory,
-        initial(pair, config.layers) as (model, described, source, start),
-    ):
+    name, model = pair.draft_name or pair.name, pair.draft
+    with work_directory(output) as directory, as_directory(resolve(name)) as source:
+        if pair.drafter_network is not None and pair.draft_name is not None:
+            raise OptionError(
+                f"{name} reads hidden states and is no draft model: name a draft model to begin "
+                "with, or give layers"
+            )
+        if model is not None and (pair.translation or model.vocabulary < pair.vocabulary):
+            raise VocabularyError(
+                f"{name} has {model.vocabulary} of the target's {pair.vocabulary} tokens, and a "
+                "draft learns to predict all of them: take another, or give layers"
+            )
+        described, start = files.read_config(source), short_name(name)
+        if model is None:
+            layers = config.layers or 1
+            model, described = shaped(pair.target, described, layers)
+            start = f"{layers} layer{'' if layers == 1 else 's'} of {start}"
         student = trainable(model)
         training = Training(pair, file, directory, data, watcher)
         weights = [*Weights(source).paths, source / "config.json"]
