@@ -39,7 +39,8 @@ from gguf.quants import dequantize
 from gguf.tensor_mapping import get_tensor_name_map
 from mlx.utils import tree_flatten, tree_unflatten
 
-from mlx_specdec.checkpoints.source import ROOT, as_directory
+from mlx_specdec.checkpoints.source import as_directory
+from mlx_specdec.checkpoints.stored_models import ROOT
 from mlx_specdec.models.loading import load_model
 from mlx_specdec.models.number_format import nbytes
 

@@ -9,8 +9,7 @@ from typing import Any
 import llm
 from pydantic import Field
 
-from .checkpoints.source import SHIPPED
-from .checkpoints.stored_models import typed_names
+from .checkpoints.stored_models import SHIPPED, typed_names
 from .engine.known_pairs import AUTO, draft_for
 from .errors import SpecdecError
 

@@ -10,15 +10,10 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from ..errors import CheckpointError, OutputError, SourceError
-from . import other_programs
 from .disk import check_directory
 from .shards import find, format_of
+from .stored_models import OTHER_PROGRAMS, ROOT, SHIPPED, find_elsewhere
 
-PACKAGE_DIRECTORY = Path(__file__).resolve().parents[1]
-ROOT = PACKAGE_DIRECTORY if (PACKAGE_DIRECTORY / "weights").is_dir() else PACKAGE_DIRECTORY.parent
-"""Directory of weights/ and prompts/: the package in an installed wheel, the root in a clone."""
-SHIPPED = "weights/"
-"""Prefix of the names of models that come with the program."""
 SIMILAR = 0.85
 """The least similarity to a shipped model's name at which a name is corrected, as difflib counts.
 py-lama has 0.93, and t5-small, which is another model, has 0.4."""
@@ -45,7 +40,7 @@ def resolve(
 
     Args:
         name: A directory, a .gguf file, the name of a repository on the Hub, its page's address, or
-            a name of LM Studio or ollama; see `other_programs`.
+            a name of LM Studio or ollama; see `stored_models`.
         revision: A branch, tag or commit of the Hub; None means the address's revision, or main.
         progress, headers_in, whole: See `hub.Repository.fetch`.
     """
@@ -82,7 +77,7 @@ def names_of(name: str) -> tuple[str, ...]:
     """
     name, _ = _of_page(name, None)
     local = _local(name)
-    if local is None or name.startswith(other_programs.OTHER_PROGRAMS):
+    if local is None or name.startswith(OTHER_PROGRAMS):
         return tuple(dict.fromkeys((name.partition(":")[2] or name, name)))
     parts = Path(os.path.abspath(local)).parts
     ends = [str(Path(*parts[-count:])) for count in range(1, len(parts) + 1)]
@@ -112,7 +107,7 @@ def _of_page(name: str, revision: str | None) -> tuple[str, str | None]:
 def _local(name: str) -> Path | None:
     """Return the local path that a name stands for, or None if it may be a name on the Hub. Raises
     SourceError if it can be neither."""
-    if (found := other_programs.find(name)) is not None:
+    if (found := find_elsewhere(name)) is not None:
         return found
     path = os.path.expanduser(name)
     if _SELF.fullmatch(name) and not os.path.lexists(path):

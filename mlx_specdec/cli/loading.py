@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from ..checkpoints.source import ROOT
+from ..checkpoints.stored_models import ROOT
 from ..checkpoints.stored_models import names as stored_names
 from ..core.options import Options, proposers
 from ..engine.known_pairs import AUTO, FAST, TOKENS, USES, best_for, draft_for, this_machine

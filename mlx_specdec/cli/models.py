@@ -7,9 +7,7 @@ import time
 from contextlib import suppress
 from typing import Literal
 
-from ..checkpoints.other_programs import OTHER_PROGRAMS
-from ..checkpoints.source import SHIPPED
-from ..checkpoints.stored_models import StoredModel, hub_cache, names, remove, stored_models
+from ..checkpoints import stored_models as stored
 from ..errors import CheckpointError, OptionError
 from ..system import show_size
 from . import render
@@ -21,7 +19,10 @@ class ModelsFlags(Flags, panel="Models"):
         "List the models, or remove one.", "list", argument=True, metavar="[remove]"
     )
     name: str | None = flag(
-        "The name of the model to remove.", argument=True, metavar="[NAME]", autocompletion=names
+        "The name of the model to remove.",
+        argument=True,
+        metavar="[NAME]",
+        autocompletion=stored.names,
     )
 
 
@@ -45,7 +46,7 @@ def models(flags: ModelsFlags) -> None:
 def _list() -> None:
     from ..models.loading import why_not
 
-    found = stored_models()
+    found = stored.stored_models()
     table = render.table("model", ">size", "type", "last used", "runs here")
     for one in found:
         used = time.strftime("%Y-%m-%d", time.localtime(one.used)) if one.used else ""
@@ -58,12 +59,12 @@ def _list() -> None:
         render.lay_out(sys.stdout, table, wrap=False)
     render.lay_out(
         sys.stdout,
-        f"The Hub's cache {hub_cache()} has {show_size(total)} of models. mlx-specdec models "
-        "remove NAME removes one.",
+        f"The Hub's cache {stored.hub_cache()} has {show_size(total)} of models. "
+        "mlx-specdec models remove NAME removes one.",
     )
 
 
-def _drafter(one: StoredModel) -> str:
+def _drafter(one: stored.StoredModel) -> str:
     """Return the kind of a drafter, or "" for a whole model."""
     from ..models.drafters import kinds, medusa
 
@@ -78,14 +79,14 @@ def _drafter(one: StoredModel) -> str:
 def _remove(name: str | None) -> None:
     if name is None:
         raise OptionError("name the model to remove: mlx-specdec models lists all of them")
-    if name.startswith(SHIPPED):
+    if name.startswith(stored.SHIPPED):
         raise OptionError(f"{name} came with the program: remove its directory yourself")
-    if name.startswith(OTHER_PROGRAMS):
+    if name.startswith(stored.OTHER_PROGRAMS):
         raise OptionError(f"{name} belongs to another program: remove it there")
-    size = next((show_size(one.nbytes) for one in stored_models() if one.name == name), "")
+    size = next((show_size(one.nbytes) for one in stored.stored_models() if one.name == name), "")
     if size:
         print(f"Remove {name} ({size}) from the disk? [y/N] ", end="", flush=True)
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
             render.tell("nothing was removed")
             return
-    render.tell(f"removed {name}: {show_size(remove(name))} are free")
+    render.tell(f"removed {name}: {show_size(stored.remove(name))} are free")

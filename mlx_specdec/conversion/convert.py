@@ -13,10 +13,10 @@ import mlx.core as mx
 
 from .. import system
 from ..checkpoints import destination, files, writer
-from ..checkpoints.other_programs import OLLAMA
 from ..checkpoints.quantization import Q_BITS, WeightFormat, quantization_entry
 from ..checkpoints.shards import FORMAT_NAMES, MTP_LAYERS
 from ..checkpoints.source import as_directory, resolve
+from ..checkpoints.stored_models import OLLAMA
 from ..errors import CheckpointError, OutputError, PromptError, SpecdecError
 from ..models.base import Base
 from ..models.loading import Loaded, load_model

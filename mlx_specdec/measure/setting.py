@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import system
-from ..checkpoints.source import ROOT
+from ..checkpoints.stored_models import ROOT
 from ..core.options import Options
 from ..engine.pair import Pair
 from ..errors import OptionError
