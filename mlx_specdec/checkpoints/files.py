@@ -32,8 +32,6 @@ TEXT_CONFIG = "text_config"
 LM_HEAD = "lm_head.weight"
 """The tensor of the output head, in Hugging Face's layout."""
 LAYER_COUNT_KEYS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")
-_ABOVE_0 = ("vocab_size", "hidden_size", "d_model", "n_embd", "num_attention_heads", "n_head")
-_FROM_0 = ("intermediate_size", "num_key_value_heads", "head_dim", "num_local_experts")
 _FACTORS, _BLOCK = "_scale_inv", 128
 """DeepSeek and Qwen publish matrices of 8-bit floats (E4M3) with one factor per block of 128 x 128
 weights. The name of the factors is the name of the matrix with this suffix."""
@@ -147,20 +145,6 @@ def check_runs_no_code(name: object, config: Mapping[str, Any]) -> None:
     if config.get("model_file"):
         code = f"{config['model_file']!a:.80}"
         raise CheckpointError(f"{name} needs code of its own, {code}: none is run")
-
-
-def check_numbers(directory: Path, config: Mapping[str, Any], tensors: int) -> None:
-    """Raise CheckpointError for an impossible size or number of layers. Values that are not numbers
-    are left to mlx-lm. tensors: The number of tensors, which bounds the number of layers."""
-    file, inner = directory / "config.json", config.get("text_config")
-    for part in (config, inner if isinstance(inner, Mapping) else {}):
-        for name in (*_ABOVE_0, *_FROM_0, *LAYER_COUNT_KEYS):
-            value, least = part.get(name), 1 if name in _ABOVE_0 else 0
-            most = tensors if name in LAYER_COUNT_KEYS else LARGEST_EXTENT
-            wrong = type(value) is not int or not least <= value <= most
-            if isinstance(value, int | float) and wrong:
-                need = f"need a whole number from {least} to {most}"
-                raise CheckpointError(f"{file} has {name} {value!a:.40}: {need}")
 
 
 def eos_token_ids(directory: Path, config: Mapping[str, Any]) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ...checkpoints.files import Weights, check_numbers, text_config
+from ...checkpoints.files import Weights, text_config
 from ...errors import CheckpointError, first_line
 from . import mtp_layers
 from .files import UNUSED, ConfigEntries, DrafterFiles, LayerSizes, StoredTensors
@@ -168,7 +168,6 @@ def _files(
             tensors = _in_mlx_lm_layout(tensors, zero_centered=centered)
         experts = any(".gate." in name for name in tensors)
         block = _block(text, family, depth, experts=experts)
-        check_numbers(directory, block, len(tensors))
         settings = ConfigEntries(directory / "config.json", block)
         width = int(settings["hidden_size"])
         eps = settings.get("rms_norm_eps", settings.get("layer_norm_epsilon", 1e-6))

@@ -21,7 +21,6 @@ from ...checkpoints.files import (
     LM_HEAD,
     TEXT_CONFIG,
     Weights,
-    check_numbers,
     check_runs_no_code,
     text_config,
 )
@@ -78,7 +77,6 @@ def open_model(
         CheckpointError: If mlx-lm cannot build the model, if tensors do not fit, or if the
             checkpoint has code in its files."""
     check_runs_no_code(directory, config)
-    check_numbers(directory, config, len(tensors))
     config = _with_own_head(config, source)
     is_mtp = mtp_layers.known(config)
     tensors = {name: array for name, array in tensors.items() if not is_mtp(name)}
