@@ -87,12 +87,11 @@ def find(directory: Path) -> Shards:
         return Shards(kind, files, names[0], places)
     for file in files:
         check_regular(file)
-    if kind in ("safetensors", "torch"):
+    if kind != "gguf":
         for file in files:
             parts_of(file)
         return Shards(kind, files)
-    several = models(names) if kind == "gguf" else []
-    if len(several) > 1:
+    if len(several := models(names)) > 1:
         raise CheckpointError(
             f"{directory} holds several models, {', '.join(several)[:200]}: name the file to take"
         )
