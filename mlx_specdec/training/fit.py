@@ -63,20 +63,11 @@ class Task(ABC):
         self._base, self._vocabulary = training.pair.target, training.pair.vocabulary
         self._rows, self._prompts = training.rows, training.prompts
         self.train, self.held_out = self._rows.split(HELD_OUT)
-        self._order: tuple[int, Sequence[np.ndarray]] = (-1, [])
 
     @property
     def steps(self) -> int:
         """The number of batches in an epoch."""
         return -(-len(self.train) // self.config.batch)
-
-    def batch(self, epoch: int, place: int) -> tuple[mx.array, ...]:
-        """Return a batch of an epoch, the same at every call. epoch, place: Counted from 0."""
-        if self._order[0] != epoch:
-            draw = np.random.default_rng((0, epoch))
-            self._order = epoch, self.shuffled(draw)
-        chance = np.random.default_rng((0, epoch, place))
-        return self.take(self._order[1][place], chance)
 
     def evaluate(self) -> Any:
         """Return the figures of the held-out examples."""
@@ -162,14 +153,16 @@ def fit(task: Task, file: Path, start: float, watcher: Watcher) -> tuple[int, in
         best_score = np.float32(state["best_score"].item())
     learn = nn.value_and_grad(module, task.loss)
     while epoch < min(config.epochs, best_epoch + PATIENCE):
-        batch = task.batch(epoch, 0)
+        chance = np.random.default_rng(epoch)
+        examples = task.shuffled(chance)
+        batch = task.take(examples[0], chance)
         for step in range(1, steps + 1):
             value, gradients = learn(*batch)
             optimizer.update(module, gradients)
             mx.async_eval(value, module.parameters(), optimizer.state)
             if step < steps:
                 # The host reads the next batch from disk while the device computes.
-                batch = task.batch(epoch, step)
+                batch = task.take(examples[step], chance)
             watcher.stepped(epoch * steps + step, total, float(value.item()))
         epoch += 1
         figures = task.evaluate()
