@@ -164,7 +164,7 @@ class DSparkTask(Task):
         loss of the confidence head, which learns the acceptance probability."""
         anchored = Anchored(*batch)
         states, before = self._states(anchored)
-        entropy, accepted = compared(self._logits(states, before), self._probabilities(anchored))
+        entropy, accepted = self._compared(anchored, self._logits(states, before))
         tokens = anchored.chosen(anchored.tokens.reshape(anchored.tokens.shape[0], -1))
         embedded = self.network.markov_head.markov_w1(tokens)
         inputs = mx.stop_gradient(states), mx.stop_gradient(embedded)
@@ -214,7 +214,7 @@ class DSparkTask(Task):
         """
         anchored = Anchored(*batch)
         draft = self.draft(anchored)
-        entropy, accepted = compared(draft, self._probabilities(anchored))
+        entropy, accepted = self._compared(anchored, draft)
         first = mx.argmax(draft, axis=-1)
         agreeing = first == mx.argmax(anchored.logits, axis=-1)[anchored.which]
         ones = mx.ones(anchored.wanted.shape)
@@ -257,9 +257,14 @@ class DSparkTask(Task):
             anchors[row, :count] += np.sort(chance.choice(places, count, replace=False))
         return anchors, np.arange(counts.max()) < counts[:, None]
 
-    def _probabilities(self, anchored: Anchored) -> mx.array:
-        """Return the target's probabilities, (n, vocabulary)."""
-        return mx.softmax(anchored.logits.astype(mx.float32), axis=-1)[anchored.which]
+    def _compared(self, anchored: Anchored, draft: mx.array) -> tuple[mx.array, mx.array]:
+        """Return the cross-entropies with the target's distribution, and the acceptance rates of
+        speculative sampling, which carry no gradient, both (n,). draft: The drafter's logits, (n,
+        vocabulary)."""
+        target = mx.softmax(anchored.logits.astype(mx.float32), axis=-1)[anchored.which]
+        log_q = draft - mx.logsumexp(draft, axis=-1, keepdims=True)
+        accepted = mx.minimum(target, mx.exp(mx.stop_gradient(log_q))).sum(axis=-1)
+        return -(target * log_q).sum(axis=-1), accepted
 
     def _averaged(self, anchored: Anchored, entropy: mx.array) -> mx.array:
         weights = math.exp(-1 / GAMMA) ** (anchored.wanted % anchored.slots)
@@ -268,14 +273,3 @@ class DSparkTask(Task):
     def _by_anchor(self, anchored: Anchored, rows: mx.array) -> mx.array:
         every = mx.zeros((anchored.tokens.size,))
         return every.at[anchored.wanted].add(rows.astype(mx.float32)).reshape(-1, anchored.slots)
-
-
-def compared(draft: mx.array, target: mx.array) -> tuple[mx.array, mx.array]:
-    """Return the cross-entropies and the acceptance rates of speculative sampling, both (n,).
-
-    draft: The drafter's logits, (n, vocabulary). target: The target's probabilities. The acceptance
-    rates carry no gradient.
-    """
-    log_q = draft - mx.logsumexp(draft, axis=-1, keepdims=True)
-    accepted = mx.minimum(target, mx.exp(mx.stop_gradient(log_q))).sum(axis=-1)
-    return -(target * log_q).sum(axis=-1), accepted
