@@ -11,13 +11,12 @@ from typing import Any, Literal
 from ..checkpoints.stored_models import names as stored_names
 from ..errors import OptionError
 from ..system import check_not_read
-from ..training.config import DataConfig, DrafterConfig, HeadsConfig, TrainConfig
+from ..training.config import DrafterConfig, HeadsConfig, TrainConfig
 from . import interrupts, render
 from .flags import REQUIRED, Flags, command, flag
 from .loading import DTYPE, Dtype, load_pair
 
-COLLECTING, DISTILLING, FITTING = DataConfig(), TrainConfig(), HeadsConfig()
-DRAFTING = DrafterConfig()
+DISTILLING, FITTING, DRAFTING = TrainConfig(), HeadsConfig(), DrafterConfig()
 
 
 class TrainingFlags(Flags, panel="Training"):
@@ -36,8 +35,8 @@ class TrainingFlags(Flags, panel="Training"):
         metavar="FILE",
     )
     no_self_distill: bool = flag("Train on the data, instead of completions by the model.")
-    samples: int = flag("The largest number of texts to learn from.", COLLECTING.samples)
-    length: int = flag("The number of tokens of a text.", COLLECTING.length)
+    samples: int = flag("The largest number of texts to learn from.", DISTILLING.samples)
+    length: int = flag("The number of tokens of a text.", DISTILLING.length)
     output: Path | None = flag(
         "The directory to write to.", show_default="weights/NAME-medusa, -distilled or -dspark"
     )
@@ -57,11 +56,12 @@ class TrainingFlags(Flags, panel="Training"):
         show_default=f"draft {DISTILLING.learning_rate}, otherwise {FITTING.learning_rate}",
     )
 
-    def schedule(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, Any]:
         """Return the settings of the training that were given. The defaults of others depend on
         what is trained."""
-        names = ("layers", "batch", "epochs", "learning_rate")
+        names = ("samples", "length", "layers", "batch", "epochs", "learning_rate")
         values = {name: getattr(self, name) for name in names}
+        values["self_distill"] = not self.no_self_distill
         return {name: value for name, value in values.items() if value is not None}
 
     def directory(self, what: str, *inputs: str | None) -> Path:
@@ -94,7 +94,7 @@ class Draft(TrainingFlags, panel="Draft"):
 @command("mlx-specdec train-medusa --model weights/py-llama --data texts.txt")
 def train_medusa(flags: Heads) -> None:
     """Train Medusa heads for a model on this machine. An interrupted run is resumed."""
-    config = HeadsConfig(**flags.schedule(), heads=flags.heads, own_output=flags.own_output)
+    config = HeadsConfig(**flags.settings(), heads=flags.heads, own_output=flags.own_output)
     from ..training.medusa import train
 
     _run(train, flags, config, "medusa")
@@ -106,14 +106,14 @@ def train_draft(flags: Draft) -> None:
     if flags.kind == "dspark":
         if flags.draft_model is not None:
             raise OptionError("dspark begins with new weights: leave --draft-model out")
-        drafting = DrafterConfig(**flags.schedule(), num_draft=flags.num_draft)
+        drafting = DrafterConfig(**flags.settings(), num_draft=flags.num_draft)
         from ..training.drafter import train as train_drafter
 
         _run(train_drafter, flags, drafting, "dspark")
         return
     if (flags.draft_model is None) == (flags.layers is None):
         raise OptionError("give either --draft-model, a draft to begin with, or --layers")
-    distilling = TrainConfig(**flags.schedule())
+    distilling = TrainConfig(**flags.settings())
     from ..training.draft import train
 
     _run(train, flags, distilling, "distilled", flags.draft_model)
@@ -128,7 +128,6 @@ def _run(
 ) -> None:
     """Train with progress bars and a line after every epoch, and print the result. what: The end of
     the default name of the output."""
-    collecting = DataConfig(flags.samples, flags.length, self_distill=not flags.no_self_distill)
     output = flags.directory(what, draft_model)
     pair = load_pair(flags.model, draft_model, dtype=flags.dtype)
     if pair.heads is not None:
@@ -146,6 +145,6 @@ def _run(
             stepped=lambda done, total, loss: steps(done, total, f"training, loss {loss:.3f}"),
             measured=line,
         )
-        report = train(pair, flags.data, output, collecting, config, watcher)
+        report = train(pair, flags.data, output, config, watcher)
     interrupts.at_end(str)
     render.tell(report)

@@ -14,7 +14,7 @@ import numpy as np
 from .. import Options, PromptError, Request, generate_many
 from ..engine.pair import Pair
 from ..types import FINAL, Progress, feed
-from .config import DataConfig
+from .config import TrainConfig
 
 _RAW = {2: (np.uint16, mx.uint16), 4: (np.uint32, mx.uint32)}
 """Bytes of a dtype -> the numpy and MLX integers that hold its bits. numpy has no bfloat16."""
@@ -109,7 +109,7 @@ TrainingSample = tuple[str, str]
 def collect(
     pair: Pair,
     samples: Sequence[TrainingSample],
-    config: DataConfig,
+    config: TrainConfig,
     rows: SampleFiles,
     progress: Progress,
     hidden: Sequence[str] = (),
@@ -152,7 +152,7 @@ def collect(
     return [prompt for prompt, _ in pieces]
 
 
-def _completed(pair: Pair, pieces: Sequence[Piece], config: DataConfig, first: int) -> list[Piece]:
+def _completed(pair: Pair, pieces: Sequence[Piece], config: TrainConfig, first: int) -> list[Piece]:
     """Return prompts with sampled completions. first: The number of the first prompt."""
     shared = pair.target.kind == "decoder-only"
     requests = []
@@ -189,7 +189,7 @@ def states(pair: Pair, pieces: Sequence[Piece], names: Sequence[str]) -> Iterato
         yield from (joined[row, : len(tokens)] for row, tokens in enumerate(some))
 
 
-def _pieces(pair: Pair, samples: Sequence[TrainingSample], config: DataConfig) -> Iterator[Piece]:
+def _pieces(pair: Pair, samples: Sequence[TrainingSample], config: TrainConfig) -> Iterator[Piece]:
     """Encode the samples, cut to the lengths of `config`."""
     generates, length, encode = config.self_distill, config.length, pair.tokenizer.encode
     chat = generates and pair.tokenizer.has_chat_template

@@ -9,42 +9,31 @@ LONGEST_LEARNED = 32
 
 
 @dataclass(frozen=True)
-class DataConfig:
-    """The texts to train on.
-
-    Attributes:
-        samples: The largest number of texts.
-        length: The most tokens of a sequence; for encoder-decoder models the most tokens of the
-            prompt and of the completion.
-        self_distill: Whether the target model generates the completions.
-    """
-
-    samples: int = 500
-    length: int = 256
-    self_distill: bool = True
-
-    def __post_init__(self) -> None:
-        _check(self, samples=(2, None), length=(8, None))
-
-
-@dataclass(frozen=True)
 class TrainConfig:
     """How a draft model is trained, and the settings that all training runs share.
 
     Attributes:
+        samples: The largest number of texts to train on.
+        length: The most tokens of a sequence; for encoder-decoder models the most tokens of the
+            prompt and of the completion.
+        self_distill: Whether the target model generates the completions.
         batch: The number of examples in a step, which are sequences.
         learning_rate: The highest learning rate.
         layers: The number of evenly spaced layers of the target that a new draft model begins with;
             None trains the draft of the pair.
     """
 
+    samples: int = 500
+    length: int = 256
+    self_distill: bool = True
     batch: int = 8
     epochs: int = 20
     learning_rate: float = 5e-4
     layers: int | None = None
 
     def __post_init__(self) -> None:
-        _check(self, batch=(1, None), epochs=(1, None), layers=(1, None))
+        _check(self, samples=(2, None), length=(8, None), batch=(1, None), epochs=(1, None))
+        _check(self, layers=(1, None))
         if not 0 < self.learning_rate < 1:
             raise OptionError(f"learning-rate must lie between 0 and 1, not {self.learning_rate}")
 

@@ -30,7 +30,7 @@ from ..models.encoder_decoder.family import EncoderDecoderFamily
 from ..models.loading import trainable
 from ..models.number_format import dequantize, twin_of
 from ..system import default_shard_bytes
-from .config import DataConfig, TrainConfig
+from .config import TrainConfig
 from .fit import STORED_DTYPE, Task, Training, Watcher, stored_type, work_directory
 
 _FLOOR = -80.0
@@ -159,7 +159,6 @@ def train(
     pair: Pair,
     file: Path,
     output: Path,
-    data: DataConfig,
     config: TrainConfig,
     watcher: Watcher,
 ) -> str:
@@ -194,7 +193,7 @@ def train(
             model, described = shaped(pair.target, described, layers)
             start = f"{layers} layer{'' if layers == 1 else 's'} of {start}"
         student = trainable(model)
-        training = Training(pair, file, directory, data, watcher)
+        training = Training(pair, file, directory, config, watcher)
         weights = [*Weights(source).paths, source / "config.json"]
         origin = {
             "target": short_name(pair.name),

@@ -21,7 +21,7 @@ from ..models.number_format import NumberFormat
 from ..types import after
 from .anchors import DSparkTask
 from .collect import SampleFiles
-from .config import DataConfig, DrafterConfig
+from .config import DrafterConfig
 from .draft import short_name, write_trained
 from .fit import Training, Watcher, work_directory
 
@@ -85,9 +85,7 @@ def configuration(pair: Pair, config: DrafterConfig, mask_token: int) -> dict[st
     }
 
 
-def train(
-    pair: Pair, file: Path, output: Path, data: DataConfig, config: DrafterConfig, watcher: Watcher
-) -> str:
+def train(pair: Pair, file: Path, output: Path, config: DrafterConfig, watcher: Watcher) -> str:
     """Train a drafter for the target of `pair`, write it to the directory `output`, and return a
     report in one line.
 
@@ -106,7 +104,7 @@ def train(
         tokens = mx.zeros((1, 1), dtype=mx.int32)
         target.open([0]).advance(tokens, hidden=hidden)
         target.embed(tokens)
-        training = Training(pair, file, directory, data, watcher, hidden)
+        training = Training(pair, file, directory, config, watcher, hidden)
         network, described = begin(directory / "start", pair, config, training.rows)
         task = DSparkTask(network, training, config)
         origin = {"target": short_name(pair.name), "data_digest": training.digest}

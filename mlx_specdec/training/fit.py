@@ -29,7 +29,7 @@ from ..models.base import fingerprint
 from ..text.prompts import read_prompts
 from ..types import Progress
 from .collect import SampleFiles, collect
-from .config import DataConfig, TrainConfig
+from .config import TrainConfig
 
 HELD_OUT = 0.1
 """Share of the samples that are held out for evaluation."""
@@ -195,7 +195,7 @@ class Training:
         pair: Pair,
         file: Path,
         directory: Path,
-        config: DataConfig,
+        config: TrainConfig,
         watcher: Watcher,
         hidden: Sequence[str] = (),
     ) -> None:
@@ -203,7 +203,6 @@ class Training:
         self.pair = pair
         self._directory = directory
         self._watcher = watcher
-        self._data = config
         samples = [(prompt.turns[0], prompt.target) for prompt in read_prompts(file)]
         random.Random(0).shuffle(samples)
         self.digest = hashlib.sha256(file.read_bytes()).hexdigest()
@@ -213,7 +212,7 @@ class Training:
             "tokenizer": pair.tokenizer.digest,
             "prefix": pair.task_prefix,
             "digest": self.digest,
-            "data": asdict(config),
+            "data": [config.samples, config.length, config.self_distill],
             "hidden": list(hidden),
         }
         self._resumed = _keep(directory / "rows", self._settings)
@@ -238,7 +237,6 @@ class Training:
         figures = task.evaluate()
         facts = {
             **origin,
-            "texts": asdict(self._data),
             "training": asdict(task.config),
             "epochs": epochs,
             "best_epoch": best,

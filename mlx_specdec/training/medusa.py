@@ -17,7 +17,7 @@ from ..checkpoints.shards import HEADS
 from ..engine.pair import Pair
 from ..models.base import Base
 from ..models.drafters.medusa import BASE_KEY, HEADS_KEY, LAYERS_KEY, MedusaHeads
-from .config import DataConfig, HeadsConfig, TrainConfig
+from .config import HeadsConfig, TrainConfig
 from .fit import Task, Training, Watcher, work_directory
 
 DECAY = 0.8
@@ -119,9 +119,7 @@ def _weighted(sums: mx.array, counts: mx.array) -> mx.array:
     return (sums / mx.maximum(counts, 1) * weights).sum() / weights.sum()
 
 
-def train(
-    pair: Pair, file: Path, output: Path, data: DataConfig, config: HeadsConfig, watcher: Watcher
-) -> str:
+def train(pair: Pair, file: Path, output: Path, config: HeadsConfig, watcher: Watcher) -> str:
     """Train heads for the target of `pair`, write them to the directory `output`, and return a
     report in one line.
 
@@ -130,7 +128,7 @@ def train(
         OutputError: If `output` exists or cannot be written.
     """
     with work_directory(output) as directory:
-        training = Training(pair, file, directory, data, watcher)
+        training = Training(pair, file, directory, config, watcher)
         shape = config.heads, config.layers
         heads = initial_heads(pair.target, *shape, own_output=config.own_output)
         # A local base is stored as a path relative to `output`.

@@ -10,7 +10,7 @@ from mlx_specdec.engine import loading
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.training import collect as collecting
 from mlx_specdec.training.collect import SampleFiles, collect, states
-from mlx_specdec.training.config import DataConfig
+from mlx_specdec.training.config import TrainConfig
 from mlx_specdec.types import FINAL, after
 
 from ..support.models import make_llama, make_t5
@@ -43,7 +43,7 @@ def test_prompts_are_completed_one_by_one_if_a_target_refuses_batches(
 ) -> None:
     monkeypatch.setattr(type(pair.target), "why_not_batched", "it is a test")
     rows = SampleFiles(tmp_path, pair.target.width, pair.target.state_dtype)
-    samples, config = [("some words", ""), ("others", "")], DataConfig(length=12)
+    samples, config = [("some words", ""), ("others", "")], TrainConfig(length=12)
     collect(pair, samples, config, rows, lambda done, total: None)
     assert all(rows.lengths)
 
@@ -53,7 +53,7 @@ def test_equal_prompts_get_completions_of_every_temperature(
 ) -> None:
     monkeypatch.setattr(collecting, "TEMPERATURES", (0.0, 1.0))
     pair = loading.load(make_llama(tmp_path / "model"))
-    samples, config = [("some words", "")] * 40, DataConfig(length=12)
+    samples, config = [("some words", "")] * 40, TrainConfig(length=12)
     rows = SampleFiles(tmp_path, pair.target.width, pair.target.state_dtype)
     collect(pair, samples, config, rows, lambda done, total: None)
     texts = [*map(tuple, rows.texts())]

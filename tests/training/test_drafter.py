@@ -13,14 +13,14 @@ from mlx_specdec.engine.pair import Pair
 from mlx_specdec.training import drafter as drafter_files
 from mlx_specdec.training.anchors import Anchored, DSparkTask
 from mlx_specdec.training.collect import SampleFiles, collect
-from mlx_specdec.training.config import DataConfig, DrafterConfig
+from mlx_specdec.training.config import DrafterConfig, TrainConfig
 from mlx_specdec.types import after
 
 from ..support.models import make_llama, make_t5
 
 MAKE = {"llama": make_llama, "t5": make_t5}
 SAMPLES = [(" ".join(["some words and more"] * count), "") for count in (3, 1, 2, 1, 4, 2, 1)]
-COLLECTING = DataConfig(length=24)
+COLLECTING = TrainConfig(length=24)
 SLOTS = 3
 
 

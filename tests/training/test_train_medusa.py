@@ -15,7 +15,7 @@ from mlx_specdec.models.loading import load_model
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.training import collect as collecting
 from mlx_specdec.training.collect import SampleFiles, TrainingSample, collect
-from mlx_specdec.training.config import DataConfig
+from mlx_specdec.training.config import TrainConfig
 from mlx_specdec.training.medusa import initial_heads
 
 from ..support import tiny
@@ -41,7 +41,7 @@ def rows_of(
 ) -> tuple[SampleFiles, list[list[int]]]:
     tmp_path.mkdir(exist_ok=True)
     rows = SampleFiles(tmp_path, pair.target.width, pair.target.state_dtype)
-    collect(pair, samples, DataConfig(length=48), rows, lambda done, total: None)
+    collect(pair, samples, TrainConfig(length=48), rows, lambda done, total: None)
     tokens = np.fromfile(tmp_path / "tokens.bin", np.int32).tolist()
     ends = np.cumsum(rows.lengths).tolist()
     return rows, [tokens[start:end] for start, end in zip([0, *ends], ends, strict=False)]
