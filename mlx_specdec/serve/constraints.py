@@ -11,8 +11,7 @@ from ..core.options import Options
 from ..engine.pair import Pair
 from ..engine.request import for_model
 from ..errors import OptionError
-from ..text.markers import Markers
-from ..text.tool_formats import ANSWER, BEGIN, CHANNEL, END, HEADER, Parts
+from ..text.markers import ANSWER, BEGIN, CHANNEL, END, HEADER, Markers, Parts
 from .internal import TextConstraint, Tools
 from .problems import invalid
 

@@ -5,14 +5,13 @@ import math
 import re
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, Literal
 
-from ..text.markers import NONE, Markers
+from ..text.markers import CHANNEL, CONSTRAIN, MESSAGE, MESSAGE_ENDS, START, Markers, ToolFormat
 from ..text.thoughts import overlap
 from ..text.tool_calls import ParsedCalls, parse_calls
-from ..text.tool_formats import CHANNEL, CONSTRAIN, MESSAGE, MESSAGE_ENDS, START, ToolFormat
 from ..text.tool_values import arguments_of
 
 TextKind = Literal["content", "reasoning"]
@@ -79,7 +78,7 @@ class Reader:
         count: Number of calls so far.
     """
 
-    markers: Markers = NONE
+    markers: Markers = field(default_factory=Markers)
     tools: Sequence[Any] = ()
     thinking: bool = False
     most_calls: int | None = None

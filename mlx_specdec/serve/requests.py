@@ -16,7 +16,7 @@ from ..engine.pair import Pair
 from ..engine.request import beginning, chat_format, encode, prepared
 from ..errors import PromptError
 from ..text.infill import Infill, infill_of
-from ..text.markers import NONE, Markers, markers_of
+from ..text.markers import Markers, markers_of
 from ..text.messages import in_order, messages_of, with_tools_in_message, without_volatile
 from ..text.thoughts import Thoughts
 from . import constraints
@@ -150,7 +150,7 @@ class LoadedModel:
     def _markers(self) -> Markers:
         templated = self.way == "template"
         parser = self.settings.tool_call_parser
-        return markers_of(self.pair.tokenizer, parser) if templated else NONE
+        return markers_of(self.pair.tokenizer, parser) if templated else Markers()
 
     def check_ids(self, ids: Sequence[int], field: str) -> None:
         """Raise Problem, which names the field, for ids that are not in the vocabulary."""
@@ -210,7 +210,7 @@ class LoadedModel:
         if scores_prompt and self.pair.target.kind == "encoder-decoder":
             message = "this model reads the prompt with an encoder, which gives no logprobs"
             raise invalid(f"echo with logprobs is impossible: {message}", "echo")
-        return model._prepared(ids, wanted, Chat(), NONE, scores_prompt=scores_prompt)
+        return model._prepared(ids, wanted, Chat(), Markers(), scores_prompt=scores_prompt)
 
     def infill(
         self, before: str, after: str, files: Sequence[tuple[str, str]], wanted: Wanted
@@ -221,7 +221,7 @@ class LoadedModel:
         room = self.longest - max(1, min(model.options.max_tokens, self.longest // 4))
         self.check_characters([before, after, files], "prompt")
         prompt = infill.prompt(before, after, files, room)
-        return model._prepared([prompt], wanted, Chat(), NONE)
+        return model._prepared([prompt], wanted, Chat(), Markers())
 
     def _infill(self, field: str) -> tuple[Infill, Self]:
         """Return the tokens for prompts with a suffix, and the model with completions that end

@@ -12,9 +12,9 @@ from typing import Any, Literal
 
 from ..errors import CheckpointError, PromptError
 from .chat import Ending, reasoning_of
+from .markers import HARMONY
 from .prompts import parse_json
 from .tokenizer import Tokenizer
-from .tool_formats import HARMONY
 
 BILLING = re.compile(r"^x-anthropic-billing-header:(?: *[a-z_]+=[^;\s]*;)+\s*")
 """Claude Code's billing line, at the beginning of its system prompt:

@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .tool_formats import ToolFormat
+from .markers import ToolFormat
 from .tool_values import DECODER, kinds_of, object_of, sendable, string_of, unquoted, value_of
 
 JSON_STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)

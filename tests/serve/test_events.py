@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from mlx_specdec.serve.events import Event, Reader, joined
-from mlx_specdec.text.markers import Marker, Markers
-from mlx_specdec.text.tool_formats import OTHER_NAMES, TOOL_FORMATS, ToolFormat
+from mlx_specdec.text.markers import OTHER_NAMES, TOOL_FORMATS, Marker, Markers, ToolFormat
 
 from ..contract.call_texts import TEXTS, Said
 from ..support.tools import GET_TOOLS
