@@ -11,8 +11,7 @@ from typing import Any, Literal
 
 from ..text.markers import CHANNEL, CONSTRAIN, MESSAGE, MESSAGE_ENDS, START, Markers, ToolFormat
 from ..text.thoughts import overlap
-from ..text.tool_calls import ParsedCalls, parse_calls
-from ..text.tool_values import arguments_of
+from ..text.tool_calls import ParsedCalls, arguments_of, parse_calls
 
 TextKind = Literal["content", "reasoning"]
 Kind = TextKind | Literal["call"]
