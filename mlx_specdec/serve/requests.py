@@ -15,9 +15,9 @@ from ..engine.memory import MemoryBudget
 from ..engine.pair import Pair
 from ..engine.request import beginning, chat_format, encode, prepared
 from ..errors import PromptError
-from ..text.infill import Infill, infill_of
 from ..text.markers import Markers, markers_of
 from ..text.messages import in_order, messages_of, with_tools_in_message, without_volatile
+from ..text.prompts import Infill, infill_of
 from ..text.thoughts import Thoughts
 from . import constraints
 from .constraints import Thought

@@ -85,20 +85,21 @@ def apply(
 
 
 def _rendered(source: str, messages: Any, variables: dict[str, Any], goes_on: bool) -> str:
-    """Return the text of messages. goes_on: Whether the last message is left open."""
-    template = _GENERATION.sub(r"\1with", source)
+    """Return the text of messages. goes_on: Whether the last message is left open. Raises
+    ValueError beyond a limit."""
+    template = _compiler()(_GENERATION.sub(r"\1with", source))
     for place, message in enumerate(messages):
         filled = {name: value for name, value in message.items() if value is not None}
         if (thoughts := reasoning_of(filled)) is not None:
             filled = {"thinking": thoughts, **filled, "reasoning_content": thoughts}
             filled["thinking"] = filled["thinking"] or thoughts
         messages[place] = filled
-    variables["messages"] = messages
+    variables |= {"messages": messages, _DEADLINE: time.thread_time() + MOST_SECONDS}
     if not goes_on:
-        return render(template, variables)
+        return str(template.render(variables))
     continued = messages[-1]["content"]
     messages[-1]["content"] = continued + _CONTINUE_TAG
-    text = render(template, variables)
+    text = str(template.render(variables))
     if not (continued.strip() in text and _CONTINUE_TAG.strip() in text and "content" in source):
         raise ValueError("it does not write the last message as it is")
     end = text.rindex(_CONTINUE_TAG.strip())
@@ -116,12 +117,6 @@ _PADDING = {"batch", "center", "indent", "ljust", "rjust", "slice", "tojson", "z
 """Filters and methods of texts whose integer arguments are widths."""
 _FIELD = re.compile(r"%%|%(?:\(.*?\))?[-+ #.*\d]*")
 """A field of a form for the operator %, without its letter."""
-
-
-def render(source: str, variables: Mapping[str, Any]) -> str:
-    """Return the output of a template. Raises ValueError beyond a limit."""
-    deadline = time.thread_time() + MOST_SECONDS
-    return str(_compiler()(source).render({**variables, _DEADLINE: deadline}))
 
 
 def _check_time(context: Any) -> None:
