@@ -6,18 +6,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, ClassVar, Literal
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter
 from pydantic import ConfigDict, Field
 
 from ..results import Step
 from ..text.messages import Message, text_of
-from .answers import Choice, Payload, Writer
 from .events import Event, joined
 from .fields import Body, Boolean, Fields, Kinds, Object, Several
 from .internal import Chat, Limit, Sampled, ToolChoice, Tools, Wanted
 from .problems import Problem
 from .requests import CompletionBody, LoadedModel, Prepared
-from .service import complete, compute
+from .service import Choice, Payload, Writer, compute, post
 from .shared_bodies import (
     Content,
     ContentPart,
@@ -249,18 +248,11 @@ def _end(choice: Choice) -> Payload:
     return {"stop_reason": reason, "stop_sequence": choice.stop or None}
 
 
+def count(model: LoadedModel, body: CountRequest) -> Payload:
+    """Count the tokens of a prompt. Raises Problem."""
+    return {"input_tokens": len(model.chat_ids(body.chat()))}
+
+
 # Routes.
-@router.post("/messages", summary="Answers Anthropic's clients")
-async def messages(body: MessagesRequest, http: Request) -> Response:
-    """Answer the messages of a conversation."""
-    return await complete(http, body, MessagesWriter)
-
-
-@router.post("/messages/count_tokens", summary="Counts the tokens of a prompt")
-async def count(body: CountRequest, http: Request) -> Response:
-    """Count the tokens of a prompt."""
-
-    def counted(model: LoadedModel, body: CountRequest) -> Payload:
-        return {"input_tokens": len(model.chat_ids(body.chat()))}
-
-    return await compute(http, body, counted)
+post(router, "/messages", MessagesRequest, MessagesWriter, "Answers Anthropic's clients")
+post(router, "/messages/count_tokens", CountRequest, count, "Counts the prompt's tokens", compute)

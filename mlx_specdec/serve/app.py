@@ -27,11 +27,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..version import __version__
 from . import anthropic, embeddings, llama_cpp, ollama, openai, responses, tgi
-from .answers import Writer
 from .fields import BODY_BYTES, parse, problem_of
 from .problems import Problem, busy, failed
 from .registry import Registry
-from .service import registry_of
+from .service import Writer, registry_of
 
 PUBLIC = ("/health", "/v1/health")
 PAGE_HEADERS = {

@@ -6,19 +6,16 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 from fastapi import APIRouter
-from starlette.requests import Request
-from starlette.responses import Response
 
 from ..engine.embeddings import Vector, embed
 from ..text.prompts import prompt_ids
-from .answers import Payload
 from .engine import EngineTask
 from .fields import Body
 from .internal import Count
 from .openai import Prompt, several
 from .problems import invalid, too_long
 from .requests import LoadedModel
-from .service import run
+from .service import Payload, post, run
 
 router = APIRouter()
 
@@ -29,12 +26,6 @@ class EmbeddingsRequest(Body):
     input: Prompt
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: Count | None = None
-
-
-@router.post("/embeddings", summary="Embeds texts")
-async def embeddings(body: EmbeddingsRequest, http: Request) -> Response:
-    """Embed texts."""
-    return await run(http, body, embedded)
 
 
 def embedded(model: LoadedModel, body: EmbeddingsRequest) -> EngineTask:
@@ -91,3 +82,6 @@ def task_of(
     count, longest = sum(map(len, texts)), max(map(len, texts), default=0)
     nbytes = budget.alone(longest, 0) if budget is not None and longest else 0
     return EngineTask(embed(model.pair, texts), nbytes, functools.partial(answer, count), count)
+
+
+post(router, "/embeddings", EmbeddingsRequest, embedded, "Embeds texts", run)

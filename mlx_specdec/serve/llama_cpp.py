@@ -9,7 +9,7 @@ from fastapi.responses import PlainTextResponse
 from ..engine.request import chat_format
 from ..results import Step
 from ..text.tokenizer import FileTokenizer
-from .answers import FINGERPRINT, Choice, Payload, Writer, token_piece
+from ..text.vocabulary import token_piece
 from .engine import CONNECTIONS, STOPPING
 from .events import Event, by_kind
 from .fields import BODY_BYTES, Body, Fields, Ids, Several, either
@@ -19,7 +19,7 @@ from .openai import Conversation, Messages
 from .problems import busy, invalid
 from .registry import Registry, ServedModel
 from .requests import CompletionBody, LoadedModel, Prepared
-from .service import complete, compute, loaded_of, registry_of
+from .service import FINGERPRINT, Choice, Payload, Writer, compute, loaded_of, post, registry_of
 from .shared_bodies import Written
 
 STOPPED = {"eos": "eos", "stop": "word"}
@@ -122,28 +122,10 @@ def detokenize(model: LoadedModel, body: DetokenizeRequest) -> Payload:
 
 
 # Routes.
-@router.post("/infill", summary="Fills in a text")
-async def infill(body: InfillRequest, http: Request) -> Response:
-    """Write the text between two texts."""
-    return await complete(http, body, InfillWriter)
-
-
-@router.post("/tokenize", summary="Returns the token ids of a text or a chat")
-async def tokens(body: TokenizeRequest, http: Request) -> Response:
-    """Return the token ids of a text or of messages."""
-    return await compute(http, body, tokenize)
-
-
-@router.post("/apply-template", summary="Returns the prompt of a chat")
-async def template(body: Conversation, http: Request) -> Response:
-    """Return the prompt of messages."""
-    return await compute(http, body, apply_template)
-
-
-@router.post("/detokenize", summary="Returns the text of token ids")
-async def text(body: DetokenizeRequest, http: Request) -> Response:
-    """Return the text of token ids."""
-    return await compute(http, body, detokenize)
+post(router, "/infill", InfillRequest, InfillWriter, "Fills in a text")
+post(router, "/tokenize", TokenizeRequest, tokenize, "Tokenizes a text or a chat", compute)
+post(router, "/apply-template", Conversation, apply_template, "Writes a chat's prompt", compute)
+post(router, "/detokenize", DetokenizeRequest, detokenize, "Returns the text of token ids", compute)
 
 
 @router.get("/props", summary="Describes the model and its defaults")

@@ -16,7 +16,6 @@ from pydantic import BeforeValidator, Field
 from ..engine.embeddings import Vector
 from ..results import Step
 from ..text.messages import Message
-from .answers import Choice, Payload, Writer
 from .embeddings import task_of
 from .engine import EngineTask
 from .events import Event, by_kind
@@ -25,7 +24,7 @@ from .internal import Chat, Count, Limit, Sampled, TextConstraint, ToolChoice, T
 from .problems import Problem, invalid
 from .registry import Registry, ServedModel
 from .requests import CompletionBody, Facts, LoadedModel, Prepared
-from .service import complete, compute, registry_of, run
+from .service import Choice, Payload, Writer, complete, compute, post, registry_of, run
 from .shared_bodies import ChatMessage, Thoughtful, ToolList
 
 VERSION = "0.12.6"
@@ -240,15 +239,10 @@ async def generate(body: OllamaGenerateRequest, http: Request) -> Response:
     return await _answered(http, body, empty=not (body.prompt or body.suffix))
 
 
-@router.post("/embed", summary="Embeds texts")
-async def embed(body: EmbedRequest, http: Request) -> Response:
-    """Embed texts. A request without one only loads the model."""
-    return await run(http, body, _embedded)
-
-
 def _embedded(model: LoadedModel, body: EmbedRequest) -> EngineTask:
-    """Return the task of a body. A blank text is not embedded. Its embedding is 0, so that it does
-    not refuse the others. Raises Problem and PromptError."""
+    """Return the task of a body, which only loads the model if it has no text. A blank text is not
+    embedded. Its embedding is 0, so that it does not refuse the others. Raises Problem and
+    PromptError."""
     began = time.perf_counter()
     inputs = body.input
     if isinstance(inputs, str):
@@ -268,6 +262,9 @@ def _embedded(model: LoadedModel, body: EmbedRequest) -> EngineTask:
         dimensions=body.dimensions,
         shortens=body.truncate,
     )
+
+
+post(router, "/embed", EmbedRequest, _embedded, "Embeds texts", run)
 
 
 def _described(registry: Registry, model: ServedModel) -> Payload:

@@ -7,20 +7,20 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter
 from pydantic import Field
 
 from ..proposers.lookup import PREDICTION
 from ..results import Step, TokenLogprob
 from ..text.chat import Ending
 from ..text.messages import text_of
-from .answers import FINGERPRINT, LEAST_LOGPROB, Choice, Payload, Writer, token_piece
+from ..text.vocabulary import token_piece
 from .events import Event, by_kind
 from .fields import Body, Boolean, Fields, Ids, Refused, Several, either, number
 from .internal import Chat, Count, Limit, Sampled, Wanted
 from .problems import invalid
 from .requests import CompletionBody, LoadedModel, Prepared
-from .service import complete
+from .service import FINGERPRINT, LEAST_LOGPROB, Choice, Payload, Writer, post
 from .shared_bodies import (
     ChatMessage,
     Constrained,
@@ -378,13 +378,5 @@ def _reason(choice: Choice) -> str:
 
 
 # Routes.
-@router.post("/chat/completions", summary="Answers messages")
-async def chat_completions(body: ChatRequest, http: Request) -> Response:
-    """Answer the messages of a conversation."""
-    return await complete(http, body, ChatWriter)
-
-
-@router.post("/completions", summary="Continues a text")
-async def completions(body: TextRequest, http: Request) -> Response:
-    """Continue texts."""
-    return await complete(http, body, TextWriter)
+post(router, "/chat/completions", ChatRequest, ChatWriter, "Answers messages")
+post(router, "/completions", TextRequest, TextWriter, "Continues a text")

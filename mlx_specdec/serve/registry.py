@@ -21,7 +21,7 @@ from ..errors import OptionError
 from ..models.wired_memory import wire
 from ..system import show_size
 from ..text.markers import markers_of
-from .answers import token_pieces
+from ..text.vocabulary import token_bytes
 from .engine import STOPPING, Engine
 from .problems import Problem, busy, failed
 from .requests import Facts, LoadedModel, ServiceSettings
@@ -280,7 +280,7 @@ class Registry:
     def _forget(self, model: ServedModel, engine: Engine) -> None:
         """Note that the engine of a model has ended."""
         model.engine = None
-        for cache in (markers_of, token_pieces, alphabet_of):
+        for cache in (markers_of, token_bytes, alphabet_of):
             cache.cache_clear()  # they refer to tokenizers
         if self.engines:
             wire()

@@ -8,18 +8,17 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, ClassVar, Literal
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Request
 from pydantic import ConfigDict, Field, TypeAdapter
 
 from ..results import Step
 from ..text.messages import Message, Tool, lines_of, log_once, text_of
-from .answers import Choice, Payload, Writer
 from .events import Event, joined
 from .fields import Body, Boolean, Kinds, Object, Refused, Several, Typed, either
 from .internal import Chat, Limit, Sampled, Wanted
 from .problems import Problem
 from .requests import CompletionBody, LoadedModel, Prepared
-from .service import complete, compute, registry_of
+from .service import Choice, Payload, Writer, compute, post, registry_of
 from .shared_bodies import (
     LONGEST_TOOL_NAME,
     Constrained,
@@ -392,24 +391,15 @@ def custom_input(arguments: str) -> str:
     return text if isinstance(text, str) and len(values) == 1 else arguments
 
 
+def count(model: LoadedModel, body: InputTokensRequest) -> Payload:
+    """Count the tokens of a prompt. Raises Problem."""
+    tokens = len(model.chat_ids(body.chat(model)))
+    return {"object": "response.input_tokens", "input_tokens": tokens}
+
+
 # Routes.
-@router.post("/responses", summary="Answers items")
-async def responses(body: ResponsesRequest, http: Request) -> Response:
-    """Answer the items of a conversation."""
-    return await complete(http, body, ResponsesWriter)
-
-
-@router.post("/responses/input_tokens", summary="Counts the tokens of items")
-async def input_tokens(body: InputTokensRequest, http: Request) -> Response:
-    """Count the tokens of a prompt."""
-
-    def count(model: LoadedModel, body: InputTokensRequest) -> Payload:
-        count = len(model.chat_ids(body.chat(model)))
-        return {"object": "response.input_tokens", "input_tokens": count}
-
-    return await compute(http, body, count)
-
-
+post(router, "/responses", ResponsesRequest, ResponsesWriter, "Answers items")
+post(router, "/responses/input_tokens", InputTokensRequest, count, "Counts the tokens", compute)
 STORED = f"/responses/{ID_PREFIX}{{id}}"
 
 

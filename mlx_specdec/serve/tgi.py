@@ -8,15 +8,15 @@ from fastapi import APIRouter, Request, Response
 from pydantic import Field, model_validator
 
 from ..results import Step, TokenLogprob
+from ..text.vocabulary import token_piece
 from ..version import __version__
-from .answers import LEAST_LOGPROB, Choice, Payload, Writer, token_piece
 from .engine import CONNECTIONS
 from .events import Event, by_kind
 from .fields import Boolean, Fields, Object, Refused
 from .internal import ConstraintKind, Count, Limit, Sampled, TextConstraint, Wanted
 from .problems import Problem, invalid
 from .requests import CompletionBody, LoadedModel, Prepared
-from .service import complete, loaded_of
+from .service import LEAST_LOGPROB, Choice, Payload, Writer, complete, loaded_of
 from .shared_bodies import Written
 
 TGI_REASONS = {"eos": "eos_token", "stop": "stop_sequence"}

@@ -212,7 +212,7 @@ LETTER = "\u263a"
 
 @dataclass(frozen=True)
 class Infill:
-    """The tokens of one model for prompts of this kind.
+    """The tokens of one model for prompts for the middle of a text.
 
     Attributes:
         marks: The marks of prefix, suffix and middle, without the last if the suffix comes first.
