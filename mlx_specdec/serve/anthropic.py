@@ -145,7 +145,6 @@ class MessagesRequest(CompletionBody, CountRequest, Sampled):
 class MessagesWriter(Writer):
     """The wire format of messages, which have one choice."""
 
-    named = True
     _block = -1
     # The kind of the block that has not ended.
     _open = ""
@@ -157,8 +156,8 @@ class MessagesWriter(Writer):
         error = {"type": kind, "message": problem.message}
         return problem.status, {"type": "error", "error": error}
 
-    def silence(self) -> list[Payload]:
-        return [{"type": "ping"}]
+    def silence(self) -> bytes:
+        return self.encoded({"type": "ping"})
 
     def answer(self, choices: Sequence[Choice]) -> Payload:
         [choice] = choices

@@ -176,8 +176,6 @@ class OllamaWriter(Writer):
     """Writes a message of a chat, or a generated text."""
 
     media = "application/x-ndjson"
-    heartbeat = b""  # a line that is no JSON object would be an error
-
     body: OllamaRequest
 
     def __init__(self, model: LoadedModel, body: OllamaRequest) -> None:
@@ -186,6 +184,9 @@ class OllamaWriter(Writer):
 
     def encoded(self, payload: Payload) -> bytes:
         return json.dumps(payload).encode() + b"\n"
+
+    def silence(self) -> bytes:
+        return b""  # a line that is no JSON object would be an error
 
     @staticmethod
     def error(problem: Problem) -> tuple[int, Payload]:

@@ -239,7 +239,6 @@ class ResponsesRequest(CompletionBody, InputTokensRequest, Constrained, Sampled)
 class ResponsesWriter(Writer):
     """Writes a response, which has one choice, and stores it if the client wishes."""
 
-    named = True
     body: ResponsesRequest
 
     def __init__(self, model: LoadedModel, body: ResponsesRequest) -> None:
@@ -278,9 +277,9 @@ class ResponsesWriter(Writer):
         error = {"code": problem.code or "server_error", "message": problem.message}
         yield self._state("failed", error=error)
 
-    def silence(self) -> Iterator[Payload]:
-        """Yield an event, since Codex waits 300 s for one and does not count comments."""
-        yield self._state("in_progress")
+    def silence(self) -> bytes:
+        # Codex waits 300 s for an event and does not count comments.
+        return self.encoded(self._state("in_progress"))
 
     def answer(self, choices: Sequence[Choice]) -> Payload:
         [choice] = choices

@@ -117,15 +117,11 @@ class Writer(ABC):
         tokenizer: The tokenizer of the model.
         done: Bytes that end a stream.
         media: The media type of a stream.
-        heartbeat: Bytes that keep proxies from closing a silent stream.
-        named: Whether the events of a stream are named after their type.
         include_drafted: Whether payloads of a stream say if their text was drafted.
     """
 
     done = b""
     media = "text/event-stream"
-    heartbeat = b": keep-alive\n\n"
-    named = False
     include_drafted = False
 
     def __init__(self, model: LoadedModel, body: CompletionBody) -> None:
@@ -143,14 +139,15 @@ class Writer(ABC):
         return [self.error(problem)[1]]
 
     def encoded(self, payload: Payload) -> bytes:
-        """Return the bytes of a payload of a stream."""
-        name = f"event: {payload['type']}\n" if self.named else ""
+        """Return the bytes of a payload of a stream. A payload with a type is an event with this
+        name."""
+        name = f"event: {payload['type']}\n" if "type" in payload else ""
         # JSON is written in ASCII, because httpx ends lines at U+0085, U+2028 and U+2029 too.
         return f"{name}data: {json.dumps(payload)}\n\n".encode()
 
-    def silence(self) -> Iterable[Payload]:
-        """Return the payloads for a silent stream. If there are none, the heartbeat is sent."""
-        return ()
+    def silence(self) -> bytes:
+        """Return the bytes that keep proxies and clients from closing a silent stream."""
+        return b": keep-alive\n\n"
 
     def answer(self, choices: Sequence[Choice]) -> Payload | list[Payload]:
         """Return the complete answer: by default, the end of a stream that has all events."""
@@ -373,7 +370,7 @@ class ResponseStream:
             yield sent([payload for choice in self.choices for payload in writer.start(choice)])
             async for output in self._outputs(HEARTBEAT_SECONDS):
                 if output is None:
-                    yield sent(writer.silence()) or writer.heartbeat
+                    yield writer.silence()
                     continue
                 choice, step, events = output
                 ended = writer.end(choice) if step is None else ()
