@@ -183,7 +183,10 @@ class MessagesWriter(Writer):
             yield from self._begin(NOTHING)
         yield from self._close()
         yield {"type": "message_delta", "delta": _end(choice), "usage": self._usage(choice)}
-        yield {"type": "message_stop"}
+        yield self.last(choice, ())
+
+    def last(self, choice: Choice, events: Sequence[Event]) -> Payload:
+        return {"type": "message_stop"}
 
     def _begin(self, event: Event) -> Iterator[Payload]:
         yield from self._close()

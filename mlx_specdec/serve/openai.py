@@ -190,9 +190,9 @@ class CompletionWriter(Writer):
             yield self._chunk([piece])
             tokens, logprobs = 0, None
 
-    def end(self, choice: Choice) -> Iterator[Payload]:
+    def last(self, choice: Choice, events: Sequence[Event]) -> Payload:
         last = self._choice(choice, self.nothing, None, _reason(choice))
-        yield {**self._chunk([last]), **self.timings([choice])}
+        return {**self._chunk([last]), **self.timings([choice])}
 
     def rest(self, choices: Sequence[Choice]) -> Iterator[Payload]:
         """Yield the chunk with the usage, if it was requested."""

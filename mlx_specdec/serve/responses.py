@@ -13,7 +13,7 @@ from pydantic import ConfigDict, Field, TypeAdapter
 
 from ..results import Step
 from ..text.messages import Message, Tool, lines_of, log_once, text_of
-from .events import Event, joined
+from .events import Event
 from .fields import Body, Boolean, Kinds, Object, Refused, Several, Typed, either
 from .internal import Chat, Limit, Sampled, Wanted
 from .problems import Problem
@@ -283,7 +283,7 @@ class ResponsesWriter(Writer):
 
     def answer(self, choices: Sequence[Choice]) -> Payload:
         [choice] = choices
-        *_, last = *self.piece(choice, Step(), joined(choice.events)), *self.end(choice)
+        *_, last = *self.piece(choice, Step(), choice.events), *self.end(choice)
         return {**last["response"], **self.timings(choices)}
 
     def start(self, choice: Choice) -> Iterator[Payload]:
@@ -309,10 +309,12 @@ class ResponsesWriter(Writer):
             yield self._of_item(f"response.{name}.delta", delta=text, **more)
 
     def end(self, choice: Choice) -> Iterator[Payload]:
-        status = "completed" if choice.complete else "incomplete"
         if not self._output:
             yield from self._begin("message")
-        yield from self._close(status)
+        yield from self._close("completed" if choice.complete else "incomplete")
+        yield self.last(choice, ())
+
+    def last(self, choice: Choice, events: Sequence[Event]) -> Payload:
         tokens = self.prepared.prompt_tokens
         usage = {
             "input_tokens": tokens,
@@ -323,14 +325,14 @@ class ResponsesWriter(Writer):
         }
         more: Payload = {"incomplete_details": {"reason": "max_output_tokens"}}
         more = {"completed_at": int(time.time())} if choice.complete else more
-        last = self._state(status, usage=usage, **more)
+        last = self._state(self._output[-1]["status"], usage=usage, **more)
         if self.body.store:
             response = last["response"]
             added = [*self.body.items(), *OUTPUT.validate_python(response["output"])]
             json_size = len(self.body.model_dump_json(include={"input"}))
             nbytes = json_size + len(json.dumps([response, response["output"]]))
             self._stored.put(self._tenant, self._before.followed(response, added, nbytes))
-        yield {**last, **self.timings([choice])}
+        return {**last, **self.timings([choice])}
 
     def _begin(self, kind: str, **called: object) -> Iterator[Payload]:
         yield from self._close("completed")

@@ -166,9 +166,10 @@ class Writer(ABC):
         """Return the payloads at the end of a choice."""
         return [self.last(choice, ())]
 
+    @abstractmethod
     def last(self, choice: Choice, events: Sequence[Event]) -> Payload:
-        """Return the payload that ends a choice. events: The events that it contains."""
-        raise NotImplementedError
+        """Return the payload that ends a choice. events: The events that it contains, if it can
+        contain any."""
 
     def rest(self, choices: Sequence[Choice]) -> Iterable[Payload]:
         """Return the payloads after all choices."""
