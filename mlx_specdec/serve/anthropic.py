@@ -136,7 +136,6 @@ class MessagesRequest(CompletionBody, CountRequest, Sampled):
     output_config: Formatted = Formatted()
 
     def prepared(self, model: LoadedModel) -> Prepared:
-        """Prepare the next message. Raises Problem and SpecdecError."""
         constraints = self.output_config.format.constraints("output_config")
         return model.chat(self.chat(), Wanted(self, constraints))
 
@@ -151,7 +150,6 @@ class MessagesWriter(Writer):
 
     @staticmethod
     def error(problem: Problem) -> tuple[int, Payload]:
-        """Return the HTTP status and the body with which Anthropic's API reports an error."""
         kind = ANTHROPIC_ERRORS.get(problem.status, problem.type)
         error = {"type": kind, "message": problem.message}
         return problem.status, {"type": "error", "error": error}

@@ -45,8 +45,6 @@ class InfillRequest(CompletionBody, Sampled):
     response_fields: Several[str] = []  # noqa: RUF012
 
     def prepared(self, model: LoadedModel) -> Prepared:
-        """Prepare the text around the cursor, however long it is. Raises Problem and
-        SpecdecError."""
         before, files = self.input_prefix + self.prompt, self.input_extra
         others = [(file.filename, file.text) for file in files]
         return model.infill(before, self.input_suffix, others, Wanted(self))

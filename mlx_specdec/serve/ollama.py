@@ -93,7 +93,6 @@ class OllamaMessage(ChatMessage):
     name: str | None = either(None, "tool_name", "name")
 
     def message(self) -> Message:
-        """Return the message as `text.messages` reads it."""
         message = super().message()
         if self.images:
             text = {"type": "text", "text": self.content}
@@ -108,7 +107,6 @@ class OllamaChatRequest(WritingRequest):
     tools: ToolList = []  # noqa: RUF012
 
     def prepared(self, model: LoadedModel) -> Prepared:
-        """Prepare the next message of a chat. Raises Problem and SpecdecError."""
         messages = [message.message() for message in self.messages]
         tools = Tools.of([tool.tool for tool in self.tools], ToolChoice())
         return model.chat(self.chat(messages, tools), self.wanted())
@@ -124,8 +122,6 @@ class OllamaGenerateRequest(WritingRequest):
     raw: Boolean = False
 
     def prepared(self, model: LoadedModel) -> Prepared:
-        """Prepare an answer to a prompt, or the continuation of a text. Raises Problem and
-        SpecdecError."""
         prompt, system = self.prompt, self.system
         if model.way == "template" and not (self.raw or self.suffix):
             before = [{"role": "system", "content": system}] if system else []
@@ -190,7 +186,6 @@ class OllamaWriter(Writer):
 
     @staticmethod
     def error(problem: Problem) -> tuple[int, Payload]:
-        """Return the HTTP status and the body with which ollama's API reports an error."""
         return problem.status, {"error": problem.message}
 
     def piece(self, choice: Choice, step: Step, events: Iterable[Event]) -> list[Payload]:

@@ -95,7 +95,6 @@ class ChatRequest(Completion, Conversation):
     top_logprobs: TopLogprobs | None = None
 
     def prepared(self, model: LoadedModel) -> Prepared:
-        """Prepare a chat completion. Raises Problem and SpecdecError."""
         if self.top_logprobs and not self.logprobs:
             raise invalid("top_logprobs needs logprobs to be true", "top_logprobs")
         top = (self.top_logprobs or 0) if self.logprobs else None
@@ -132,7 +131,6 @@ class TextRequest(Completion):
     suffix: str = ""
 
     def prepared(self, model: LoadedModel) -> Prepared:
-        """Prepare text completions. Raises Problem and SpecdecError."""
         top = None if self.logprobs is False else self.logprobs
         scored = self.echo and top is not None
         if scored and self.suffix:
@@ -195,7 +193,6 @@ class CompletionWriter(Writer):
         return {**self._chunk([last]), **self.timings([choice])}
 
     def rest(self, choices: Sequence[Choice]) -> Iterator[Payload]:
-        """Yield the chunk with the usage, if it was requested."""
         if self._include_usage:
             yield {**self._chunk([]), **self._figures(choices)}
 

@@ -230,7 +230,6 @@ class ResponsesRequest(CompletionBody, InputTokensRequest, Constrained, Sampled)
     store: Boolean = True
 
     def prepared(self, model: LoadedModel) -> Prepared:
-        """Prepare a response. Raises Problem and SpecdecError."""
         constraints = [*self.text.format.constraints("text"), *self.constraints()]
         return model.chat(self.chat(model), Wanted(self, constraints))
 
@@ -267,7 +266,6 @@ class ResponsesWriter(Writer):
 
     @staticmethod
     def error(problem: Problem) -> tuple[int, Payload]:
-        """Return the HTTP status and the body with which the Responses API reports an error."""
         payload = problem.as_dict()
         payload["error"]["param"] = PARAMS.get(problem.param or "", problem.param)
         # Codex repeats a request after 503, but never after 429.

@@ -69,7 +69,6 @@ class GenerateRequest(CompletionBody):
     parameters: GenerateParameters = Field(default_factory=GenerateParameters.model_construct)
 
     def prepared(self, model: LoadedModel) -> Prepared:
-        """Prepare the continuation of a text. Raises Problem and SpecdecError."""
         constraint = self.parameters.grammar and self.parameters.grammar.constraint()
         # TGI's answers have the logprob of every token.
         wanted = Wanted(self.parameters, [constraint] if constraint else [], 0)
@@ -87,7 +86,6 @@ class TgiWriter(Writer):
 
     @staticmethod
     def error(problem: Problem) -> tuple[int, Payload]:
-        """Return the HTTP status and the body with which TGI's API reports an error."""
         status, kind = TGI_ERRORS.get(problem.status, (problem.status, "incomplete_generation"))
         return status, {"error": problem.message, "error_type": kind}
 
