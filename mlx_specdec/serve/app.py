@@ -134,7 +134,6 @@ def _takes(http: Request, method: str) -> bool:
 
 
 async def page() -> Response:
-    """Return a page with a chat for a browser."""
     return FileResponse(Path(__file__).with_name("page.html"), headers=PAGE_HEADERS)
 
 

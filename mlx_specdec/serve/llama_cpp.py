@@ -176,7 +176,6 @@ async def health(http: Request) -> Payload:
 
 @router.get("/metrics", summary="Metrics for Prometheus", response_class=PlainTextResponse)
 async def metrics(http: Request) -> Response:
-    """Return all metrics for Prometheus."""
     numbers = {model.name: model.numbers for model in registry_of(http).models}
     return Response(as_text(numbers), media_type=CONTENT_TYPE)
 

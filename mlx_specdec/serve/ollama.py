@@ -225,7 +225,6 @@ async def _answered(http: Request, body: OllamaRequest, *, empty: bool) -> Respo
 
 @router.post("/chat", summary="Answers messages of ollama's clients")
 async def chat(body: OllamaChatRequest, http: Request) -> Response:
-    """Answer the messages of a conversation."""
     return await _answered(http, body, empty=not body.messages)
 
 
@@ -283,14 +282,12 @@ def _described(registry: Registry, model: ServedModel) -> Payload:
 
 @router.get("/tags", summary="Lists all models")
 async def tags(http: Request) -> Payload:
-    """List all models."""
     registry = registry_of(http)
     return {"models": [_described(registry, model) for model in registry.models]}
 
 
 @router.get("/ps", summary="Lists the models in memory")
 async def running(http: Request) -> Payload:
-    """List the models that are in memory."""
     registry, now = registry_of(http), datetime.now(UTC)
     models = []
     for model in registry.models:
@@ -323,7 +320,6 @@ async def show(body: Body, http: Request) -> Payload:
 
 @router.get("/version", summary="The version of ollama's API")
 async def version() -> Payload:
-    """Return the version of the API."""
     return {"version": VERSION}
 
 

@@ -404,13 +404,11 @@ STORED = f"/responses/{ID_PREFIX}{{id}}"
 
 @router.get(STORED, summary="A stored response")
 async def stored(id: str, http: Request) -> Payload:
-    """Return a stored response."""
     return registry_of(http).responses.get(http.scope["tenant"], ID_PREFIX + id).response
 
 
 @router.delete(STORED, summary="Deletes a stored response")
 async def delete(id: str, http: Request) -> Payload:
-    """Delete a stored response."""
     id = ID_PREFIX + id
     registry_of(http).responses.get(http.scope["tenant"], id, delete=True)
     return {"id": id, "object": "response.deleted", "deleted": True}

@@ -172,7 +172,6 @@ async def generate_either(body: GenerateRequest, http: Request) -> Response:
 
 @router.get("/info", summary="Describes the server to TGI's clients")
 async def info(http: Request) -> Payload:
-    """Describe the server."""
     model = loaded_of(http)
     return {
         "model_id": model.name,
