@@ -19,12 +19,10 @@ from ..text.markers import Markers, markers_of
 from ..text.messages import in_order, messages_of, with_tools_in_message, without_volatile
 from ..text.prompts import Infill, infill_of
 from ..text.thoughts import Thoughts
-from . import constraints
-from .constraints import Thought
 from .engine import CONNECTIONS
 from .events import ChannelReader, Reader
 from .fields import Body, Boolean
-from .internal import Chat, Sampled, Speculative, Tools, Wanted
+from .internal import Chat, Sampled, Speculative, Thought, Tools, Wanted, checked, constrained
 from .problems import invalid, too_long, too_many, unsupported
 from .shared_bodies import SWITCHES
 from .stored import StoredResponses
@@ -292,7 +290,7 @@ class LoadedModel:
         options = replace(self.options, system_prompt=None, chat_template_config={})
         prompts = [ids[-(sampling.truncate_prompt_tokens or 0) :] for ids in prompts]
         thought = self._thought(chat, markers, prompts[0])
-        options = constraints.bound(options, chat.tools, markers, self.pair, thought)
+        options = constrained(options, chat.tools, markers, self.pair, thought)
         self.check_characters(wanted.prediction, "prediction")
         special = self.pair.tokenizer.special_ids
         predicted = self.pair.tokenizer.encode(wanted.prediction)
@@ -378,7 +376,7 @@ class LoadedModel:
             if sampling.ignore_eos:
                 rule = "ignore_eos cannot be combined with a format or grammar, which ends the text"
                 raise invalid(rule, "ignore_eos")
-            constraints.checked(self.pair, self.options, constraint)
+            checked(self.pair, self.options, constraint)
             changes[constraint.kind] = constraint.text
         return replace(self, options=replace(self.options, **changes))
 
