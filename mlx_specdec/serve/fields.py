@@ -52,6 +52,7 @@ other requests wait meanwhile."""
 Several = Annotated[list[Entry], Field(fail_fast=True, max_length=ENTRIES)]
 """A list that is checked up to its first error, because a body of a megabyte could have a million
 of them."""
+Written = Annotated[str, Field(pattern=r"\S")]
 Ids = Annotated[list[StrictInt], Field(fail_fast=True)]
 """Token ids."""
 

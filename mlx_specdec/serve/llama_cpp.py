@@ -12,7 +12,7 @@ from ..text.tokenizer import FileTokenizer
 from ..text.vocabulary import token_piece
 from .engine import CONNECTIONS, STOPPING
 from .events import Event, by_kind
-from .fields import BODY_BYTES, Body, Fields, Ids, Several, either
+from .fields import BODY_BYTES, Body, Fields, Ids, Several, Written, either
 from .internal import Limit, Sampled, Wanted
 from .metrics import CONTENT_TYPE, as_text
 from .openai import Conversation, Messages
@@ -20,7 +20,6 @@ from .problems import busy, invalid
 from .registry import Registry, ServedModel
 from .requests import CompletionBody, LoadedModel, Prepared
 from .service import FINGERPRINT, Choice, Payload, Writer, compute, loaded_of, post, registry_of
-from .shared_bodies import Written
 
 STOPPED = {"eos": "eos", "stop": "word"}
 router = APIRouter()

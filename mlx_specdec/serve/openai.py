@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from fastapi import APIRouter
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from ..proposers.lookup import PREDICTION
 from ..results import Step, TokenLogprob
@@ -16,22 +16,15 @@ from ..text.chat import Ending
 from ..text.messages import text_of
 from ..text.vocabulary import token_piece
 from .events import Event, by_kind
-from .fields import Body, Boolean, Fields, Ids, Refused, Several, either, number
+from .fields import Body, Boolean, Fields, Ids, Refused, Several, Written, either, number
 from .internal import Chat, Count, Limit, Sampled, Wanted
 from .problems import invalid
 from .requests import CompletionBody, LoadedModel, Prepared
 from .service import FINGERPRINT, LEAST_LOGPROB, Choice, Payload, Writer, post
-from .shared_bodies import (
-    ChatMessage,
-    Constrained,
-    Content,
-    ToolChoosing,
-    ToolList,
-    Written,
-    parts_of,
-)
+from .shared_bodies import ChatMessage, Constrained, Content, ToolChoosing, ToolList, parts_of
 
 TopLogprobs = Annotated[int, Field(ge=0, le=20), number]
+false_is_unset = BeforeValidator(lambda value: None if value is False else value)
 TEXT_FIELDS = {"content": "content", "reasoning": "reasoning_content"}
 router = APIRouter()
 
@@ -125,18 +118,17 @@ class TextRequest(Completion):
         "tools": ([],),
     }
     prompt: Prompt
-    # False requests no logprobs, and 0 only the logprobs of the tokens themselves.
-    logprobs: TopLogprobs | Literal[False] = False
+    # 0 requests only the logprobs of the tokens themselves.
+    logprobs: Annotated[TopLogprobs | None, false_is_unset] = None
     echo: Boolean = False
     suffix: str = ""
 
     def prepared(self, model: LoadedModel) -> Prepared:
-        top = None if self.logprobs is False else self.logprobs
-        scored = self.echo and top is not None
+        scored = self.echo and self.logprobs is not None
         if scored and self.suffix:
             rule = "echo with logprobs and suffix cannot be combined"
             raise invalid(f"{rule}: leave one of them out", "echo")
-        wanted, prompts = self.wanted(top), several(self.prompt)
+        wanted, prompts = self.wanted(self.logprobs), several(self.prompt)
         return model.texts(prompts, wanted, suffix=self.suffix, scores_prompt=scored)
 
 
@@ -333,10 +325,21 @@ class ChatWriter(CompletionWriter):
         yield self._chunk([self._choice(choice, {"delta": delta})])
 
     def content(self, choice: Choice) -> Payload:
-        return {"message": _message(choice)}
+        content, reasoning, calls = by_kind(choice.events)
+        said = None if calls and not content else content
+        message: Payload = {"role": "assistant", "content": said}
+        message |= {"refusal": None, "annotations": []}
+        message |= {"reasoning_content": reasoning} if reasoning else {}
+        message |= {"tool_calls": [_call(call, call.text) for call in calls]} if calls else {}
+        return {"message": message}
 
     def contents(self, event: Event) -> list[Payload]:
-        return [{"delta": delta} for delta in _deltas(event)]
+        if event.kind != "call":
+            return [{"delta": {TEXT_FIELDS[event.kind]: event.text}}]
+        # The arguments of a call follow in a delta of their own.
+        arguments = {"index": event.index, "function": {"arguments": event.text}}
+        calls: list[Payload] = [{"index": event.index, **_call(event, "")}, arguments]
+        return [{"delta": {"tool_calls": [call]}} for call in calls]
 
     def logprobs(self, choice: Choice, of: Choice | Step) -> Payload | None:
         # OpenAI leaves out the token that ends a text.
@@ -348,25 +351,6 @@ class ChatWriter(CompletionWriter):
 def _call(event: Event, arguments: str) -> Payload:
     function = {"name": event.name, "arguments": arguments}
     return {"id": event.id, "type": "function", "function": function}
-
-
-def _deltas(event: Event) -> list[Payload]:
-    """Return the deltas of an event. The arguments of a call follow in a delta of their own."""
-    if event.kind != "call":
-        return [{TEXT_FIELDS[event.kind]: event.text}]
-    arguments = {"index": event.index, "function": {"arguments": event.text}}
-    calls: list[Payload] = [{"index": event.index, **_call(event, "")}, arguments]
-    return [{"tool_calls": [call]} for call in calls]
-
-
-def _message(choice: Choice) -> Payload:
-    """Return the complete message of a choice."""
-    content, reasoning, calls = by_kind(choice.events)
-    said = None if calls and not content else content
-    message: Payload = {"role": "assistant", "content": said, "refusal": None, "annotations": []}
-    message |= {"reasoning_content": reasoning} if reasoning else {}
-    message |= {"tool_calls": [_call(call, call.text) for call in calls]} if calls else {}
-    return message
 
 
 def _reason(choice: Choice) -> str:

@@ -10,11 +10,10 @@ from pydantic import BeforeValidator, ConfigDict, Field
 
 from ..text.chat import RESERVED, Ending
 from ..text.messages import TEXT_PART_FIELDS, Message, Tool
-from .fields import Boolean, Fields, Kinds, Object, Refused, Several, Typed, either, number
+from .fields import Boolean, Fields, Kinds, Object, Refused, Several, Typed, Written, either, number
 from .internal import Chat, ConstraintKind, TextConstraint, ToolChoice, Tools
 from .problems import invalid
 
-Written = Annotated[str, Field(pattern=r"\S")]
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 Budget = Annotated[int, Field(ge=0), number]
 THINKING_STATES = {"enabled": True, "disabled": False}

@@ -12,12 +12,11 @@ from ..text.vocabulary import token_piece
 from ..version import __version__
 from .engine import CONNECTIONS
 from .events import Event, by_kind
-from .fields import Boolean, Fields, Object, Refused
+from .fields import Boolean, Fields, Object, Refused, Written
 from .internal import ConstraintKind, Count, Limit, Sampled, TextConstraint, Wanted
 from .problems import Problem, invalid
 from .requests import CompletionBody, LoadedModel, Prepared
 from .service import LEAST_LOGPROB, Choice, Payload, Writer, complete, loaded_of
-from .shared_bodies import Written
 
 TGI_REASONS = {"eos": "eos_token", "stop": "stop_sequence"}
 """TGI's names of finish reasons. All other reasons are "length"."""
