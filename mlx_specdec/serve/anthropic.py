@@ -101,10 +101,6 @@ class MessagesChoice(Fields):
     name: str = ""
     disable_parallel_tool_use: Boolean = False
 
-    def choice(self) -> ToolChoice:
-        """Return the choice."""
-        return ToolChoice(MODES[self.type], self.name if self.type == "tool" else "")
-
 
 class CountRequest(Body, Thoughtful):
     """The body of /v1/messages/count_tokens."""
@@ -123,7 +119,8 @@ class CountRequest(Body, Thoughtful):
         last, choice = messages[-1], self.tool_choice
         said = last["role"] == "assistant" and text_of(last["content"])
         listed = [tool.tool for tool in self.tools if tool.type == "custom"]
-        tools = Tools.of(listed, choice.choice(), not choice.disable_parallel_tool_use)
+        wanted = ToolChoice(MODES[choice.type], choice.name if choice.type == "tool" else "")
+        tools = Tools.of(listed, wanted, not choice.disable_parallel_tool_use)
         begun = said and not last.get("tool_calls")
         return self.chat_of(messages, tools, "continue" if begun else "answer")
 

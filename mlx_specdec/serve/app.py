@@ -26,7 +26,7 @@ from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..version import __version__
-from . import anthropic, embeddings, llama_cpp, ollama, openai, responses, tgi
+from . import anthropic, llama_cpp, ollama, openai, responses, tgi
 from .fields import BODY_BYTES, parse, problem_of
 from .problems import Problem, busy, failed
 from .registry import Registry
@@ -86,7 +86,7 @@ def make_app(registry: Registry, access: Access) -> FastAPI:
     )
     app.state.registry = registry
     # Some clients omit "/v1" from paths.
-    modules = anthropic, embeddings, openai, responses
+    modules = anthropic, openai, responses
     for router in (*(module.router for module in modules), llama_cpp.v1):
         app.include_router(router, prefix="/v1")
         app.include_router(router, include_in_schema=False)

@@ -16,11 +16,11 @@ from pydantic import BeforeValidator, Field
 from ..engine.embeddings import Vector
 from ..results import Step
 from ..text.messages import Message
-from .embeddings import task_of
 from .engine import EngineTask
 from .events import Event, by_kind
 from .fields import Body, Boolean, Object, Refused, Several, either
 from .internal import Chat, Count, Limit, Sampled, TextConstraint, ToolChoice, Tools, Wanted
+from .openai import embedding_task
 from .problems import Problem, invalid
 from .registry import Registry, ServedModel
 from .requests import CompletionBody, Facts, LoadedModel, Prepared
@@ -250,7 +250,7 @@ def _embedded(model: LoadedModel, body: EmbedRequest) -> EngineTask:
         figures = {"model": model.name, "prompt_eval_count": count}
         return {"embeddings": found, **figures, **_durations(model.load_seconds, began)}
 
-    return task_of(
+    return embedding_task(
         model,
         [text for text in texts if text],
         answer,

@@ -1,26 +1,32 @@
-"""OpenAI's chat and text completions, with llama.cpp's `timings` and vLLM's figures of drafts."""
+"""OpenAI's chat and text completions, with llama.cpp's `timings` and vLLM's figures of drafts, and
+OpenAI's embeddings, with the task that computes embeddings for other clients, too."""
 
+import base64
+import functools
 import time
 import uuid
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from fastapi import APIRouter
 from pydantic import BeforeValidator, Field
 
+from ..engine.embeddings import Vector, embed
 from ..proposers.lookup import PREDICTION
 from ..results import Step, TokenLogprob
 from ..text.chat import Ending
 from ..text.messages import text_of
+from ..text.prompts import prompt_ids
 from ..text.vocabulary import token_piece
+from .engine import EngineTask
 from .events import Event, by_kind
 from .fields import Body, Boolean, Fields, Ids, Refused, Several, Written, either, number
 from .internal import Chat, Count, Limit, Sampled, Wanted
-from .problems import invalid
+from .problems import invalid, too_long
 from .requests import CompletionBody, LoadedModel, Prepared
-from .service import FINGERPRINT, LEAST_LOGPROB, Choice, Payload, Writer, post
+from .service import FINGERPRINT, LEAST_LOGPROB, Choice, Payload, Writer, post, run
 from .shared_bodies import ChatMessage, Constrained, Content, ToolChoosing, ToolList, parts_of
 
 TopLogprobs = Annotated[int, Field(ge=0, le=20), number]
@@ -130,6 +136,14 @@ class TextRequest(Completion):
             raise invalid(f"{rule}: leave one of them out", "echo")
         wanted, prompts = self.wanted(self.logprobs), several(self.prompt)
         return model.texts(prompts, wanted, suffix=self.suffix, scores_prompt=scored)
+
+
+class EmbeddingsRequest(Body):
+    """The body of /v1/embeddings."""
+
+    input: Prompt
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: Count | None = None
 
 
 # Answers.
@@ -358,6 +372,63 @@ def _reason(choice: Choice) -> str:
     return ended if choice.complete else "length"
 
 
+def embedded(model: LoadedModel, body: EmbeddingsRequest) -> EngineTask:
+    """Return the task of a body. Raises Problem and PromptError."""
+
+    def answer(prompt_tokens: int, vectors: Sequence[Vector]) -> Payload:
+        data = []
+        for at, vector in enumerate(vectors):
+            packed = base64.b64encode(vector.astype("<f4").tobytes()).decode()
+            numbers = packed if body.encoding_format == "base64" else vector.tolist()
+            data.append({"object": "embedding", "index": at, "embedding": numbers})
+        usage = {"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens}
+        return {"object": "list", "model": model.name, "data": data, "usage": usage}
+
+    return embedding_task(model, several(body.input), answer, dimensions=body.dimensions)
+
+
+def embedding_task(
+    model: LoadedModel,
+    inputs: Sequence[str | list[int]],
+    answer: Callable[[int, Sequence[Vector]], Payload],
+    *,
+    dimensions: int | None = None,
+    shortens: bool = False,
+) -> EngineTask:
+    """Return the task of embedding texts.
+
+    Args:
+        inputs: The texts, which are in the field `input` of the body.
+        answer: Returns the body of the answer for the number of tokens and the vectors.
+        dimensions: The width of the vectors that the client expects, or None.
+        shortens: Whether the end of a text that does not fit is left out, instead of an error.
+    Raises:
+        Problem, PromptError: If a text cannot be embedded.
+    """
+    width = model.pair.target.width
+    if dimensions not in (None, width):
+        message = f"dimensions must be {width}, the width of this model: leave it out"
+        raise invalid(message, "dimensions")
+    longest, budget = model.longest, model.budget
+    fits = longest if budget is None else budget.longest_prompt(longest)
+    advice = "shorten it" if fits == longest else "shorten it, or raise memory-budget"
+    texts = []
+    for text in inputs:
+        if isinstance(text, str):
+            text = text[: model.most_characters] if shortens else text
+            model.check_characters(text, "input")
+            text = prompt_ids(model.pair.tokenizer, text, chat_template=False)
+        model.check_ids(text, "input")
+        text = text[:fits] if shortens else text
+        if len(text) > fits:
+            raise too_long("input", len(text), fits, fits, advice)
+        texts.append(text)
+    count, longest = sum(map(len, texts)), max(map(len, texts), default=0)
+    nbytes = budget.alone(longest, 0) if budget is not None and longest else 0
+    return EngineTask(embed(model.pair, texts), nbytes, functools.partial(answer, count), count)
+
+
 # Routes.
 post(router, "/chat/completions", ChatRequest, ChatWriter, "Answers messages")
 post(router, "/completions", TextRequest, TextWriter, "Continues a text")
+post(router, "/embeddings", EmbeddingsRequest, embedded, "Embeds texts", run)
