@@ -326,10 +326,11 @@ class ResponsesWriter(Writer):
         last = self._state(self._output[-1]["status"], usage=usage, **more)
         if self.body.store:
             response = last["response"]
-            added = [*self.body.items(), *OUTPUT.validate_python(response["output"])]
-            json_size = len(self.body.model_dump_json(include={"input"}))
-            nbytes = json_size + len(json.dumps([response, response["output"]]))
-            self._stored.put(self._tenant, self._before.followed(response, added, nbytes))
+            output = OUTPUT.validate_python(response["output"])
+            items = [*self._before.items, *self.body.items(), *output]
+            nbytes = self._before.nbytes + len(self.body.model_dump_json(include={"input"}))
+            nbytes += len(json.dumps([response, response["output"]]))
+            self._stored.put(self._tenant, StoredConversation(response, items, nbytes))
         return {**last, **self.timings([choice])}
 
     def _begin(self, kind: str, **called: object) -> Iterator[Payload]:
