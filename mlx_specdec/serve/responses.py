@@ -164,11 +164,6 @@ class ResponsesTool(Function):
         return [self.model_copy(update={"namespace": namespace})]
 
     @property
-    def shown(self) -> str:
-        """The name by which the model knows the tool."""
-        return shown_name(self.name, self.namespace)
-
-    @property
     def tool(self) -> Tool:
         """The tool in the format of chat templates. The grammar of a custom tool's input is shown,
         but not enforced."""
@@ -178,7 +173,8 @@ class ResponsesTool(Function):
             if definition := self.format.get("definition"):
                 grammar = f"The input follows this grammar:\n{definition}"
                 function["description"] = f"{self.description or ''}\n\n{grammar}".strip()
-        return {"type": "function", "function": {"name": self.shown, **function}}
+        name = shown_name(self.name, self.namespace)
+        return {"type": "function", "function": {"name": name, **function}}
 
 
 class InputTokensRequest(Body, ToolChoosing):
@@ -244,7 +240,7 @@ class ResponsesWriter(Writer):
         super().__init__(model, body)
         self._stored, self._tenant, self._before = model.responses, model.tenant, body.before(model)
         self._encrypts = "reasoning.encrypted_content" in body.include
-        self._tools = {tool.shown: tool for tool in body.called()}
+        self._tools = {shown_name(tool.name, tool.namespace): tool for tool in body.called()}
         self._events = 0
         self._output: list[Payload] = []
         # The type of the last item, or "" if it has ended, and the pieces of its text.
@@ -298,7 +294,10 @@ class ResponsesWriter(Writer):
                 if tool.namespace is not None:
                     called["namespace"] = tool.namespace
                 custom = tool.type == "custom"
-                text = custom_input(text) if custom else text
+                values = json.loads(text) if custom else {}
+                # A custom tool has one argument, "input". Other arguments stay as they are.
+                if isinstance(values.get("input"), str) and len(values) == 1:
+                    text = values["input"]
                 yield from self._begin("custom_tool_call" if custom else "function_call", **called)
             elif self._kind != ITEM_TYPES[event.kind]:
                 yield from self._begin(ITEM_TYPES[event.kind])
@@ -381,14 +380,6 @@ class ResponsesWriter(Writer):
         output = [] if status == "in_progress" else self._output
         response = {**self._head, **ended, "status": status, "output": output, **more}
         return self._event(f"response.{status}", response=response)
-
-
-def custom_input(arguments: str) -> str:
-    """Return the text in the arguments of a custom tool, {"input": "..."}, or other arguments as
-    they are."""
-    values = json.loads(arguments)
-    text = values.get("input")
-    return text if isinstance(text, str) and len(values) == 1 else arguments
 
 
 def count(model: LoadedModel, body: InputTokensRequest) -> Payload:
