@@ -235,7 +235,9 @@ class ChannelReader(Reader):
 
     def _header(self, events: list[Event], over: bool) -> bool:
         """Read a header, and return whether it has ended."""
-        if self.header and not _may_begin(self._text.lstrip(), over=over):
+        text = self._text.lstrip()
+        begins = not over and any(beginning.startswith(text) for beginning in BEGINNINGS)
+        if self.header and not (begins or text.startswith(BEGINNINGS)):
             # A model that was trained on another format answers without a header.
             self._kind, self.header = "content", False
             return True
@@ -282,11 +284,3 @@ class ChannelReader(Reader):
             return [Event("content", text)]
         self.count += 1
         return [Event("call", arguments, self.count - 1, new_id(), self._called)]
-
-
-def _may_begin(text: str, *, over: bool) -> bool:
-    """Return whether a text begins a header, or could begin one if more text followed. over:
-    Whether the text is complete."""
-    if text.startswith(BEGINNINGS):
-        return True
-    return not over and any(beginning.startswith(text) for beginning in BEGINNINGS)

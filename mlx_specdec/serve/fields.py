@@ -4,16 +4,7 @@ with a body. Unknown fields are ignored, and so are fields that are null."""
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, TypeVar
 
-from pydantic import (
-    AliasChoices,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    StrictBool,
-    StrictInt,
-    model_validator,
-)
+from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from ..text.prompts import parse_json
@@ -35,7 +26,7 @@ def _no_switch(value: Any) -> Any:
     return value
 
 
-Boolean = StrictBool
+Boolean = Annotated[bool, Field(strict=True)]
 number = BeforeValidator(_no_switch)
 """An annotation for numbers. They may also be texts, since some clients send their settings as
 texts."""
@@ -53,7 +44,7 @@ Several = Annotated[list[Entry], Field(fail_fast=True, max_length=ENTRIES)]
 """A list that is checked up to its first error, because a body of a megabyte could have a million
 of them."""
 Written = Annotated[str, Field(pattern=r"\S")]
-Ids = Annotated[list[StrictInt], Field(fail_fast=True)]
+Ids = Annotated[list[Annotated[int, Field(strict=True)]], Field(fail_fast=True)]
 """Token ids."""
 
 

@@ -23,7 +23,7 @@ from .engine import CONNECTIONS
 from .events import ChannelReader, Reader
 from .fields import Body, Boolean
 from .internal import Chat, Sampled, Speculative, Thought, Tools, Wanted, checked, constrained
-from .problems import invalid, too_long, too_many, unsupported
+from .problems import beyond, invalid, too_long, unsupported
 from .shared_bodies import SWITCHES
 from .stored import StoredResponses
 
@@ -414,7 +414,9 @@ class LoadedModel:
                 raise too_long(field, len(ids), fits, fits + 1, str(error)) from None
             if fits < most == max_tokens:
                 advice = f"ask for at most {fits} tokens, or raise memory-budget"
-                raise too_many(len(ids), most, len(ids) + fits, advice)
+                total = f"{len(ids)} + {most} > {len(ids) + fits}"
+                words = f"input length and `max_tokens` exceed context limit: {total}"
+                raise beyond(words, len(ids) + fits, advice, "max_tokens")
             most = fits
         return prepared(self.pair, ids, replace(options, max_tokens=most))[1:]
 

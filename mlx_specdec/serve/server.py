@@ -40,7 +40,6 @@ OPEN_FILES = 4096
 KEEP_ALIVE = 75
 """Seconds that an idle connection stays open. The header Keep-Alive names 5 s less, so that clients
 close a connection before the server does."""
-CLIENTS = Path(__file__).with_name("clients.toml")
 log = logging.getLogger(__name__)
 
 
@@ -178,7 +177,8 @@ class _Server(uvicorn.Server):
     def _show(self, abilities: Collection[str], model: str = "") -> None:
         """Print a line with the configuration of each client that needs one of these abilities; see
         docs/agents.md."""
-        for name, client in tomllib.loads(CLIENTS.read_text("utf-8")).items():
+        clients = Path(__file__).with_name("clients.toml").read_text("utf-8")
+        for name, client in tomllib.loads(clients).items():
             if client["needs"] in abilities:
                 line = Template(client["line"]).substitute(self._values, model=model)
                 # While another model is loaded, sys.stdout may be redirected.

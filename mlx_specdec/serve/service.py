@@ -98,9 +98,12 @@ class Choice:
         self.result = step.result
         self.finish_reason = step.finish_reason
 
-    def read(self, text: str | None) -> list[Event]:
-        """Add and return the events of the next piece of text. None is the end of the text."""
-        events = self.reader.read(text)
+    async def read(self, text: str | None) -> list[Event]:
+        """Add and return the events of the next piece of text. None is the end of the text. Tool
+        calls, which may take long, are read in a thread."""
+        read = self.reader.read
+        calling = self.reader.section is not None
+        events = await run_in_threadpool(read, text) if calling else read(text)
         self.events += events
         return events
 
@@ -411,10 +414,10 @@ class ResponseStream:
             choice = self._open[step.number]
             choice.take(step)
             for piece in _by_drafted(step) if self._writer.include_drafted else [step]:
-                yield choice, piece, await _read(choice, piece.text)
+                yield choice, piece, await choice.read(piece.text)
             if step.last:
                 del self._open[step.number]
-                yield choice, None, await _read(choice, None)
+                yield choice, None, await choice.read(None)
         cut = list(self._open.values())
         self.close()
         if cut and not any(choice.tokens for choice in self.choices):
@@ -422,13 +425,7 @@ class ResponseStream:
             raise busy(message, code="timeout", seconds=10)
         for choice in cut:
             choice.finish_reason = "length"
-            yield choice, None, await _read(choice, None)
-
-
-async def _read(choice: Choice, text: str | None) -> list[Event]:
-    """Read the next piece of a choice. Tool calls, which may take long, are read in a thread."""
-    calling = choice.reader.section is not None
-    return await run_in_threadpool(choice.read, text) if calling else choice.read(text)
+            yield choice, None, await choice.read(None)
 
 
 def _by_drafted(step: Step) -> list[Step]:

@@ -58,7 +58,13 @@ def messages_of(sent: Sequence[Message]) -> list[Message]:
     user has such a part."""
     messages = []
     newest = next((message for message in reversed(sent) if message["role"] == "user"), {})
-    _check_parts(newest.get("content", ""))
+    parts = newest.get("content", "")
+    kinds = () if isinstance(parts, str) else [part["type"] for part in parts]
+    if unread := next((kind for kind in kinds if kind not in TEXT_PART_FIELDS), None):
+        raise PromptError(
+            f"the newest message of the user has a part of the type {unread!r:.66}, and "
+            "this model reads only text: leave it out"
+        )
     for source in sent:
         role = "system" if source["role"] in SYSTEM else source["role"]
         content: Any = source.get("content", source.get("refusal", ""))
@@ -70,15 +76,6 @@ def messages_of(sent: Sequence[Message]) -> list[Message]:
             message["tool_calls"] = [tool_call(call) for call in source["tool_calls"]]
         messages.append(message)
     return messages
-
-
-def _check_parts(content: str | Sequence[Message]) -> None:
-    kinds = () if isinstance(content, str) else [part["type"] for part in content]
-    if unread := next((kind for kind in kinds if kind not in TEXT_PART_FIELDS), None):
-        raise PromptError(
-            f"the newest message of the user has a part of the type {unread!r:.66}, and "
-            "this model reads only text: leave it out"
-        )
 
 
 def _reasoning(message: Message, content: str | Sequence[Message]) -> str | None:
@@ -123,19 +120,16 @@ def with_late_system(messages: Sequence[Message]) -> list[Message]:
             folded.append({"role": "user", "content": text})
             moved = True
         elif role == "system" and folded:
-            folded[-1] = {**folded[-1], "content": _paragraphs(folded[-1]["content"], text)}
+            texts = (folded[-1]["content"], text)
+            folded[-1] = {**folded[-1], "content": lines_of(texts, "\n\n")}
         else:
             if moved and role != "assistant":
                 held = folded.pop()["content"]
                 texts = (held, text) if role == "user" else (text, held)
-                message = {**message, "content": _paragraphs(*texts)}
+                message = {**message, "content": lines_of(texts, "\n\n")}
             moved = False
             folded.append(message)
     return folded
-
-
-def _paragraphs(*texts: str) -> str:
-    return "\n\n".join(filter(None, texts))
 
 
 @functools.lru_cache(maxsize=1)
@@ -178,9 +172,9 @@ def _text_of_part(part: Message) -> str:
     return "" if kind in THOUGHTS else note
 
 
-def lines_of(parts: Iterable[str]) -> str:
-    """Join the parts of a content by line breaks, as llama.cpp does. Empty parts are left out."""
-    return "\n".join(filter(None, parts))
+def lines_of(parts: Iterable[str], between: str = "\n") -> str:
+    """Join the parts of a content, as llama.cpp does. Empty parts are left out."""
+    return between.join(filter(None, parts))
 
 
 def tool_call(call: Message) -> Message:
