@@ -187,8 +187,8 @@ class Reader:
         """Return the markers that may come next, each with the kind of event after it."""
         think, calls = self.markers.think, self.markers.calls
         if self.thinking:
-            return {marker.text: "content" for marker in think[1:]}
-        marks: dict[str, Kind] = {marker.text: "reasoning" for marker in think[:1]}
+            return dict.fromkeys([*think][1:], "content")
+        marks: dict[str, Kind] = dict.fromkeys([*think][:1], "reasoning")
         if calls is not None:
             marks |= dict.fromkeys((calls.begin, *calls.also), "call")
         return marks

@@ -219,7 +219,7 @@ def constrained(
         free = replace(options, json_schema=None)
         return checked(pair, free, TextConstraint("grammar", text, field))
     written = f"{options.regex or ''}{options.grammar or ''}"
-    marks = [CHANNEL, *(marker.text for marker in markers.think)]
+    marks = [CHANNEL, *markers.think]
     (thoughts, rules), header = _thoughts(markers, thought), _answer_header(markers, thought)
     before, grammar = f"{thoughts} {header}".strip(), options.constraint
     if grammar is None or not before or any(mark in written for mark in marks):
@@ -318,12 +318,12 @@ def _thoughts(markers: Markers, thought: Thought) -> tuple[str, list[str]]:
     begin, end = markers.think
     gap = _literal(HEADER, markers) if markers.channels else LINES
     if thought == "close":
-        return f"{_literal(end.text, markers)} {gap}", []
-    rest = f"thinking: {ANY_TEXT} {_literal(end.text, markers)}"
-    if markers.special.keys().isdisjoint(end.ids):
-        rest = f"thinking[suffix={json.dumps(end.text)}]: {ANY_TEXT}"
+        return f"{_literal(end, markers)} {gap}", []
+    rest = f"thinking: {ANY_TEXT} {_literal(end, markers)}"
+    if markers.special.keys().isdisjoint(markers.think[end]):
+        rest = f"thinking[suffix={json.dumps(end)}]: {ANY_TEXT}"
     before = f"thinking {gap}" if thought == "open" else f"(thought {gap})?"
-    return before, [f"thought: {_literal(begin.text, markers)} thinking", rest]
+    return before, [f"thought: {_literal(begin, markers)} thinking", rest]
 
 
 def _answer_header(markers: Markers, thought: Thought) -> str:

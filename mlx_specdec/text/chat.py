@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Siz
 from datetime import datetime
 from typing import Any, Literal
 
-from ..errors import CheckpointError, OptionError, first_line
+from ..errors import OptionError
 
 Messages = Sequence[Mapping[str, str]]
 """The messages of a chat, each with "role" and "content"."""
@@ -19,8 +19,6 @@ Settings = Mapping[str, Any] | None
 Ending = Literal["answer", "continue", "closed"]
 """How a prompt ends: with the header of a new answer, with the last message left open for the model
 to continue, or with the last message closed."""
-Chat = tuple[str, Mapping[str, Any], Callable[[str], Sequence[int]]]
-"""A template, the special tokens that it may name, and a function that encodes its output."""
 _RESERVED = (
     "add_generation_prompt chat_template continue_final_message conversation documents max_length "
     "messages padding return_assistant_tokens_mask return_dict return_tensors self tokenize "
@@ -50,43 +48,9 @@ def check_settings(settings: Mapping[str, Any]) -> None:
             raise OptionError(f"chat-template-config may not set {name}: leave it out")
 
 
-def apply(
-    chat: Callable[[bool], Chat],
-    prompt: str | Messages,
-    settings: Settings = None,
-    *,
-    ending: Ending = "answer",
-) -> list[int]:
-    """Return the token ids of messages.
-
-    Args:
-        chat: Returns the template. Its argument is whether there are tools.
-        prompt: The messages, or the text of the only message.
-        settings: Variables of the template, and "tools".
-        ending: How the prompt ends.
-    Raises:
-        CheckpointError: If the template fails.
-    """
-    conversation = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [*prompt]
-    try:
-        source, special, encode = chat((settings or {}).get("tools") is not None)
-        # Copies, since objects may have methods that the sandbox does not know.
-        messages, variables = json.loads(json.dumps([conversation, settings or {}], default=str))
-        variables = {"tools": None, "documents": None, **special, **variables}
-        variables["add_generation_prompt"] = ending == "answer"
-        return list(encode(_rendered(source, messages, variables, ending == "continue")))
-    except CheckpointError:
-        raise
-    except Exception as problem:  # templates are programs and fail in their own ways
-        raise CheckpointError(
-            f"the chat template cannot be applied ({first_line(problem):.170}): use "
-            "--no-chat-template"
-        ) from None
-
-
-def _rendered(source: str, messages: Any, variables: dict[str, Any], goes_on: bool) -> str:
-    """Return the text of messages. goes_on: Whether the last message is left open. Raises
-    ValueError beyond a limit."""
+def render(source: str, messages: Any, variables: dict[str, Any], ending: Ending) -> str:
+    """Return the text of messages. Raises ValueError beyond a limit, and the errors of templates,
+    which are programs and fail in their own ways."""
     template = _compiler()(_GENERATION.sub(r"\1with", source))
     for place, message in enumerate(messages):
         filled = {name: value for name, value in message.items() if value is not None}
@@ -94,8 +58,9 @@ def _rendered(source: str, messages: Any, variables: dict[str, Any], goes_on: bo
             filled = {"thinking": thoughts, **filled, "reasoning_content": thoughts}
             filled["thinking"] = filled["thinking"] or thoughts
         messages[place] = filled
-    variables |= {"messages": messages, _DEADLINE: time.thread_time() + MOST_SECONDS}
-    if not goes_on:
+    variables |= {"messages": messages, "add_generation_prompt": ending == "answer"}
+    variables[_DEADLINE] = time.thread_time() + MOST_SECONDS
+    if ending != "continue":
         return str(template.render(variables))
     continued = messages[-1]["content"]
     messages[-1]["content"] = continued + _CONTINUE_TAG

@@ -105,25 +105,18 @@ SEED_THOUGHT = ("<seed:think>", "</seed:think>")
 
 
 @dataclass(frozen=True)
-class Marker:
-    """A text that begins or ends a part of a completion, and its tokens."""
-
-    text: str
-    ids: tuple[int, ...]
-
-
-@dataclass(frozen=True)
 class Markers:
     """The markers of one model.
 
     Attributes:
-        think: The markers before and after a thought, or () if the model marks none.
+        think: The ids of the markers before and after a thought, by their texts, or {} if the
+            model marks none.
         calls: The format of tool calls, with the grammar that suits the tokenizer.
         special: The texts of the special tokens in markers, by their ids.
         channels: Whether completions are messages in Harmony's channels.
     """
 
-    think: tuple[Marker, ...] = ()
+    think: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     calls: ToolFormat | None = None
     special: Mapping[int, str] = field(default_factory=dict)
     channels: bool = False
@@ -132,7 +125,7 @@ class Markers:
         """Return the markers for a request without tools."""
         if self.channels:
             return replace(self, calls=None)
-        ids = {id for marker in self.think for id in marker.ids}
+        ids = {id for marker in self.think.values() for id in marker}
         special = {id: text for id, text in self.special.items() if id in ids}
         return replace(self, calls=None, special=special)
 
@@ -141,7 +134,7 @@ class Markers:
         `Thoughts`."""
         if not self.think:
             return None
-        begin, end = (marker.ids for marker in self.think)
+        begin, end = self.think.values()
         return Thoughts(begin, end, _last(prompt, begin) > _last(prompt, end), budget)
 
     def in_header(self, prompt: Sequence[int]) -> bool:
@@ -153,7 +146,7 @@ class Markers:
         """Return whether a prompt ends with a complete thought."""
         if not self.think:
             return False
-        end = self.think[1].ids
+        _, end = self.think.values()
         at = _last(prompt, end)
         return at >= 0 and not tokenizer.decode(prompt[at + len(end) :]).strip()
 
@@ -194,7 +187,7 @@ def markers_of(tokenizer: Tokenizer, parser: str = "") -> Markers:
         return Markers()
     calls = TOOL_FORMATS.get(name or "")
     texts = [] if begin is None else [begin, end]
-    think = tuple(Marker(text, ids(text)) for text in texts)
+    think = {text: ids(text) for text in texts}
     if calls is not None:
         texts += [calls.begin, calls.end, *calls.inner]
         if pieces.keys().isdisjoint(calls.inner):
