@@ -16,7 +16,7 @@ from .fields import Body, Boolean, Fields, Kinds, Object, Several
 from .internal import Chat, Limit, Sampled, ToolChoice, Tools, Wanted
 from .problems import Problem
 from .requests import CompletionBody, LoadedModel, Prepared
-from .service import Choice, Payload, Writer, compute, post
+from .service import Choice, Payload, Writer, post
 from .shared_bodies import (
     Content,
     ContentPart,
@@ -252,4 +252,4 @@ def count(model: LoadedModel, body: CountRequest) -> Payload:
 
 # Routes.
 post(router, "/messages", MessagesRequest, MessagesWriter, "Answers Anthropic's clients")
-post(router, "/messages/count_tokens", CountRequest, count, "Counts the prompt's tokens", compute)
+post(router, "/messages/count_tokens", CountRequest, count, "Counts the prompt's tokens")

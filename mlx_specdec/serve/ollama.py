@@ -24,7 +24,7 @@ from .openai import embedding_task
 from .problems import Problem, invalid
 from .registry import Registry, ServedModel
 from .requests import CompletionBody, Facts, LoadedModel, Prepared
-from .service import Choice, Payload, Writer, complete, compute, post, registry_of, run
+from .service import Choice, Payload, Writer, post, registry_of, respond
 from .shared_bodies import ChatMessage, Thoughtful, ToolList
 
 VERSION = "0.12.6"
@@ -212,7 +212,7 @@ class OllamaWriter(Writer):
 async def _answered(http: Request, body: OllamaRequest, *, empty: bool) -> Response:
     """Answer a request, or load or unload its model if it is empty. Raises Problem."""
     if not empty:
-        return await complete(http, body, OllamaWriter)
+        return await respond(http, body, OllamaWriter)
     ended = {"created_at": _time(), **_content(body, ()), "done": True}
     registry = registry_of(http)
     if body.keep_alive is not None and body.keep_alive <= 0:
@@ -220,7 +220,7 @@ async def _answered(http: Request, body: OllamaRequest, *, empty: bool) -> Respo
         registry.unload(model)
         return JSONResponse({"model": model.name, **ended, "done_reason": "unload"})
     loaded = {**ended, "done_reason": "load"}
-    return await compute(http, body, lambda model, _: {"model": model.name, **loaded})
+    return await respond(http, body, lambda model, _: {"model": model.name, **loaded})
 
 
 @router.post("/chat", summary="Answers messages of ollama's clients")
@@ -259,7 +259,7 @@ def _embedded(model: LoadedModel, body: EmbedRequest) -> EngineTask:
     )
 
 
-post(router, "/embed", EmbedRequest, _embedded, "Embeds texts", run)
+post(router, "/embed", EmbedRequest, _embedded, "Embeds texts")
 
 
 def _described(registry: Registry, model: ServedModel) -> Payload:

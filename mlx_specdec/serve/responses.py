@@ -18,7 +18,7 @@ from .fields import Body, Boolean, Kinds, Object, Refused, Several, Typed, eithe
 from .internal import Chat, Limit, Sampled, Wanted
 from .problems import Problem
 from .requests import CompletionBody, LoadedModel, Prepared
-from .service import Choice, Payload, Writer, compute, post, registry_of
+from .service import Choice, Payload, Writer, post, registry_of
 from .shared_bodies import (
     LONGEST_TOOL_NAME,
     Constrained,
@@ -390,7 +390,7 @@ def count(model: LoadedModel, body: InputTokensRequest) -> Payload:
 
 # Routes.
 post(router, "/responses", ResponsesRequest, ResponsesWriter, "Answers items")
-post(router, "/responses/input_tokens", InputTokensRequest, count, "Counts the tokens", compute)
+post(router, "/responses/input_tokens", InputTokensRequest, count, "Counts the tokens")
 STORED = f"/responses/{ID_PREFIX}{{id}}"
 
 

@@ -2,13 +2,12 @@
 model, lets the engine of the model generate, and is answered over HTTP."""
 
 import asyncio
-import contextlib
 import functools
 import json
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -42,10 +41,6 @@ LOAD_POLL_SECONDS = 0.05
 PROBLEMS: Mapping[str, Callable[[str], Problem]] = {STOPPING: busy, STUCK: invalid}
 """Errors of the engine for which a request may be repeated or changed, with their functions."""
 STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-Sent = TypeVar("Sent", bound=Body)
-Made = TypeVar("Made")
-Make = Callable[[LoadedModel, Sent], Made]
-"""A function that prepares the answer to a body. It runs in another thread."""
 
 
 @dataclass
@@ -212,6 +207,10 @@ def _ratio(part: float, total: float) -> float:
     return round(part / total, 3) if total else 0.0
 
 
+Sent = TypeVar("Sent", bound=Body)
+Make = Callable[[LoadedModel, Sent], Writer | EngineTask | Payload]
+
+
 def registry_of(http: Request) -> Registry:
     """Return the registry of the server that answers a request."""
     registry: Registry = http.app.state.registry
@@ -225,80 +224,34 @@ def loaded_of(http: Request) -> LoadedModel:
     return registry.loaded(registry.find(http.query_params.get("model")))
 
 
-def post(
-    router: APIRouter,
-    path: str,
-    kind: type[Body],
-    make: Make[Any, Any],
-    summary: str,
-    answer: Callable[[Request, Any, Any], Awaitable[Response]] | None = None,
-) -> None:
+def post(router: APIRouter, path: str, kind: type[Body], make: Make[Any], summary: str) -> None:
     """Add a route for POST requests.
 
     Args:
         kind: The model of the bodies.
-        make: Prepares the answer to a body: a Writer, or the argument of `answer`.
+        make: See `respond`.
         summary: What the route does, for the OpenAPI document.
-        answer: `compute` or `run`, or None for `complete`.
     """
 
     async def answered(body: kind, http: Request) -> Response:  # type: ignore[valid-type]
-        return await (answer or complete)(http, body, make)
+        return await respond(http, body, make)
 
     # The module of a route decides how its errors are written.
     answered.__module__ = make.__module__
     router.post(path, summary=summary)(answered)
 
 
-async def complete(http: Request, body: Sent, make: Make[Sent, Writer]) -> Response:
-    """Generate the answer to a request, complete or as a stream. Raises Problem."""
-    async with _made(http, body, make) as (writer, engine):
-        stream = ResponseStream(engine, writer, http.scope["limit"])
-        http.scope["end"] = stream.close
-    if writer.stream:
-        return StreamingResponse(stream.events(), 200, STREAM_HEADERS, writer.media)
-    return JSONResponse(await stream.complete(http))
+async def respond(http: Request, body: Sent, make: Make[Sent]) -> Response:
+    """Answer a request as soon as its model takes requests, at most until the end of the time. The
+    model stays in memory until the answer is prepared.
 
-
-async def compute(http: Request, body: Sent, make: Make[Sent, Payload]) -> Response:
-    """Answer a request without the engine. Raises Problem."""
-    async with _made(http, body, make) as (answer, _):
-        return JSONResponse(answer)
-
-
-async def run(http: Request, body: Sent, make: Make[Sent, EngineTask]) -> Response:
-    """Let the engine compute an answer. Raises Problem."""
-    async with _made(http, body, make) as (task, engine):
-        engine.run(task)
-    http.scope["end"] = functools.partial(dict, prompt_tokens=task.prompt_tokens)
-    future = asyncio.wrap_future(task.future)
-    try:
-        while not future.done():
-            await asyncio.wait([future], timeout=POLL_SECONDS)
-            await _check_connected(http)
-            if engine.closed:  # the current step may take long
-                raise busy(STOPPING)
-        return await run_in_threadpool(lambda: JSONResponse(task.answer(future.result())))
-    except DecodingError as error:
-        raise failed(str(error)) from None
-    except SpecdecError as error:
-        raise invalid(str(error), "input") from None
-    finally:
-        future.cancel()
-
-
-async def _check_connected(http: Request) -> None:
-    if await http.is_disconnected():
-        raise ClientDisconnect
-
-
-@contextlib.asynccontextmanager
-async def _made(
-    http: Request, body: Sent, make: Make[Sent, Made]
-) -> AsyncIterator[tuple[Made, Engine]]:
-    """Wait until the model of a body takes requests, at most until the end of the time, and prepare
-    the request in another thread. The model stays in memory until the context ends. Raises Problem,
-    and ClientDisconnect if the client leaves while the model is loaded."""
+    Args:
+        make: Prepares the answer in another thread. It returns a Writer for what the engine
+            generates, a task for the engine, or the answer.
+    Raises:
+        Problem: If there is no answer.
+        ClientDisconnect: If the client leaves.
+    """
     registry = registry_of(http)
     model = registry.find(body.model)
     began, counted = time.monotonic(), False
@@ -320,14 +273,50 @@ async def _made(
         made = await run_in_threadpool(make, loaded, body)
         if (keep := getattr(body, "keep_alive", None)) is not None:
             model.keep = keep
-        assert model.engine is not None, "a loaded model has an engine"
-        yield made, model.engine
+        engine = model.engine
+        assert engine is not None, "a loaded model has an engine"
+        if isinstance(made, Writer):
+            stream = ResponseStream(engine, made, http.scope["limit"])
+            http.scope["end"] = stream.close
+        elif isinstance(made, EngineTask):
+            engine.run(made)
+            http.scope["end"] = functools.partial(dict, prompt_tokens=made.prompt_tokens)
     except SpecdecError as error:
         # Errors of options begin with their names.
         name = str(error).partition(" ")[0].replace("-", "_")
         raise invalid(str(error), name if name in type(body).model_fields else None) from None
     finally:
         model.leases -= 1
+    if isinstance(made, EngineTask):
+        return await _computed(http, made, engine)
+    if not isinstance(made, Writer):
+        return JSONResponse(made)
+    if made.stream:
+        return StreamingResponse(stream.events(), 200, STREAM_HEADERS, made.media)
+    return JSONResponse(await stream.complete(http))
+
+
+async def _computed(http: Request, task: EngineTask, engine: Engine) -> Response:
+    """Return the answer that the engine computes. Raises Problem."""
+    future = asyncio.wrap_future(task.future)
+    try:
+        while not future.done():
+            await asyncio.wait([future], timeout=POLL_SECONDS)
+            await _check_connected(http)
+            if engine.closed:  # the current step may take long
+                raise busy(STOPPING)
+        return await run_in_threadpool(lambda: JSONResponse(task.answer(future.result())))
+    except DecodingError as error:
+        raise failed(str(error)) from None
+    except SpecdecError as error:
+        raise invalid(str(error), "input") from None
+    finally:
+        future.cancel()
+
+
+async def _check_connected(http: Request) -> None:
+    if await http.is_disconnected():
+        raise ClientDisconnect
 
 
 Output = tuple[Choice, Step | None, list[Event]]
