@@ -35,11 +35,6 @@ class Event:
     name: str = ""
 
 
-def new_id() -> str:
-    """Return a unique id for a tool call."""
-    return f"call_{uuid.uuid4().hex}"
-
-
 def joined(events: Iterable[Event]) -> Iterator[Event]:
     """Join consecutive texts of one kind."""
     for kind, group in groupby(events, lambda event: event.kind):
@@ -136,7 +131,7 @@ class Reader:
         """Add the events of a section. place: The end of the section."""
         for call in reading.calls:
             id, text = call.get("id"), json.dumps(call["arguments"], ensure_ascii=False)
-            id = id if isinstance(id, str) else new_id()
+            id = id if isinstance(id, str) else f"call_{uuid.uuid4().hex}"
             events.append(Event("call", text, self.count, id, call["name"]))
             self.count += 1
         rest = reading.rest.removesuffix(calls.end).strip()
@@ -282,5 +277,5 @@ class ChannelReader(Reader):
             arguments = json.dumps(arguments_of(text), ensure_ascii=False)
         except (ValueError, RecursionError):
             return [Event("content", text)]
-        self.count += 1
-        return [Event("call", arguments, self.count - 1, new_id(), self._called)]
+        index, self.count = self.count, self.count + 1
+        return [Event("call", arguments, index, f"call_{uuid.uuid4().hex}", self._called)]

@@ -195,16 +195,12 @@ class Writer(ABC):
         parts = {"prompt": (prompt_n, prompt_ms), "predicted": (predicted_n, predicted_ms)}
         for name, (n, ms) in parts.items():
             figures[f"{name}_n"], figures[f"{name}_ms"] = n, round(ms, 3)
-            figures[f"{name}_per_token_ms"] = _ratio(ms, n)
-            figures[f"{name}_per_second"] = _ratio(1000 * n, ms)
+            figures[f"{name}_per_token_ms"] = round(ms / n, 3) if n else 0.0
+            figures[f"{name}_per_second"] = round(1000 * n / ms, 3) if ms else 0.0
         if any(result.labels.proposer != "none" for result in results):
             figures["draft_n"] = sum(result.stats.drafted for result in results)
             figures["draft_n_accepted"] = sum(result.stats.accepted for result in results)
         return {"timings": figures}
-
-
-def _ratio(part: float, total: float) -> float:
-    return round(part / total, 3) if total else 0.0
 
 
 Sent = TypeVar("Sent", bound=Body)

@@ -13,6 +13,7 @@ from typing import Any, NoReturn, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from ..checkpoints.formats.vocabularies import END_TOKENS
 from ..errors import DocumentError, PromptError
 from ..system import read_lines, read_text
 from .chat import Messages
@@ -269,8 +270,6 @@ class Infill:
 
 def infill_of(tokenizer: Tokenizer) -> Infill | None:
     """Return the tokens of a model for filling in, or None if its vocabulary has none."""
-    from ..checkpoints.formats.vocabularies import END_TOKENS
-
     ids = tokenizer.ids
     for marks in MARKS:
         if all(mark in ids for mark in marks):
