@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Annotated, ClassVar, Literal
 
 from fastapi import APIRouter
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from ..results import Step
 from ..text.messages import Message, text_of
@@ -87,10 +87,9 @@ class BlocksMessage(Fields):
         return [*results, {"role": self.role, "content": parts or "", **called}]
 
 
-class MessagesTool(Function):
+class MessagesTool(Function, extra="ignore"):
     """A tool. The tools of other types run on Anthropic's servers, such as web_search_20250305."""
 
-    model_config = ConfigDict(extra="ignore")
     kinds: ClassVar[Kinds] = {"custom": ("name",)}
     type: Annotated[str, Field(pattern="^custom$|_[0-9]{8}$")] = "custom"  # type: ignore[assignment]
     parameters: Parameters | None = Field(None, validation_alias="input_schema")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, ConfigDict, Field
+from pydantic import AfterValidator, Field
 
 from ..core.grammar import JSON_STYLE, enforceable, rule_of
 from ..core.options import (
@@ -42,10 +42,9 @@ Bias = Annotated[float, Field(le=LARGEST_BIAS), _or_ban]
 Biases = Annotated[dict[Annotated[int, Field(ge=0)], Bias], Field(max_length=ENTRIES)]
 
 
-class Speculative(Fields):
+class Speculative(Fields, extra="forbid"):
     """The largest number of draft tokens in a round."""
 
-    model_config = ConfigDict(extra="forbid")
     max: Annotated[int, Field(ge=0, le=MOST_DRAFTED), number] | None = None
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, ClassVar, Literal
 
 from fastapi import APIRouter, Request
-from pydantic import ConfigDict, Field, TypeAdapter
+from pydantic import Field, TypeAdapter
 
 from ..results import Step
 from ..text.messages import Message, Tool, lines_of, log_once, text_of
@@ -210,11 +210,10 @@ class InputTokensRequest(Body, ToolChoosing):
         return self.chat_of(messages, self.chosen(self.called()))
 
 
-class ResponsesRequest(CompletionBody, InputTokensRequest, Constrained, Sampled):
+class ResponsesRequest(CompletionBody, InputTokensRequest, Constrained, Sampled, extra="allow"):
     """The body of /v1/responses. Codex treats a cut answer as a failure, so the default for
     max_tokens is no limit. The response repeats further fields, such as `metadata`."""
 
-    model_config = ConfigDict(extra="allow")
     refused: ClassVar[Refused] = {
         **Sampled.refused,
         **InputTokensRequest.refused,

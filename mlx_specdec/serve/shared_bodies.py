@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, Field
 
 from ..text.chat import RESERVED, Ending
 from ..text.messages import TEXT_PART_FIELDS, Message, Tool
@@ -91,10 +91,9 @@ class ChatMessage(Fields):
 
 
 # Tools.
-class Parameters(Fields):
+class Parameters(Fields, extra="allow"):
     """The JSON schema of the arguments of a function."""
 
-    model_config = ConfigDict(extra="allow")
     properties: dict[str, dict[str, Any] | Boolean] | None = None
     required: Several[str] | None = None
 
@@ -102,10 +101,9 @@ class Parameters(Fields):
 Name = Annotated[str, Field(pattern=f"^[A-Za-z0-9_.-]{{1,{LONGEST_TOOL_NAME}}}$")]
 
 
-class Function(Typed):
+class Function(Typed, extra="allow"):
     """A function that the model may call. Chat templates see its other fields, too."""
 
-    model_config = ConfigDict(extra="allow")
     kinds: ClassVar[Kinds] = {"function": ("name",)}
     type: Literal["function"] = "function"
     name: Name = ""
@@ -129,11 +127,10 @@ def shown_name(name: str, namespace: str | None) -> str:
     return f"{space}{name}"[-LONGEST_TOOL_NAME:]
 
 
-class Choosing(Typed):
+class Choosing(Typed, extra="allow"):
     """A tool that must be called, or the tools that may be called. A tool of an unknown type cannot
     be called."""
 
-    model_config = ConfigDict(extra="allow")
     kinds: ClassVar[Kinds] = {
         **dict.fromkeys(("function", "custom"), ("name",)),
         "allowed_tools": ("mode", "tools"),
@@ -159,14 +156,12 @@ class Thinking(Fields):
     budget_tokens: Budget | None = None
 
 
-class Reasoning(Fields):
-    model_config = ConfigDict(extra="allow")
+class Reasoning(Fields, extra="allow"):
     effort: str | None = None
     max_tokens: Budget | None = None
 
 
-class TemplateVariables(Fields):
-    model_config = ConfigDict(extra="allow")
+class TemplateVariables(Fields, extra="allow"):
     refused: ClassVar[Refused] = dict.fromkeys(sorted(RESERVED), ())
 
 
@@ -218,10 +213,9 @@ CONSTRAINTS = {"json": "json_schema", "regex": "regex", "grammar": "grammar", "c
 """vLLM's names of constraints -> the names of the options."""
 
 
-class Format(Typed):
+class Format(Typed, extra="allow"):
     """The format of an answer."""
 
-    model_config = ConfigDict(extra="allow")
     kinds: ClassVar[Kinds] = {"text": (), "json_object": (), "json_schema": ("schema",)}
     type: Literal["text", "json_object", "json_schema"]
     schema_: Annotated[Object, Field(alias="schema")] = {"type": "object"}  # noqa: RUF012
@@ -233,10 +227,9 @@ class Format(Typed):
         return [] if free else [TextConstraint("json_schema", self.schema_, field)]
 
 
-class Formatted(Fields):
+class Formatted(Fields, extra="allow"):
     """An object with the format of an answer. Its other fields are only hints."""
 
-    model_config = ConfigDict(extra="allow")
     format: Format = Format(type="text")
 
 
@@ -259,8 +252,8 @@ class VllmConstraints(Fields):
         ]
 
 
-class StructuredOutputs(VllmConstraints):
-    model_config = ConfigDict(extra="forbid")
+class StructuredOutputs(VllmConstraints, extra="forbid"):
+    """vLLM's object with one constraint."""
 
 
 class Constrained(VllmConstraints):
