@@ -221,7 +221,7 @@ def _described(registry: Registry, of: ServedModel) -> Payload:
     model |= {"owned_by": "mlx-specdec", "type": "model", "display_name": of.name}
     # llama.cpp's names of the state and the size.
     model |= {"status": {"value": of.state}, "meta": {"size": of.nbytes or None}}
-    if of.facts is None:
+    if not of.facts.longest:
         return model
     # vLLM, OpenRouter and llama.cpp have different names for the context length.
     longest = of.facts.longest

@@ -23,7 +23,7 @@ from .internal import Chat, Count, Limit, Sampled, TextConstraint, ToolChoice, T
 from .openai import embedding_task
 from .problems import Problem, invalid
 from .registry import Registry, ServedModel
-from .requests import CompletionBody, Facts, LoadedModel, Prepared
+from .requests import CompletionBody, LoadedModel, Prepared
 from .service import Choice, Payload, Writer, post, registry_of, respond
 from .shared_bodies import ChatMessage, Thoughtful, ToolList
 
@@ -33,8 +33,6 @@ FOREVER = datetime.max.replace(tzinfo=UTC, microsecond=0)
 """The time of expiry that is reported for a model that stays until another needs its memory."""
 LONGEST_KEPT = 1e9
 """If a model is kept for more seconds than these, FOREVER is reported."""
-UNKNOWN = Facts(0, ("completion",), False, "", "")
-"""The facts of a model that was not loaded yet."""
 UNITS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 DURATION = re.compile(r"(-?[\d.]+)(ms|s|m|h)?")
 router = APIRouter(prefix="/api")
@@ -131,9 +129,6 @@ class OllamaGenerateRequest(WritingRequest):
         return model.texts([text], self.wanted(), suffix=self.suffix)
 
 
-OllamaRequest = OllamaChatRequest | OllamaGenerateRequest
-
-
 class EmbedRequest(LoadingRequest):
     """The body of /api/embed."""
 
@@ -154,7 +149,7 @@ def _time(when: datetime | None = None) -> str:
     return (when or datetime.now(UTC)).isoformat().replace("+00:00", "Z")
 
 
-def _content(body: OllamaRequest, events: Sequence[Event]) -> Payload:
+def _content(body: WritingRequest, events: Sequence[Event]) -> Payload:
     """Return the fields of an answer with texts and calls."""
     content, reasoning, calls = by_kind(events)
     thinking = {"thinking": reasoning} if reasoning else {}
@@ -172,9 +167,9 @@ class OllamaWriter(Writer):
     """Writes a message of a chat, or a generated text."""
 
     media = "application/x-ndjson"
-    body: OllamaRequest
+    body: WritingRequest
 
-    def __init__(self, model: LoadedModel, body: OllamaRequest) -> None:
+    def __init__(self, model: LoadedModel, body: WritingRequest) -> None:
         self._load_seconds, self._began = model.load_seconds, time.perf_counter()
         super().__init__(model, body)
 
@@ -209,7 +204,7 @@ class OllamaWriter(Writer):
 
 
 # Routes.
-async def _answered(http: Request, body: OllamaRequest, *, empty: bool) -> Response:
+async def _answered(http: Request, body: WritingRequest, *, empty: bool) -> Response:
     """Answer a request, or load or unload its model if it is empty. Raises Problem."""
     if not empty:
         return await respond(http, body, OllamaWriter)
@@ -263,7 +258,7 @@ post(router, "/embed", EmbedRequest, _embedded, "Embeds texts")
 
 
 def _described(registry: Registry, model: ServedModel) -> Payload:
-    facts = model.facts or UNKNOWN
+    facts = model.facts
     return {
         "name": model.name,
         "model": model.name,
@@ -291,7 +286,7 @@ async def running(http: Request) -> Payload:
     registry, now = registry_of(http), datetime.now(UTC)
     models = []
     for model in registry.models:
-        if model.state != "loaded" or model.facts is None:
+        if model.state != "loaded":
             continue
         left = model.keep - (0.0 if model.busy else registry.clock() - model.used)
         kept = FOREVER if left > LONGEST_KEPT else now + timedelta(seconds=max(0.0, left))
@@ -305,7 +300,7 @@ async def show(body: Body, http: Request) -> Payload:
     """Describe a model. Its abilities are known from the first time it is loaded."""
     registry = registry_of(http)
     model = registry.find(body.model)
-    described, facts = _described(registry, model), model.facts or UNKNOWN
+    described, facts = _described(registry, model), model.facts
     about: Payload = {"general.basename": model.name}
     if facts.family:
         about |= {"general.architecture": facts.family}

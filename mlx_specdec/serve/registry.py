@@ -55,7 +55,7 @@ class ServedModel:
         leases: Requests that are being read and are not submitted yet.
         waiting: Requests that wait until the model is loaded.
         problem: The error of the last load, for the requests that waited for it.
-        facts: Facts that are known after the first load.
+        facts: What is known of the model since its first load.
         counters: The counters of its metrics.
     """
 
@@ -72,7 +72,7 @@ class ServedModel:
     leases: int = 0
     waiting: int = 0
     problem: Problem | None = None
-    facts: Facts | None = None
+    facts: Facts = field(default_factory=Facts)
     counters: Counter[str] = field(default_factory=Counter)
 
     @property

@@ -60,18 +60,18 @@ class Facts:
     """The facts of a model that clients may know, also if it is not in memory.
 
     Attributes:
-        longest: See `LoadedModel.longest`.
+        longest: See `LoadedModel.longest`; 0 before the model is loaded for the first time.
         capabilities: The abilities of the model, in ollama's words.
         chats: Whether the model has a chat template.
         family: The name of the architecture's module, such as "llama".
         dtype: The number format in words.
     """
 
-    longest: int
-    capabilities: tuple[str, ...]
-    chats: bool
-    family: str
-    dtype: str
+    longest: int = 0
+    capabilities: tuple[str, ...] = ("completion",)
+    chats: bool = False
+    family: str = ""
+    dtype: str = ""
 
 
 @dataclass(frozen=True)

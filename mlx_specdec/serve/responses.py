@@ -338,7 +338,8 @@ class ResponsesWriter(Writer):
         item = {"id": id, "type": kind, "status": "in_progress", **called, **empty}
         self._output.append(item)
         self._kind, self._pieces = kind, []
-        yield self._of_output("response.output_item.added", dict(item))
+        at = len(self._output) - 1
+        yield self._event("response.output_item.added", item=dict(item), output_index=at)
         if kind == "message":
             part = {"type": "output_text", "text": "", **MORE[kind]}
             yield self._of_item("response.content_part.added", part=part)
@@ -358,10 +359,8 @@ class ResponsesWriter(Writer):
         if kind == "message":
             yield self._of_item("response.content_part.done", part=part)
         self._kind = ""
-        yield self._of_output("response.output_item.done", item)
-
-    def _of_output(self, kind: str, item: Payload) -> Payload:
-        return self._event(kind, item=item, output_index=len(self._output) - 1)
+        at = len(self._output) - 1
+        yield self._event("response.output_item.done", item=item, output_index=at)
 
     def _of_item(self, kind: str, **fields: object) -> Payload:
         """Return an event about the last item."""

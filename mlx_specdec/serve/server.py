@@ -168,10 +168,10 @@ class _Server(uvicorn.Server):
             log.info("ready")
             self._show({"any"})
         # The abilities of one of several models are known when it has been loaded.
-        for model, facts in [(model, model.facts) for model in self._unshown if self._ready]:
-            if facts is not None:
-                self._unshown.remove(model)
-                self._show({*facts.capabilities, "chat" if facts.chats else ""}, model.name)
+        for model in [model for model in self._unshown if self._ready and model.facts.longest]:
+            self._unshown.remove(model)
+            facts = model.facts
+            self._show({*facts.capabilities, "chat" if facts.chats else ""}, model.name)
         return await super().on_tick(counter)
 
     def _show(self, abilities: Collection[str], model: str = "") -> None:

@@ -315,10 +315,6 @@ async def _check_connected(http: Request) -> None:
         raise ClientDisconnect
 
 
-Output = tuple[Choice, Step | None, list[Event]]
-"""A choice, its newest step (None at the end of the choice), and the events in the step's text."""
-
-
 class ResponseStream:
     """The answer to one request, on its way from the engine to the client. Raises Problem if the
     engine accepts no more requests. limit: The limit of time, which cuts the answer."""
@@ -378,10 +374,13 @@ class ResponseStream:
             "draft_n_accepted": sum(choice.accepted for choice in self.choices),
         }
 
-    async def _outputs(self, every: float) -> AsyncIterator[Output | None]:
-        """Yield the steps of all choices, and None after each `every` seconds without a step. When
-        the time of the request is over, open choices are cut. Raises Problem if the engine fails or
-        has generated no token in this time."""
+    async def _outputs(
+        self, every: float
+    ) -> AsyncIterator[tuple[Choice, Step | None, list[Event]] | None]:
+        """Yield the steps of all choices, with the choice before them and the events in their texts
+        after them. A step of None is the end of a choice. Yield None after each `every` seconds
+        without a step. When the time of the request is over, open choices are cut. Raises Problem
+        if the engine fails or has generated no token in this time."""
         while self._open:
             left = self._deadline - self._loop.time()
             if left <= 0:

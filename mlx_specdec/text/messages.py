@@ -32,8 +32,6 @@ Way = Literal["template", "role prefixes", "single user message"]
 Message = dict[str, Any]
 Tool = dict[str, Any]
 PREFIXES = {"system": "ASSISTANT's RULE: ", "user": "USER: ", "assistant": "ASSISTANT: "}
-MESSAGE_FIELDS = ("name", "tool_call_id")
-"""Optional fields of a message that templates read."""
 TEXT_PART_FIELDS = {
     **dict.fromkeys(
         ("text", "input_text", "output_text", "summary_text", "reasoning_text"), "text"
@@ -69,7 +67,7 @@ def messages_of(sent: Sequence[Message]) -> list[Message]:
         role = "system" if source["role"] in SYSTEM else source["role"]
         content: Any = source.get("content", source.get("refusal", ""))
         message = {"role": role, "content": text_of(content)}
-        message |= {name: source[name] for name in MESSAGE_FIELDS if name in source}
+        message |= {name: source[name] for name in ("name", "tool_call_id") if name in source}
         if (reasoning := _reasoning(source, content)) is not None:
             message["reasoning_content"] = reasoning
         if role == "assistant" and source.get("tool_calls"):
