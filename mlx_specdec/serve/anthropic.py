@@ -12,21 +12,12 @@ from pydantic import Field
 from ..results import Step
 from ..text.messages import Message, text_of
 from .events import Event, joined
-from .fields import Body, Boolean, Fields, Kinds, Object, Several
+from .fields import Body, Boolean, Fields, Kinds, Object, Several, parts_of
 from .internal import Chat, Limit, Sampled, ToolChoice, Tools, Wanted
 from .problems import Problem
 from .requests import CompletionBody, LoadedModel, Prepared
 from .service import Choice, Payload, Writer, post
-from .shared_bodies import (
-    Content,
-    ContentPart,
-    Formatted,
-    Function,
-    Parameters,
-    Role,
-    Thoughtful,
-    parts_of,
-)
+from .shared_bodies import Content, ContentPart, Formatted, Function, Parameters, Role, Thoughtful
 
 MODES: Mapping[str, Literal["none", "auto", "required"]]
 MODES = {"none": "none", "auto": "auto", "any": "required", "tool": "required"}

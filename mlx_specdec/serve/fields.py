@@ -11,7 +11,7 @@ from ..text.prompts import parse_json
 from .problems import Problem, invalid, unsupported
 
 MOST_SHOWN = 60
-"""Largest number of characters that an error message repeats of a name."""
+"""Largest number of characters that messages repeat of a name, or of a type that is not known."""
 Entry = TypeVar("Entry")
 
 
@@ -72,6 +72,13 @@ class Fields(BaseModel):
         return {name: value for name, value in data.items() if value is not None}
 
 
+def parts_of(content: str | Sequence[Fields]) -> str | list[Object]:
+    """Return a content as `text.messages` reads it."""
+    if isinstance(content, str):
+        return content
+    return [part.model_dump(exclude_none=True) for part in content]
+
+
 class Typed(Fields):
     """An object whose field `type` decides about its other fields. They may also be one level
     deeper, in a field named after the type, as in OpenAI's chat completions. kinds: The types, each
@@ -90,7 +97,7 @@ class Typed(Fields):
         if not isinstance(kind, str):
             return data
         if kind not in cls.kinds:
-            return {"type": kind}
+            return {"type": kind[:MOST_SHOWN]}
         data = {**_lifted(data, kind), "type": kind}
         for name in cls.kinds[kind]:
             if data.get(name) is None:

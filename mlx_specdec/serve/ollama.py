@@ -25,7 +25,7 @@ from .problems import Problem, invalid
 from .registry import Registry, ServedModel
 from .requests import CompletionBody, LoadedModel, Prepared
 from .service import Choice, Payload, Writer, post, registry_of, respond
-from .shared_bodies import ChatMessage, Thoughtful, ToolList
+from .shared_bodies import ChatMessage, Function, Thoughtful
 
 VERSION = "0.12.6"
 """The version of ollama whose API this is. Some clients refuse old ones."""
@@ -102,7 +102,7 @@ class OllamaChatRequest(WritingRequest):
     """The body of /api/chat."""
 
     messages: Several[OllamaMessage] = []  # noqa: RUF012
-    tools: ToolList = []  # noqa: RUF012
+    tools: Several[Function] = []  # noqa: RUF012
 
     def prepared(self, model: LoadedModel) -> Prepared:
         messages = [message.message() for message in self.messages]

@@ -22,12 +22,12 @@ from ..text.prompts import prompt_ids
 from ..text.vocabulary import token_piece
 from .engine import EngineTask
 from .events import Event, by_kind
-from .fields import Body, Boolean, Fields, Ids, Refused, Several, Written, either, number
+from .fields import Body, Boolean, Fields, Ids, Refused, Several, Written, either, number, parts_of
 from .internal import Chat, Count, Limit, Sampled, Wanted
 from .problems import invalid, too_long
 from .requests import CompletionBody, LoadedModel, Prepared
 from .service import FINGERPRINT, LEAST_LOGPROB, Choice, Payload, Writer, post
-from .shared_bodies import ChatMessage, Constrained, Content, ToolChoosing, ToolList, parts_of
+from .shared_bodies import ChatMessage, Constrained, Content, Function, ToolChoosing
 
 TopLogprobs = Annotated[int, Field(ge=0, le=20), number]
 false_is_unset = BeforeValidator(lambda value: None if value is False else value)
@@ -43,7 +43,7 @@ class Conversation(Body, ToolChoosing):
     """The fields of a chat that decide its prompt."""
 
     messages: Messages
-    tools: ToolList = []  # noqa: RUF012
+    tools: Several[Function] = []  # noqa: RUF012
     add_generation_prompt: Boolean | None = None
     continue_final_message: Boolean | None = None
 

@@ -9,27 +9,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, ClassVar, Literal
 
 from fastapi import APIRouter, Request
-from pydantic import Field, TypeAdapter
+from pydantic import Field
 
 from ..results import Step
-from ..text.messages import Message, Tool, lines_of, log_once, text_of
+from ..text.messages import Message, Tool, lines_of, log_once, shown_name, text_of
 from .events import Event
-from .fields import Body, Boolean, Kinds, Object, Refused, Several, Typed, either
+from .fields import Body, Boolean, Kinds, Object, Refused, Several, Typed, either, parts_of
 from .internal import Chat, Limit, Sampled, Wanted
 from .problems import Problem
 from .requests import CompletionBody, LoadedModel, Prepared
 from .service import Choice, Payload, Writer, post, registry_of
-from .shared_bodies import (
-    LONGEST_TOOL_NAME,
-    Constrained,
-    Content,
-    ContentPart,
-    Formatted,
-    Function,
-    ToolChoosing,
-    parts_of,
-    shown_name,
-)
+from .shared_bodies import Constrained, Content, ContentPart, Formatted, Function, ToolChoosing
 from .stored import StoredConversation
 
 router = APIRouter()
@@ -102,10 +92,6 @@ class Item(Typed):
     output: Content = ""
 
 
-OUTPUT = TypeAdapter(list[Item])
-"""Reads the output of a response as items of an input."""
-
-
 def messages_of(items: Iterable[Item]) -> list[Message]:
     """Return the messages of a chat. Consecutive items of the assistant become one message, so that
     the results of calls follow the message with the calls."""
@@ -113,7 +99,7 @@ def messages_of(items: Iterable[Item]) -> list[Message]:
     for item in items:
         role, content = item.role, text_of(parts_of(item.content))
         if item.type not in Item.kinds:
-            log_once(SKIPPED, "an input item", item.type[:LONGEST_TOOL_NAME])
+            log_once(SKIPPED, "an input item", item.type)
         elif item.type.endswith("_output"):
             output = text_of(parts_of(item.output))
             messages.append({"role": "tool", "tool_call_id": item.call_id, "content": output})
@@ -159,7 +145,7 @@ class ResponsesTool(Function):
         if self.type == "namespace":
             return [called for tool in self.tools for called in tool.called(self.name)]
         if self.type not in self.kinds:
-            log_once(SKIPPED, "a tool", self.type[:LONGEST_TOOL_NAME])
+            log_once(SKIPPED, "a tool", self.type)
             return []
         return [self.model_copy(update={"namespace": namespace})]
 
@@ -324,7 +310,7 @@ class ResponsesWriter(Writer):
         last = self._state(self._output[-1]["status"], usage=usage, **more)
         if self.body.store:
             response = last["response"]
-            output = OUTPUT.validate_python(response["output"])
+            output = [Item.model_validate(item) for item in response["output"]]
             items = [*self._before.items, *self.body.items(), *output]
             nbytes = self._before.nbytes + len(self.body.model_dump_json(include={"input"}))
             nbytes += len(json.dumps([response, response["output"]]))

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field
 
 from ..text.chat import RESERVED, Ending
-from ..text.messages import TEXT_PART_FIELDS, Message, Tool
+from ..text.messages import LONGEST_TOOL_NAME, TEXT_PART_FIELDS, Message, Tool, shown_name
 from .fields import Boolean, Fields, Kinds, Object, Refused, Several, Typed, Written, either, number
 from .internal import Chat, ConstraintKind, TextConstraint, ToolChoice, Tools
 from .problems import invalid
@@ -22,8 +22,6 @@ SWITCHES = ("enable_thinking", "thinking")
 others, the second one in templates of DeepSeek, Granite and Kimi."""
 UNSEEN = {"type", "cache_control", "defer_loading", "eager_input_streaming"}
 """Keys of tools that are meant for the server and not for the model."""
-LONGEST_TOOL_NAME = 128
-"""Largest number of characters of a tool's name, as in Anthropic's API. OpenAI's takes 64."""
 
 
 # Contents.
@@ -40,13 +38,6 @@ class ContentPart(Typed):
 
 
 Content = str | Several[ContentPart]
-
-
-def parts_of(content: str | Sequence[ContentPart]) -> str | list[Message]:
-    """Return a content as `text.messages` reads it."""
-    if isinstance(content, str):
-        return content
-    return [part.model_dump(exclude_none=True) for part in content]
 
 
 class ReasoningDetail(Fields):
@@ -98,15 +89,12 @@ class Parameters(Fields, extra="allow"):
     required: Several[str] | None = None
 
 
-Name = Annotated[str, Field(pattern=f"^[A-Za-z0-9_.-]{{1,{LONGEST_TOOL_NAME}}}$")]
-
-
 class Function(Typed, extra="allow"):
     """A function that the model may call. Chat templates see its other fields, too."""
 
     kinds: ClassVar[Kinds] = {"function": ("name",)}
     type: Literal["function"] = "function"
-    name: Name = ""
+    name: Annotated[str, Field(pattern=f"^[A-Za-z0-9_.-]{{1,{LONGEST_TOOL_NAME}}}$")] = ""
     description: str | None = None
     parameters: Parameters | None = None
 
@@ -115,16 +103,6 @@ class Function(Typed, extra="allow"):
         """The function in the format of chat templates."""
         function = self.model_dump(exclude=UNSEEN, exclude_none=True)
         return {"type": "function", "function": function}
-
-
-ToolList = Several[Function]
-
-
-def shown_name(name: str, namespace: str | None) -> str:
-    """Return the name by which the model knows a tool. namespace: The tool's namespace in OpenAI's
-    Responses API."""
-    space = "" if namespace is None else f"{namespace.rstrip('_')}__"
-    return f"{space}{name}"[-LONGEST_TOOL_NAME:]
 
 
 class Choosing(Typed, extra="allow"):

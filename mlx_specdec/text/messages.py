@@ -27,6 +27,8 @@ results of tools (anthropics/claude-code issue 90018, farion1231/cc-switch issue
 SYSTEM = ("system", "developer")
 ORDER = ("type", "function", "name", "description", "parameters", "properties", "required")
 """Keys of tools, in their order in prompts. All other keys follow in alphabetical order."""
+LONGEST_TOOL_NAME = 128
+"""Largest number of characters of a tool's name, as in Anthropic's API. OpenAI's takes 64."""
 Way = Literal["template", "role prefixes", "single user message"]
 """The form in which a model reads messages."""
 Message = dict[str, Any]
@@ -144,6 +146,13 @@ def renders_late_system(tokenizer: Tokenizer) -> bool:
     before, answer, after = late.partition("one assistant")
     same = without.startswith(before + answer)
     return same and 0 <= after.find("two system") < after.find("two user")
+
+
+def shown_name(name: str, namespace: str | None) -> str:
+    """Return the name by which the model knows a tool. namespace: The tool's namespace in OpenAI's
+    Responses API."""
+    space = "" if namespace is None else f"{namespace.rstrip('_')}__"
+    return f"{space}{name}"[-LONGEST_TOOL_NAME:]
 
 
 def in_order(value: Any) -> Any:
