@@ -154,10 +154,9 @@ class Tools:
             raise invalid(message, "tool_choice")
         if choice.mode == "none":
             return cls()  # the model does not call a tool that is not in its prompt
-        listed, most = tuple(named.values()), 1 if parallel is False else None
-        if choice.name:
-            return cls(listed, (choice.name,), 1)
-        return cls(listed, tuple(named) if demanded else (), most)
+        must = (choice.name,) if choice.name else tuple(named) if demanded else ()
+        most = 1 if choice.name or parallel is False else None
+        return cls(tuple(named.values()), must, most)
 
 
 @dataclass(frozen=True)

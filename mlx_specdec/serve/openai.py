@@ -160,7 +160,6 @@ class CompletionWriter(Writer):
     chunk_type = ""
     prefix = ""
     nothing: ClassVar[Payload] = {}
-    done = b"data: [DONE]\n\n"
 
     def __init__(self, model: LoadedModel, body: ChatRequest | TextRequest) -> None:
         super().__init__(model, body)
@@ -198,9 +197,9 @@ class CompletionWriter(Writer):
         last = self._choice(choice, self.nothing, None, _reason(choice))
         return {**self._chunk([last]), **self.timings([choice])}
 
-    def rest(self, choices: Sequence[Choice]) -> Iterator[Payload]:
-        if self._include_usage:
-            yield {**self._chunk([]), **self._figures(choices)}
+    def rest(self, choices: Sequence[Choice]) -> bytes:
+        usage = {**self._chunk([]), **self._figures(choices)}
+        return (self.encoded(usage) if self._include_usage else b"") + b"data: [DONE]\n\n"
 
     def _figures(self, choices: Sequence[Choice]) -> Payload:
         prompt_tokens = self.prepared.prompt_tokens

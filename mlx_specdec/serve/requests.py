@@ -368,10 +368,8 @@ class LoadedModel:
         if self.settings.drawn_seeds:
             changes.setdefault("seed", secrets.randbits(32))
         drafts = sampling.speculative
-        if isinstance(drafts, Speculative):
-            changes |= {} if drafts.max is None else {"num_draft": drafts.max}
-        elif not drafts:
-            changes["num_draft"] = 0
+        most = drafts.max if isinstance(drafts, Speculative) else None if drafts else 0
+        changes |= {} if most is None else {"num_draft": most}
         for constraint in wanted.constraints:
             if sampling.ignore_eos:
                 rule = "ignore_eos cannot be combined with a format or grammar, which ends the text"

@@ -113,12 +113,10 @@ class Writer(ABC):
         body: The body of the request.
         stream: Whether the answer is a stream.
         tokenizer: The tokenizer of the model.
-        done: Bytes that end a stream.
         media: The media type of a stream.
         include_drafted: Whether payloads of a stream say if their text was drafted.
     """
 
-    done = b""
     media = "text/event-stream"
     include_drafted = False
 
@@ -169,9 +167,9 @@ class Writer(ABC):
         """Return the payload that ends a choice. events: The events that it contains, if it can
         contain any."""
 
-    def rest(self, choices: Sequence[Choice]) -> Iterable[Payload]:
-        """Return the payloads after all choices."""
-        return ()
+    def rest(self, choices: Sequence[Choice]) -> bytes:
+        """Return the bytes of a stream after all choices."""
+        return b""
 
     def cached_tokens(self, choices: Sequence[Choice]) -> int:
         """Return the number of cached prompt tokens, counting each prompt once."""
@@ -360,7 +358,7 @@ class ResponseStream:
                 choice, step, events = output
                 ended = writer.end(choice) if step is None else ()
                 yield sent([*writer.piece(choice, step or Step(), events), *ended])
-            yield sent(writer.rest(self.choices)) + writer.done
+            yield writer.rest(self.choices)
         except Problem as problem:
             yield sent(writer.failed(problem))
 

@@ -26,8 +26,6 @@ TOKENIZER_FILES = ("*token*", "*spiece*", "*.spm", "sentencepiece*", "*vocab*", 
 """Patterns of a tokenizer's files."""
 _TIKTOKEN = re.compile(rb"[A-Za-z0-9+/]+=* \d+\n")
 """The first line of a tiktoken file: a token in base 64, and its rank."""
-EXTRA = 100
-"""The default number of T5's sentinels."""
 _NO_TAG = re.compile(r"(?!)")
 _LANGUAGE_TAG = re.compile(r"\A(>>[^<>\s]+<<)")
 """The tag of the target language before a source of Marian."""
@@ -358,10 +356,10 @@ class SentencePieceTokenizer(Tokenizer):
             special = ["<pad>", "</s>", "<mask_1>", "<mask_2>", *more, "<unk>"]
             ordered = [*special[:-1], *names[2:]]
         elif file.name == "spiece.model":
-            # Sentinels follow the pieces, and <extra_id_0> is the last one. mT5 has sentinels among
-            # the pieces, and the pieces of MADLAD-400 are its complete vocabulary.
+            # By default 100 sentinels follow the pieces, and <extra_id_0> is the last one. mT5 has
+            # sentinels among the pieces, and MADLAD-400's pieces are its complete vocabulary.
             full = "<extra_id_" in names[-1] or len(names) >= config.get("vocab_size", math.inf)
-            extra = settings.get("extra_ids", 0 if full else EXTRA)
+            extra = settings.get("extra_ids", 0 if full else 100)
             sentinels = [f"<extra_id_{number}>" for number in reversed(range(extra))]
             controls = [name for id, name in enumerate(names) if self._source.is_control(id)]
             special, ordered = [*controls, *sentinels], [*names, *sentinels]
