@@ -19,9 +19,6 @@ from .requests import CompletionBody, LoadedModel, Prepared
 from .service import Choice, Payload, Writer, post
 from .shared_bodies import Content, ContentPart, Formatted, Function, Parameters, Role, Thoughtful
 
-MODES: Mapping[str, Literal["none", "auto", "required"]]
-MODES = {"none": "none", "auto": "auto", "any": "required", "tool": "required"}
-"""How tools are chosen, by Anthropic's types of choices."""
 ANTHROPIC_ERRORS = {404: "not_found_error", 413: "request_too_large"}
 ANTHROPIC_ERRORS |= {500: "api_error", 503: "overloaded_error"}
 """Anthropic's names of errors, by status, if they differ from OpenAI's names."""
@@ -109,7 +106,9 @@ class CountRequest(Body, Thoughtful):
         last, choice = messages[-1], self.tool_choice
         said = last["role"] == "assistant" and text_of(last["content"])
         listed = [tool.tool for tool in self.tools if tool.type == "custom"]
-        wanted = ToolChoice(MODES[choice.type], choice.name if choice.type == "tool" else "")
+        kind, name = choice.type, choice.name if choice.type == "tool" else ""
+        # "any" and "tool" demand a call.
+        wanted = ToolChoice(kind if kind == "none" or kind == "auto" else "required", name)
         tools = Tools.of(listed, wanted, not choice.disable_parallel_tool_use)
         begun = said and not last.get("tool_calls")
         return self.chat_of(messages, tools, "continue" if begun else "answer")

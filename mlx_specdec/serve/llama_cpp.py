@@ -10,11 +10,10 @@ from ..engine.request import chat_format
 from ..results import Step
 from ..text.tokenizer import FileTokenizer
 from ..text.vocabulary import token_piece
-from .engine import CONNECTIONS, STOPPING
+from .engine import CONNECTIONS, STOPPING, as_text
 from .events import Event, by_kind
 from .fields import BODY_BYTES, Body, Fields, Ids, Several, Written, either
 from .internal import Limit, Sampled, Wanted
-from .metrics import CONTENT_TYPE, as_text
 from .openai import Conversation, Messages
 from .problems import busy, invalid
 from .registry import Registry, ServedModel
@@ -176,7 +175,7 @@ async def health(http: Request) -> Payload:
 @router.get("/metrics", summary="Metrics for Prometheus", response_class=PlainTextResponse)
 async def metrics(http: Request) -> Response:
     numbers = {model.name: model.numbers for model in registry_of(http).models}
-    return Response(as_text(numbers), media_type=CONTENT_TYPE)
+    return Response(as_text(numbers), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 @v1.get("/models", summary="The models and their states")

@@ -2,7 +2,6 @@
 after 429 and 5xx, so a request that must be changed gets 400."""
 
 from collections.abc import Mapping
-from typing import Any
 
 from starlette.exceptions import HTTPException
 
@@ -35,11 +34,6 @@ class Problem(HTTPException):
     def type(self) -> str:
         """OpenAI's name for the kind of error."""
         return ERROR_TYPES.get(self.status, "invalid_request_error")
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the body of the response."""
-        error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
-        return {"error": error}
 
 
 def invalid(message: str, param: str | None = None, code: str | None = None) -> Problem:

@@ -22,7 +22,7 @@ from ..text.thoughts import Thoughts
 from .engine import CONNECTIONS
 from .events import ChannelReader, Reader
 from .fields import Body, Boolean
-from .internal import Chat, Sampled, Speculative, Thought, Tools, Wanted, checked, constrained
+from .internal import Chat, Sampled, Speculative, Thought, Wanted, checked, constrained
 from .problems import beyond, invalid, too_long, unsupported
 from .shared_bodies import SWITCHES
 from .stored import StoredResponses
@@ -169,8 +169,17 @@ class LoadedModel:
         if chat.tools.must and wanted.constraints:
             message = "tool_choice asks for a call: give no format or grammar for the text"
             raise invalid(message, "tool_choice")
-        model = self._asked(wanted)
-        markers = model._markers_for(chat.tools)
+        model, markers = self._asked(wanted), self._markers
+        if not chat.tools.listed:
+            markers = markers.without_calls()
+        elif self.way != "template":
+            raise unsupported("tools", "tools need a chat template, and this model has none")
+        elif markers.calls is None:
+            raise unsupported(
+                "tools",
+                "tools are unsupported for this model: the format of its calls is unknown; name it "
+                "by --tool-call-parser",
+            )
         if markers.channels and markers.calls is not None:
             model = model._ending(str(self.pair.tokenizer.ids[markers.calls.end]))
         answers = chat.ending != "continue"
@@ -377,22 +386,6 @@ class LoadedModel:
             checked(self.pair, self.options, constraint)
             changes[constraint.kind] = constraint.text
         return replace(self, options=replace(self.options, **changes))
-
-    def _markers_for(self, tools: Tools) -> Markers:
-        """Return the markers of reasoning and tool calls. Raises Problem if the request has tools
-        and the model cannot call them."""
-        markers = self._markers
-        if not tools.listed:
-            return markers.without_calls()
-        if self.way != "template":
-            raise unsupported("tools", "tools need a chat template, and this model has none")
-        if markers.calls is None:
-            raise unsupported(
-                "tools",
-                "tools are unsupported for this model: the format of its calls is unknown; name it "
-                "by --tool-call-parser",
-            )
-        return markers
 
     def _with_room(
         self, ids: list[int], options: Options, max_tokens: int | None, field: str

@@ -247,10 +247,10 @@ class ResponsesWriter(Writer):
 
     @staticmethod
     def error(problem: Problem) -> tuple[int, Payload]:
-        payload = problem.as_dict()
+        status, payload = Writer.error(problem)
         payload["error"]["param"] = PARAMS.get(problem.param or "", problem.param)
         # Codex repeats a request after 503, but never after 429.
-        return 503 if problem.status == 429 else problem.status, payload
+        return 503 if status == 429 else status, payload
 
     def failed(self, problem: Problem) -> Iterator[Payload]:
         error = {"code": problem.code or "server_error", "message": problem.message}

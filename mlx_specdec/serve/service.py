@@ -128,7 +128,8 @@ class Writer(ABC):
     def error(problem: Problem) -> tuple[int, Payload]:
         """Return the HTTP status and the body with which the writer's API reports an error. This is
         OpenAI's form."""
-        return problem.status, problem.as_dict()
+        error = {"message": problem.message, "type": problem.type}
+        return problem.status, {"error": {**error, "param": problem.param, "code": problem.code}}
 
     def failed(self, problem: Problem) -> Iterable[Payload]:
         """Return the payloads that end a stream early."""

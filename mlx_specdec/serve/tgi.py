@@ -16,7 +16,7 @@ from .fields import Boolean, Fields, Object, Refused, Written
 from .internal import ConstraintKind, Count, Limit, Sampled, TextConstraint, Wanted
 from .problems import Problem, invalid
 from .requests import CompletionBody, LoadedModel, Prepared
-from .service import LEAST_LOGPROB, Choice, Payload, Writer, loaded_of, respond
+from .service import LEAST_LOGPROB, Choice, Payload, Writer, loaded_of, post, respond
 
 TGI_REASONS = {"eos": "eos_token", "stop": "stop_sequence"}
 """TGI's names of finish reasons. All other reasons are "length"."""
@@ -149,24 +149,15 @@ class TgiListWriter(TgiWriter):
 
 
 # Routes.
+post(router, "/", GenerateRequest, TgiListWriter, "Answers TGI's clients, also in a stream")
+
+
 @router.post("/generate", summary="Answers TGI's clients")
+@router.post("/generate_stream", summary="Streams the answer to TGI's clients")
 async def generate(body: GenerateRequest, http: Request) -> Response:
     """Continue a text."""
-    body.stream = False
+    body.stream = http.scope["path"] == "/generate_stream"
     return await respond(http, body, TgiWriter)
-
-
-@router.post("/generate_stream", summary="Streams the answer to TGI's clients")
-async def generate_stream(body: GenerateRequest, http: Request) -> Response:
-    """Continue a text in a stream."""
-    body.stream = True
-    return await respond(http, body, TgiWriter)
-
-
-@router.post("/", summary="Answers TGI's clients, also in a stream")
-async def generate_either(body: GenerateRequest, http: Request) -> Response:
-    """Continue a text, in a stream if the body has `stream`."""
-    return await respond(http, body, TgiListWriter)
 
 
 @router.get("/info", summary="Describes the server to TGI's clients")
