@@ -145,7 +145,7 @@ class MessagesWriter(Writer):
 
     def answer(self, choices: Sequence[Choice]) -> Payload:
         [choice] = choices
-        events = [*joined(choice.events)] or [NOTHING]
+        events = [*joined(choice.events)] or [Event("content", "")]
         return {**self._message([*map(_block, events)], choice), **_end(choice)}
 
     def start(self, choice: Choice) -> Iterator[Payload]:
@@ -164,7 +164,7 @@ class MessagesWriter(Writer):
 
     def end(self, choice: Choice) -> Iterator[Payload]:
         if self._block < 0:
-            yield from self._begin(NOTHING)
+            yield from self._begin(Event("content", ""))
         yield from self._close()
         yield {"type": "message_delta", "delta": _end(choice), "usage": self._usage(choice)}
         yield self.last(choice, ())
@@ -208,9 +208,6 @@ class MessagesWriter(Writer):
             "output_tokens_details": {"thinking_tokens": choice.reasoning_tokens},
             **UNUSED_COUNTS,
         }
-
-
-NOTHING = Event("content", "")
 
 
 def _block(event: Event) -> Payload:

@@ -15,6 +15,8 @@ from ..text.tool_calls import ParsedCalls, arguments_of, parse_calls
 
 TextKind = Literal["content", "reasoning"]
 Kind = TextKind | Literal["call"]
+MOST_BARE = 64
+"""Characters after which it is certain whether an answer begins with a call without a marker."""
 
 
 @dataclass(frozen=True)
@@ -51,10 +53,6 @@ def by_kind(events: Sequence[Event]) -> tuple[str, str, list[Event]]:
         for kind in ("content", "reasoning")
     )
     return content, reasoning, [event for event in events if event.kind == "call"]
-
-
-MOST_BARE = 64
-"""Characters after which it is certain whether an answer begins with a call without a marker."""
 
 
 @dataclass

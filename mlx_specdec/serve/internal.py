@@ -40,6 +40,17 @@ _or_ban = AfterValidator(lambda bias: -math.inf if bias < -LARGEST_BIAS else bia
 Bias = Annotated[float, Field(le=LARGEST_BIAS), _or_ban]
 """A bias, which has no lower limit: a very low one excludes a token."""
 Biases = Annotated[dict[Annotated[int, Field(ge=0)], Bias], Field(max_length=ENTRIES)]
+SCHEMA_BYTES, SCHEMA_DEPTH = 64 << 10, 64
+"""Largest size of a schema or a grammar, and largest number of nested brackets of a schema."""
+Thought = Literal["begun", "none", "optional", "open", "close"]
+"""The text before an answer. begun: Nothing, since the prompt already begins the answer. none: No
+thought. optional: A thought, if the model opens one. open: The rest of a thought that the prompt
+has opened. close: Only the end of such a thought, since the request turns reasoning off."""
+NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
+ANY_TEXT = r"/(.|\n)*/"
+LINES = r"/\n{0,2}/"
+"""Line breaks after the reasoning."""
+ConstraintKind = Literal["json_schema", "regex", "grammar"]
 
 
 class Speculative(Fields, extra="forbid"):
@@ -88,9 +99,6 @@ class Sampled(Fields):
     truncate_prompt_tokens: Count | None = None
     # `false` means no drafts.
     speculative: Boolean | Speculative = True
-
-
-ConstraintKind = Literal["json_schema", "regex", "grammar"]
 
 
 @dataclass(frozen=True)
@@ -195,14 +203,6 @@ class Wanted:
     prediction: str = ""
 
 
-SCHEMA_BYTES, SCHEMA_DEPTH = 64 << 10, 64
-"""Largest size of a schema or a grammar, and largest number of nested brackets of a schema."""
-Thought = Literal["begun", "none", "optional", "open", "close"]
-"""The text before an answer. begun: Nothing, since the prompt already begins the answer. none: No
-thought. optional: A thought, if the model opens one. open: The rest of a thought that the prompt
-has opened. close: Only the end of such a thought, since the request turns reasoning off."""
-
-
 def constrained(
     options: Options, tools: Tools, markers: Markers, pair: Pair, thought: Thought
 ) -> Options:
@@ -264,12 +264,6 @@ def _lark(parts: Parts, markers: Markers, name: str = "") -> str:
         else _literal(marks.get(part, part.replace("NAME", name)), markers)
         for part in parts
     )
-
-
-NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
-ANY_TEXT = r"/(.|\n)*/"
-LINES = r"/\n{0,2}/"
-"""Line breaks after the reasoning."""
 
 
 def grammar_of(

@@ -16,7 +16,6 @@ from .problems import invalid
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 Budget = Annotated[int, Field(ge=0), number]
-THINKING_STATES = {"enabled": True, "disabled": False}
 SWITCHES = ("enable_thinking", "thinking")
 """Template variables that turn reasoning on or off: the first one in templates of Qwen, GLM and
 others, the second one in templates of DeepSeek, Granite and Kimi."""
@@ -157,7 +156,8 @@ class Thoughtful(Fields):
         budgets in Anthropic's and OpenRouter's fields, the smaller number holds."""
         thinks, effort = self.enable_thinking, self.reasoning_effort or self.reasoning.effort
         if thinks is None:
-            thinks = False if effort == "none" else THINKING_STATES.get(self.thinking.type)
+            states = {"enabled": True, "disabled": False}
+            thinks = False if effort == "none" else states.get(self.thinking.type)
         variables = {
             **({"reasoning_effort": effort} if effort and effort != "none" else {}),
             **({} if thinks is None else dict.fromkeys(SWITCHES, thinks)),

@@ -32,6 +32,17 @@ _CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 """Marks the end of the text to continue. A template may strip its space."""
 _THOUGHTS = ("reasoning_content", "thinking", "reasoning")
 """Names of the field with the reasoning of a message. Templates read the first or the second."""
+MOST_CHARACTERS, MOST_SECONDS = 1 << 24, 5.0
+"""Limits of one rendering: characters of the output or of any text, items of any list, and seconds
+of processor time."""
+MOST_WIDTH = 1 << 12
+"""Limit of the width of padding, and of the bits of an integer."""
+_DEADLINE = " deadline"
+"""A variable that no template can name: the thread's processor time at which rendering ends."""
+_PADDING = {"batch", "center", "indent", "ljust", "rjust", "slice", "tojson", "zfill"}
+"""Filters and methods of texts whose integer arguments are widths."""
+_FIELD = re.compile(r"%%|%(?:\(.*?\))?[-+ #.*\d]*")
+"""A field of a form for the operator %, without its letter."""
 
 
 def reasoning_of(message: Mapping[str, Any]) -> str | None:
@@ -69,19 +80,6 @@ def render(source: str, messages: Any, variables: dict[str, Any], ending: Ending
         raise ValueError("it does not write the last message as it is")
     end = text.rindex(_CONTINUE_TAG.strip())
     return text[:end] if text.startswith(_CONTINUE_TAG, end) else text[:end].rstrip()
-
-
-MOST_CHARACTERS, MOST_SECONDS = 1 << 24, 5.0
-"""Limits of one rendering: characters of the output or of any text, items of any list, and seconds
-of processor time."""
-MOST_WIDTH = 1 << 12
-"""Limit of the width of padding, and of the bits of an integer."""
-_DEADLINE = " deadline"
-"""A variable that no template can name: the thread's processor time at which rendering ends."""
-_PADDING = {"batch", "center", "indent", "ljust", "rjust", "slice", "tojson", "zfill"}
-"""Filters and methods of texts whose integer arguments are widths."""
-_FIELD = re.compile(r"%%|%(?:\(.*?\))?[-+ #.*\d]*")
-"""A field of a form for the operator %, without its letter."""
 
 
 def _check_time(context: Any) -> None:

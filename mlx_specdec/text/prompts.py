@@ -19,6 +19,30 @@ from ..system import read_lines, read_text
 from .chat import Messages
 from .tokenizer import Tokenizer
 
+NO_PROMPT = 'a prompt is text, token ids, or messages, each {"role": ..., "content": ...}'
+HALF_A_CHARACTER = re.compile("[\ud800-\udfff]")
+LARGEST_DOCUMENTS = 1 << 28
+"""Largest number of bytes of all documents together. Their index takes five times the memory."""
+PIECE = re.compile(r"(?s).{1,65536}[^\n]{0,65536}\n?")
+"""Matches the text that is tokenized at a time: characters, and the rest of their last line."""
+# Sources: AutocompleteTemplate.ts of Continue, and format_prompt_infill of llama.cpp.
+MARKS = (
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen2.5-Coder, Granite 4, CodeGemma
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder2, StableCode
+    ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # DeepSeek-Coder
+    ("<[fim-prefix]>", "<[fim-suffix]>", "<[fim-middle]>"),  # Seed-Coder
+    ("▁<PRE>", "▁<SUF>", "▁<MID>"),  # CodeLlama
+    ("[PREFIX]", "[SUFFIX]"),  # Codestral, the suffix first
+)
+FILE_SEPARATORS = ("<|file_sep|>", "<file_sep>", "<|file_separator|>")
+MIDDLE_ENDS = (
+    *(*FILE_SEPARATORS, "<|repo_name|>", "<repo_name>", "<reponame>"),
+    *("<|fim_pad|>", "<fim_pad>", "▁<EOT>"),
+)
+"""Further tokens that end the middle."""
+LETTER = "\u263a"
+"""A character that is put before a suffix, so that the tokenizer adds no space there."""
+
 
 @dataclass(frozen=True)
 class Prompt:
@@ -85,10 +109,6 @@ def _no_json(name: str) -> NoReturn:
     raise json.JSONDecodeError(f"{name} is no number", "", 0)
 
 
-NO_PROMPT = 'a prompt is text, token ids, or messages, each {"role": ..., "content": ...}'
-HALF_A_CHARACTER = re.compile("[\ud800-\udfff]")
-
-
 def prompt_ids(
     tokenizer: Tokenizer,
     prompt: str | Sequence[int] | Messages,
@@ -151,12 +171,6 @@ def _are_messages(prompt: Sequence[Any]) -> bool:
     return all(isinstance(message, Mapping) and message.keys() >= fields for message in prompt)
 
 
-LARGEST_DOCUMENTS = 1 << 28
-"""Largest number of bytes of all documents together. Their index takes five times the memory."""
-PIECE = re.compile(r"(?s).{1,65536}[^\n]{0,65536}\n?")
-"""Matches the text that is tokenized at a time: characters, and the rest of their last line."""
-
-
 def tokens(
     files: Sequence[Path],
     tokenizer: Tokenizer,
@@ -190,25 +204,6 @@ def tokens(
             report(done, total)
         documents.append(np.concatenate(parts))
     return documents
-
-
-# Sources: AutocompleteTemplate.ts of Continue, and format_prompt_infill of llama.cpp.
-MARKS = (
-    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen2.5-Coder, Granite 4, CodeGemma
-    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder2, StableCode
-    ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # DeepSeek-Coder
-    ("<[fim-prefix]>", "<[fim-suffix]>", "<[fim-middle]>"),  # Seed-Coder
-    ("▁<PRE>", "▁<SUF>", "▁<MID>"),  # CodeLlama
-    ("[PREFIX]", "[SUFFIX]"),  # Codestral, the suffix first
-)
-FILE_SEPARATORS = ("<|file_sep|>", "<file_sep>", "<|file_separator|>")
-MIDDLE_ENDS = (
-    *(*FILE_SEPARATORS, "<|repo_name|>", "<repo_name>", "<reponame>"),
-    *("<|fim_pad|>", "<fim_pad>", "▁<EOT>"),
-)
-"""Further tokens that end the middle."""
-LETTER = "\u263a"
-"""A character that is put before a suffix, so that the tokenizer adds no space there."""
 
 
 @dataclass(frozen=True)

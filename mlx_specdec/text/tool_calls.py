@@ -49,6 +49,11 @@ ESCAPE = re.compile(
     r"\\(?:[\\'\"abfnrtv]|[0-7]{1,3}|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|N\{[^}]*\})"
 )
 """Matches an escape sequence of Python. Any other backslash means itself."""
+JSON_STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+QUOTED = rf"""{JSON_STRING.pattern}|'[^'\\]*+(?:\\.[^'\\]*+)*+'"""
+"""Matches a string of Python."""
+ParsedCall = Mapping[str, Any]
+"""A call: "name", "arguments" and, if the model gives one, "id"."""
 
 
 def finite(text: str) -> float:
@@ -147,13 +152,6 @@ def string_of(literal: str) -> str:
     # A string of Python.
     text = ESCAPE.sub(lambda found: codecs.decode(found[0], "unicode_escape"), literal[1:-1])
     return str(sendable(text))
-
-
-JSON_STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
-QUOTED = rf"""{JSON_STRING.pattern}|'[^'\\]*+(?:\\.[^'\\]*+)*+'"""
-"""Matches a string of Python."""
-ParsedCall = Mapping[str, Any]
-"""A call: "name", "arguments" and, if the model gives one, "id"."""
 
 
 @dataclass(frozen=True)
