@@ -221,13 +221,13 @@ def _model(
     from ..checkpoints.source import check, names_of, nbytes_of
     from ..serve.registry import ServedModel
     from ..serve.requests import ServiceSettings
-    from ..text.tool_formats import parser_names
+    from ..text.markers import PARSER_NAMES
 
     (target, draft), options = flags.named(), flags.options()
-    if flags.tool_call_parser not in (None, *(parsers := parser_names())):
+    if flags.tool_call_parser not in (None, *PARSER_NAMES):
         raise OptionError(
             f"--tool-call-parser {flags.tool_call_parser:.80} is unknown: it must be one of "
-            f"{', '.join(parsers)}"
+            f"{', '.join(PARSER_NAMES)}"
         )
     if not several:
         # The model is loaded at once. Otherwise, lines of the log would precede this error.

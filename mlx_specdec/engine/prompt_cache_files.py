@@ -185,7 +185,7 @@ def _digest(file: Path) -> str:
 def _remove_unusable(files: Sequence[Path]) -> None:
     """Remove files that are damaged or in another format, and say so."""
     if files:
-        said = "%d files of the prompt cache are damaged or of another version and are removed: %s"
+        said = "removing damaged files, or files of another version, of the prompt cache: %d, as %s"
         log.warning(said, len(files), ", ".join(file.name for file in files[:3]))
     for file in files:
         file.unlink(missing_ok=True)

@@ -6,32 +6,19 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, ClassVar, Literal
 
-from fastapi import APIRouter, Request, Response
-from pydantic import ConfigDict, Field
+from fastapi import APIRouter
+from pydantic import Field
 
 from ..results import Step
 from ..text.messages import Message, text_of
-from .answers import Choice, Payload, Writer
 from .events import Event, joined
-from .fields import Body, Boolean, Fields, Kinds, Object, Several
+from .fields import Body, Boolean, Fields, Kinds, Object, Several, parts_of
 from .internal import Chat, Limit, Sampled, ToolChoice, Tools, Wanted
 from .problems import Problem
 from .requests import CompletionBody, LoadedModel, Prepared
-from .service import complete, compute
-from .shared_bodies import (
-    Content,
-    ContentPart,
-    Formatted,
-    Function,
-    Parameters,
-    Role,
-    Thoughtful,
-    parts_of,
-)
+from .service import Choice, Payload, Writer, post
+from .shared_bodies import Content, ContentPart, Formatted, Function, Parameters, Role, Thoughtful
 
-MODES: Mapping[str, Literal["none", "auto", "required"]]
-MODES = {"none": "none", "auto": "auto", "any": "required", "tool": "required"}
-"""How tools are chosen, by Anthropic's types of choices."""
 ANTHROPIC_ERRORS = {404: "not_found_error", 413: "request_too_large"}
 ANTHROPIC_ERRORS |= {500: "api_error", 503: "overloaded_error"}
 """Anthropic's names of errors, by status, if they differ from OpenAI's names."""
@@ -88,10 +75,9 @@ class BlocksMessage(Fields):
         return [*results, {"role": self.role, "content": parts or "", **called}]
 
 
-class MessagesTool(Function):
+class MessagesTool(Function, extra="ignore"):
     """A tool. The tools of other types run on Anthropic's servers, such as web_search_20250305."""
 
-    model_config = ConfigDict(extra="ignore")
     kinds: ClassVar[Kinds] = {"custom": ("name",)}
     type: Annotated[str, Field(pattern="^custom$|_[0-9]{8}$")] = "custom"  # type: ignore[assignment]
     parameters: Parameters | None = Field(None, validation_alias="input_schema")
@@ -101,10 +87,6 @@ class MessagesChoice(Fields):
     type: Literal["auto", "any", "none", "tool"] = "auto"
     name: str = ""
     disable_parallel_tool_use: Boolean = False
-
-    def choice(self) -> ToolChoice:
-        """Return the choice."""
-        return ToolChoice(MODES[self.type], self.name if self.type == "tool" else "")
 
 
 class CountRequest(Body, Thoughtful):
@@ -124,7 +106,10 @@ class CountRequest(Body, Thoughtful):
         last, choice = messages[-1], self.tool_choice
         said = last["role"] == "assistant" and text_of(last["content"])
         listed = [tool.tool for tool in self.tools if tool.type == "custom"]
-        tools = Tools.of(listed, choice.choice(), not choice.disable_parallel_tool_use)
+        kind, name = choice.type, choice.name if choice.type == "tool" else ""
+        # "any" and "tool" demand a call.
+        wanted = ToolChoice(kind if kind == "none" or kind == "auto" else "required", name)
+        tools = Tools.of(listed, wanted, not choice.disable_parallel_tool_use)
         begun = said and not last.get("tool_calls")
         return self.chat_of(messages, tools, "continue" if begun else "answer")
 
@@ -137,7 +122,6 @@ class MessagesRequest(CompletionBody, CountRequest, Sampled):
     output_config: Formatted = Formatted()
 
     def prepared(self, model: LoadedModel) -> Prepared:
-        """Prepare the next message. Raises Problem and SpecdecError."""
         constraints = self.output_config.format.constraints("output_config")
         return model.chat(self.chat(), Wanted(self, constraints))
 
@@ -146,24 +130,22 @@ class MessagesRequest(CompletionBody, CountRequest, Sampled):
 class MessagesWriter(Writer):
     """The wire format of messages, which have one choice."""
 
-    named = True
     _block = -1
     # The kind of the block that has not ended.
     _open = ""
 
     @staticmethod
     def error(problem: Problem) -> tuple[int, Payload]:
-        """Return the HTTP status and the body with which Anthropic's API reports an error."""
         kind = ANTHROPIC_ERRORS.get(problem.status, problem.type)
         error = {"type": kind, "message": problem.message}
         return problem.status, {"type": "error", "error": error}
 
-    def silence(self) -> list[Payload]:
-        return [{"type": "ping"}]
+    def silence(self) -> bytes:
+        return self.encoded({"type": "ping"})
 
     def answer(self, choices: Sequence[Choice]) -> Payload:
         [choice] = choices
-        events = [*joined(choice.events)] or [NOTHING]
+        events = [*joined(choice.events)] or [Event("content", "")]
         return {**self._message([*map(_block, events)], choice), **_end(choice)}
 
     def start(self, choice: Choice) -> Iterator[Payload]:
@@ -182,10 +164,13 @@ class MessagesWriter(Writer):
 
     def end(self, choice: Choice) -> Iterator[Payload]:
         if self._block < 0:
-            yield from self._begin(NOTHING)
+            yield from self._begin(Event("content", ""))
         yield from self._close()
         yield {"type": "message_delta", "delta": _end(choice), "usage": self._usage(choice)}
-        yield {"type": "message_stop"}
+        yield self.last(choice, ())
+
+    def last(self, choice: Choice, events: Sequence[Event]) -> Payload:
+        return {"type": "message_stop"}
 
     def _begin(self, event: Event) -> Iterator[Payload]:
         yield from self._close()
@@ -225,9 +210,6 @@ class MessagesWriter(Writer):
         }
 
 
-NOTHING = Event("content", "")
-
-
 def _block(event: Event) -> Payload:
     """Return the block of a text or a call."""
     if event.kind != "call":
@@ -249,18 +231,11 @@ def _end(choice: Choice) -> Payload:
     return {"stop_reason": reason, "stop_sequence": choice.stop or None}
 
 
+def count(model: LoadedModel, body: CountRequest) -> Payload:
+    """Count the tokens of a prompt. Raises Problem."""
+    return {"input_tokens": len(model.chat_ids(body.chat()))}
+
+
 # Routes.
-@router.post("/messages", summary="Answers Anthropic's clients")
-async def messages(body: MessagesRequest, http: Request) -> Response:
-    """Answer the messages of a conversation."""
-    return await complete(http, body, MessagesWriter)
-
-
-@router.post("/messages/count_tokens", summary="Counts the tokens of a prompt")
-async def count(body: CountRequest, http: Request) -> Response:
-    """Count the tokens of a prompt."""
-
-    def counted(model: LoadedModel, body: CountRequest) -> Payload:
-        return {"input_tokens": len(model.chat_ids(body.chat()))}
-
-    return await compute(http, body, counted)
+post(router, "/messages", MessagesRequest, MessagesWriter, "Answers Anthropic's clients")
+post(router, "/messages/count_tokens", CountRequest, count, "Counts the prompt's tokens")

@@ -26,12 +26,11 @@ from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..version import __version__
-from . import anthropic, embeddings, llama_cpp, ollama, openai, responses, tgi
-from .answers import Writer
+from . import anthropic, llama_cpp, ollama, openai, responses, tgi
 from .fields import BODY_BYTES, parse, problem_of
 from .problems import Problem, busy, failed
 from .registry import Registry
-from .service import registry_of
+from .service import Writer, registry_of
 
 PUBLIC = ("/health", "/v1/health")
 PAGE_HEADERS = {
@@ -87,7 +86,7 @@ def make_app(registry: Registry, access: Access) -> FastAPI:
     )
     app.state.registry = registry
     # Some clients omit "/v1" from paths.
-    modules = anthropic, embeddings, openai, responses
+    modules = anthropic, openai, responses
     for router in (*(module.router for module in modules), llama_cpp.v1):
         app.include_router(router, prefix="/v1")
         app.include_router(router, include_in_schema=False)
@@ -121,21 +120,19 @@ def _of_starlette(http: Request, problem: HTTPException) -> Response:
     if problem.status_code == 404:
         message = "nothing is served at this path: /openapi.json lists what is"
     if problem.status_code == 405:
-        # Starlette names only the methods of the first route with this path.
-        found = [method for method in ("DELETE", "GET", "HEAD", "POST") if _takes(http, method)]
-        headers["Allow"] = ", ".join(found)
+        # Starlette names only the methods of the first route with this path. Every path that
+        # answers GET requests also answers HEAD.
+        found = set()
+        for method in ("DELETE", "GET", "POST"):
+            scope = {**http.scope, "method": method}
+            if any(route.matches(scope)[0] is Match.FULL for route in http.app.routes):
+                found |= {method, "HEAD"} if method == "GET" else {method}
+        headers["Allow"] = ", ".join(sorted(found))
         message = f"this path does not take {http.method:.20}: use {headers['Allow']}"
     return error_response(Problem(problem.status_code, message, headers=headers))
 
 
-def _takes(http: Request, method: str) -> bool:
-    # Every path that answers GET requests also answers HEAD.
-    scope = {**http.scope, "method": method.replace("HEAD", "GET")}
-    return any(route.matches(scope)[0] is Match.FULL for route in http.app.routes)
-
-
 async def page() -> Response:
-    """Return a page with a chat for a browser."""
     return FileResponse(Path(__file__).with_name("page.html"), headers=PAGE_HEADERS)
 
 
@@ -179,7 +176,10 @@ def guarded(app: ASGIApp, access: Access) -> ASGIApp:
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         headers, method, path = Headers(scope=scope), scope["method"], scope["path"]
-        key, host, origin = _key_of(headers), headers.get("host", ""), headers.get("origin")
+        host, origin = headers.get("host", ""), headers.get("origin")
+        scheme, _, bearer = headers.get("authorization", "").partition(" ")
+        sent = bearer.strip(" \t") if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+        key = sent.encode("latin-1")  # as starlette decodes headers
         scope["tenant"] = hashlib.sha256(key).hexdigest() if key else ""
         local, problem = _is_local(host, names), None
         # The page at / asks for the key itself.
@@ -213,12 +213,6 @@ def _is_local(host: str, names: Collection[str | None]) -> bool:
         return local or bool(ipaddress.ip_address(name))
     except ValueError:
         return False
-
-
-def _key_of(headers: Headers) -> bytes:
-    kind, _, key = headers.get("authorization", "").partition(" ")
-    key = key.strip(" \t") if kind.lower() == "bearer" else headers.get("x-api-key", "")
-    return key.encode("latin-1")  # as starlette decodes headers
 
 
 def logged(app: ASGIApp) -> ASGIApp:

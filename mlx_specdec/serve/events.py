@@ -5,18 +5,18 @@ import math
 import re
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, Literal
 
-from ..text.markers import NONE, Markers
+from ..text.markers import CHANNEL, CONSTRAIN, MESSAGE, MESSAGE_ENDS, START, Markers, ToolFormat
 from ..text.thoughts import overlap
-from ..text.tool_calls import ParsedCalls, parse_calls
-from ..text.tool_formats import CHANNEL, CONSTRAIN, MESSAGE, MESSAGE_ENDS, START, ToolFormat
-from ..text.tool_values import arguments_of
+from ..text.tool_calls import ParsedCalls, arguments_of, parse_calls
 
 TextKind = Literal["content", "reasoning"]
 Kind = TextKind | Literal["call"]
+MOST_BARE = 64
+"""Characters after which it is certain whether an answer begins with a call without a marker."""
 
 
 @dataclass(frozen=True)
@@ -37,11 +37,6 @@ class Event:
     name: str = ""
 
 
-def new_id() -> str:
-    """Return a unique id for a tool call."""
-    return f"call_{uuid.uuid4().hex}"
-
-
 def joined(events: Iterable[Event]) -> Iterator[Event]:
     """Join consecutive texts of one kind."""
     for kind, group in groupby(events, lambda event: event.kind):
@@ -60,10 +55,6 @@ def by_kind(events: Sequence[Event]) -> tuple[str, str, list[Event]]:
     return content, reasoning, [event for event in events if event.kind == "call"]
 
 
-MOST_BARE = 64
-"""Characters after which it is certain whether an answer begins with a call without a marker."""
-
-
 @dataclass
 class Reader:
     """A reader of one choice.
@@ -79,7 +70,7 @@ class Reader:
         count: Number of calls so far.
     """
 
-    markers: Markers = NONE
+    markers: Markers = field(default_factory=Markers)
     tools: Sequence[Any] = ()
     thinking: bool = False
     most_calls: int | None = None
@@ -138,7 +129,7 @@ class Reader:
         """Add the events of a section. place: The end of the section."""
         for call in reading.calls:
             id, text = call.get("id"), json.dumps(call["arguments"], ensure_ascii=False)
-            id = id if isinstance(id, str) else new_id()
+            id = id if isinstance(id, str) else f"call_{uuid.uuid4().hex}"
             events.append(Event("call", text, self.count, id, call["name"]))
             self.count += 1
         rest = reading.rest.removesuffix(calls.end).strip()
@@ -189,8 +180,8 @@ class Reader:
         """Return the markers that may come next, each with the kind of event after it."""
         think, calls = self.markers.think, self.markers.calls
         if self.thinking:
-            return {marker.text: "content" for marker in think[1:]}
-        marks: dict[str, Kind] = {marker.text: "reasoning" for marker in think[:1]}
+            return dict.fromkeys([*think][1:], "content")
+        marks: dict[str, Kind] = dict.fromkeys([*think][:1], "reasoning")
         if calls is not None:
             marks |= dict.fromkeys((calls.begin, *calls.also), "call")
         return marks
@@ -237,7 +228,9 @@ class ChannelReader(Reader):
 
     def _header(self, events: list[Event], over: bool) -> bool:
         """Read a header, and return whether it has ended."""
-        if self.header and not _may_begin(self._text.lstrip(), over=over):
+        text = self._text.lstrip()
+        begins = not over and any(beginning.startswith(text) for beginning in BEGINNINGS)
+        if self.header and not (begins or text.startswith(BEGINNINGS)):
             # A model that was trained on another format answers without a header.
             self._kind, self.header = "content", False
             return True
@@ -282,13 +275,5 @@ class ChannelReader(Reader):
             arguments = json.dumps(arguments_of(text), ensure_ascii=False)
         except (ValueError, RecursionError):
             return [Event("content", text)]
-        self.count += 1
-        return [Event("call", arguments, self.count - 1, new_id(), self._called)]
-
-
-def _may_begin(text: str, *, over: bool) -> bool:
-    """Return whether a text begins a header, or could begin one if more text followed. over:
-    Whether the text is complete."""
-    if text.startswith(BEGINNINGS):
-        return True
-    return not over and any(beginning.startswith(text) for beginning in BEGINNINGS)
+        index, self.count = self.count, self.count + 1
+        return [Event("call", arguments, index, f"call_{uuid.uuid4().hex}", self._called)]

@@ -4,23 +4,14 @@ with a body. Unknown fields are ignored, and so are fields that are null."""
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, TypeVar
 
-from pydantic import (
-    AliasChoices,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    StrictBool,
-    StrictInt,
-    model_validator,
-)
+from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from ..text.prompts import parse_json
 from .problems import Problem, invalid, unsupported
 
 MOST_SHOWN = 60
-"""Largest number of characters that an error message repeats of a name."""
+"""Largest number of characters that messages repeat of a name, or of a type that is not known."""
 Entry = TypeVar("Entry")
 
 
@@ -35,7 +26,7 @@ def _no_switch(value: Any) -> Any:
     return value
 
 
-Boolean = StrictBool
+Boolean = Annotated[bool, Field(strict=True)]
 number = BeforeValidator(_no_switch)
 """An annotation for numbers. They may also be texts, since some clients send their settings as
 texts."""
@@ -52,7 +43,8 @@ other requests wait meanwhile."""
 Several = Annotated[list[Entry], Field(fail_fast=True, max_length=ENTRIES)]
 """A list that is checked up to its first error, because a body of a megabyte could have a million
 of them."""
-Ids = Annotated[list[StrictInt], Field(fail_fast=True)]
+Written = Annotated[str, Field(pattern=r"\S")]
+Ids = Annotated[list[Annotated[int, Field(strict=True)]], Field(fail_fast=True)]
 """Token ids."""
 
 
@@ -80,6 +72,13 @@ class Fields(BaseModel):
         return {name: value for name, value in data.items() if value is not None}
 
 
+def parts_of(content: str | Sequence[Fields]) -> str | list[Object]:
+    """Return a content as `text.messages` reads it."""
+    if isinstance(content, str):
+        return content
+    return [part.model_dump(exclude_none=True) for part in content]
+
+
 class Typed(Fields):
     """An object whose field `type` decides about its other fields. They may also be one level
     deeper, in a field named after the type, as in OpenAI's chat completions. kinds: The types, each
@@ -98,7 +97,7 @@ class Typed(Fields):
         if not isinstance(kind, str):
             return data
         if kind not in cls.kinds:
-            return {"type": kind}
+            return {"type": kind[:MOST_SHOWN]}
         data = {**_lifted(data, kind), "type": kind}
         for name in cls.kinds[kind]:
             if data.get(name) is None:

@@ -9,18 +9,16 @@ from fastapi.responses import PlainTextResponse
 from ..engine.request import chat_format
 from ..results import Step
 from ..text.tokenizer import FileTokenizer
-from .answers import FINGERPRINT, Choice, Payload, Writer, token_piece
-from .engine import CONNECTIONS, STOPPING
+from ..text.vocabulary import token_piece
+from .engine import CONNECTIONS, STOPPING, as_text
 from .events import Event, by_kind
-from .fields import BODY_BYTES, Body, Fields, Ids, Several, either
+from .fields import BODY_BYTES, Body, Fields, Ids, Several, Written, either
 from .internal import Limit, Sampled, Wanted
-from .metrics import CONTENT_TYPE, as_text
 from .openai import Conversation, Messages
 from .problems import busy, invalid
 from .registry import Registry, ServedModel
 from .requests import CompletionBody, LoadedModel, Prepared
-from .service import complete, compute, loaded_of, registry_of
-from .shared_bodies import Written
+from .service import FINGERPRINT, Choice, Payload, Writer, loaded_of, post, registry_of
 
 STOPPED = {"eos": "eos", "stop": "word"}
 router = APIRouter()
@@ -45,8 +43,6 @@ class InfillRequest(CompletionBody, Sampled):
     response_fields: Several[str] = []  # noqa: RUF012
 
     def prepared(self, model: LoadedModel) -> Prepared:
-        """Prepare the text around the cursor, however long it is. Raises Problem and
-        SpecdecError."""
         before, files = self.input_prefix + self.prompt, self.input_extra
         others = [(file.filename, file.text) for file in files]
         return model.infill(before, self.input_suffix, others, Wanted(self))
@@ -122,28 +118,10 @@ def detokenize(model: LoadedModel, body: DetokenizeRequest) -> Payload:
 
 
 # Routes.
-@router.post("/infill", summary="Fills in a text")
-async def infill(body: InfillRequest, http: Request) -> Response:
-    """Write the text between two texts."""
-    return await complete(http, body, InfillWriter)
-
-
-@router.post("/tokenize", summary="Returns the token ids of a text or a chat")
-async def tokens(body: TokenizeRequest, http: Request) -> Response:
-    """Return the token ids of a text or of messages."""
-    return await compute(http, body, tokenize)
-
-
-@router.post("/apply-template", summary="Returns the prompt of a chat")
-async def template(body: Conversation, http: Request) -> Response:
-    """Return the prompt of messages."""
-    return await compute(http, body, apply_template)
-
-
-@router.post("/detokenize", summary="Returns the text of token ids")
-async def text(body: DetokenizeRequest, http: Request) -> Response:
-    """Return the text of token ids."""
-    return await compute(http, body, detokenize)
+post(router, "/infill", InfillRequest, InfillWriter, "Fills in a text")
+post(router, "/tokenize", TokenizeRequest, tokenize, "Tokenizes a text or a chat")
+post(router, "/apply-template", Conversation, apply_template, "Writes a chat's prompt")
+post(router, "/detokenize", DetokenizeRequest, detokenize, "Returns the text of token ids")
 
 
 @router.get("/props", summary="Describes the model and its defaults")
@@ -196,9 +174,8 @@ async def health(http: Request) -> Payload:
 
 @router.get("/metrics", summary="Metrics for Prometheus", response_class=PlainTextResponse)
 async def metrics(http: Request) -> Response:
-    """Return all metrics for Prometheus."""
     numbers = {model.name: model.numbers for model in registry_of(http).models}
-    return Response(as_text(numbers), media_type=CONTENT_TYPE)
+    return Response(as_text(numbers), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 @v1.get("/models", summary="The models and their states")
@@ -243,7 +220,7 @@ def _described(registry: Registry, of: ServedModel) -> Payload:
     model |= {"owned_by": "mlx-specdec", "type": "model", "display_name": of.name}
     # llama.cpp's names of the state and the size.
     model |= {"status": {"value": of.state}, "meta": {"size": of.nbytes or None}}
-    if of.facts is None:
+    if not of.facts.longest:
         return model
     # vLLM, OpenRouter and llama.cpp have different names for the context length.
     longest = of.facts.longest

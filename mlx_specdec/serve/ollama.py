@@ -16,17 +16,16 @@ from pydantic import BeforeValidator, Field
 from ..engine.embeddings import Vector
 from ..results import Step
 from ..text.messages import Message
-from .answers import Choice, Payload, Writer
-from .embeddings import task_of
 from .engine import EngineTask
 from .events import Event, by_kind
 from .fields import Body, Boolean, Object, Refused, Several, either
 from .internal import Chat, Count, Limit, Sampled, TextConstraint, ToolChoice, Tools, Wanted
+from .openai import embedding_task
 from .problems import Problem, invalid
 from .registry import Registry, ServedModel
-from .requests import CompletionBody, Facts, LoadedModel, Prepared
-from .service import complete, compute, registry_of, run
-from .shared_bodies import ChatMessage, Thoughtful, ToolList
+from .requests import CompletionBody, LoadedModel, Prepared
+from .service import Choice, Payload, Writer, post, registry_of, respond
+from .shared_bodies import ChatMessage, Function, Thoughtful
 
 VERSION = "0.12.6"
 """The version of ollama whose API this is. Some clients refuse old ones."""
@@ -34,8 +33,6 @@ FOREVER = datetime.max.replace(tzinfo=UTC, microsecond=0)
 """The time of expiry that is reported for a model that stays until another needs its memory."""
 LONGEST_KEPT = 1e9
 """If a model is kept for more seconds than these, FOREVER is reported."""
-UNKNOWN = Facts(0, ("completion",), False, "", "")
-"""The facts of a model that was not loaded yet."""
 UNITS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 DURATION = re.compile(r"(-?[\d.]+)(ms|s|m|h)?")
 router = APIRouter(prefix="/api")
@@ -94,7 +91,6 @@ class OllamaMessage(ChatMessage):
     name: str | None = either(None, "tool_name", "name")
 
     def message(self) -> Message:
-        """Return the message as `text.messages` reads it."""
         message = super().message()
         if self.images:
             text = {"type": "text", "text": self.content}
@@ -106,10 +102,9 @@ class OllamaChatRequest(WritingRequest):
     """The body of /api/chat."""
 
     messages: Several[OllamaMessage] = []  # noqa: RUF012
-    tools: ToolList = []  # noqa: RUF012
+    tools: Several[Function] = []  # noqa: RUF012
 
     def prepared(self, model: LoadedModel) -> Prepared:
-        """Prepare the next message of a chat. Raises Problem and SpecdecError."""
         messages = [message.message() for message in self.messages]
         tools = Tools.of([tool.tool for tool in self.tools], ToolChoice())
         return model.chat(self.chat(messages, tools), self.wanted())
@@ -125,8 +120,6 @@ class OllamaGenerateRequest(WritingRequest):
     raw: Boolean = False
 
     def prepared(self, model: LoadedModel) -> Prepared:
-        """Prepare an answer to a prompt, or the continuation of a text. Raises Problem and
-        SpecdecError."""
         prompt, system = self.prompt, self.system
         if model.way == "template" and not (self.raw or self.suffix):
             before = [{"role": "system", "content": system}] if system else []
@@ -134,9 +127,6 @@ class OllamaGenerateRequest(WritingRequest):
             return model.chat(self.chat(messages, Tools()), self.wanted())
         text = prompt if self.raw or not system else f"{system}\n\n{prompt}"
         return model.texts([text], self.wanted(), suffix=self.suffix)
-
-
-OllamaRequest = OllamaChatRequest | OllamaGenerateRequest
 
 
 class EmbedRequest(LoadingRequest):
@@ -159,7 +149,7 @@ def _time(when: datetime | None = None) -> str:
     return (when or datetime.now(UTC)).isoformat().replace("+00:00", "Z")
 
 
-def _content(body: OllamaRequest, events: Sequence[Event]) -> Payload:
+def _content(body: WritingRequest, events: Sequence[Event]) -> Payload:
     """Return the fields of an answer with texts and calls."""
     content, reasoning, calls = by_kind(events)
     thinking = {"thinking": reasoning} if reasoning else {}
@@ -177,20 +167,20 @@ class OllamaWriter(Writer):
     """Writes a message of a chat, or a generated text."""
 
     media = "application/x-ndjson"
-    heartbeat = b""  # a line that is no JSON object would be an error
+    body: WritingRequest
 
-    body: OllamaRequest
-
-    def __init__(self, model: LoadedModel, body: OllamaRequest) -> None:
+    def __init__(self, model: LoadedModel, body: WritingRequest) -> None:
         self._load_seconds, self._began = model.load_seconds, time.perf_counter()
         super().__init__(model, body)
 
     def encoded(self, payload: Payload) -> bytes:
         return json.dumps(payload).encode() + b"\n"
 
+    def silence(self) -> bytes:
+        return b""  # a line that is no JSON object would be an error
+
     @staticmethod
     def error(problem: Problem) -> tuple[int, Payload]:
-        """Return the HTTP status and the body with which ollama's API reports an error."""
         return problem.status, {"error": problem.message}
 
     def piece(self, choice: Choice, step: Step, events: Iterable[Event]) -> list[Payload]:
@@ -214,10 +204,10 @@ class OllamaWriter(Writer):
 
 
 # Routes.
-async def _answered(http: Request, body: OllamaRequest, *, empty: bool) -> Response:
+async def _answered(http: Request, body: WritingRequest, *, empty: bool) -> Response:
     """Answer a request, or load or unload its model if it is empty. Raises Problem."""
     if not empty:
-        return await complete(http, body, OllamaWriter)
+        return await respond(http, body, OllamaWriter)
     ended = {"created_at": _time(), **_content(body, ()), "done": True}
     registry = registry_of(http)
     if body.keep_alive is not None and body.keep_alive <= 0:
@@ -225,12 +215,11 @@ async def _answered(http: Request, body: OllamaRequest, *, empty: bool) -> Respo
         registry.unload(model)
         return JSONResponse({"model": model.name, **ended, "done_reason": "unload"})
     loaded = {**ended, "done_reason": "load"}
-    return await compute(http, body, lambda model, _: {"model": model.name, **loaded})
+    return await respond(http, body, lambda model, _: {"model": model.name, **loaded})
 
 
 @router.post("/chat", summary="Answers messages of ollama's clients")
 async def chat(body: OllamaChatRequest, http: Request) -> Response:
-    """Answer the messages of a conversation."""
     return await _answered(http, body, empty=not body.messages)
 
 
@@ -240,15 +229,10 @@ async def generate(body: OllamaGenerateRequest, http: Request) -> Response:
     return await _answered(http, body, empty=not (body.prompt or body.suffix))
 
 
-@router.post("/embed", summary="Embeds texts")
-async def embed(body: EmbedRequest, http: Request) -> Response:
-    """Embed texts. A request without one only loads the model."""
-    return await run(http, body, _embedded)
-
-
 def _embedded(model: LoadedModel, body: EmbedRequest) -> EngineTask:
-    """Return the task of a body. A blank text is not embedded. Its embedding is 0, so that it does
-    not refuse the others. Raises Problem and PromptError."""
+    """Return the task of a body, which only loads the model if it has no text. A blank text is not
+    embedded. Its embedding is 0, so that it does not refuse the others. Raises Problem and
+    PromptError."""
     began = time.perf_counter()
     inputs = body.input
     if isinstance(inputs, str):
@@ -261,7 +245,7 @@ def _embedded(model: LoadedModel, body: EmbedRequest) -> EngineTask:
         figures = {"model": model.name, "prompt_eval_count": count}
         return {"embeddings": found, **figures, **_durations(model.load_seconds, began)}
 
-    return task_of(
+    return embedding_task(
         model,
         [text for text in texts if text],
         answer,
@@ -270,8 +254,11 @@ def _embedded(model: LoadedModel, body: EmbedRequest) -> EngineTask:
     )
 
 
+post(router, "/embed", EmbedRequest, _embedded, "Embeds texts")
+
+
 def _described(registry: Registry, model: ServedModel) -> Payload:
-    facts = model.facts or UNKNOWN
+    facts = model.facts
     return {
         "name": model.name,
         "model": model.name,
@@ -290,18 +277,16 @@ def _described(registry: Registry, model: ServedModel) -> Payload:
 
 @router.get("/tags", summary="Lists all models")
 async def tags(http: Request) -> Payload:
-    """List all models."""
     registry = registry_of(http)
     return {"models": [_described(registry, model) for model in registry.models]}
 
 
 @router.get("/ps", summary="Lists the models in memory")
 async def running(http: Request) -> Payload:
-    """List the models that are in memory."""
     registry, now = registry_of(http), datetime.now(UTC)
     models = []
     for model in registry.models:
-        if model.state != "loaded" or model.facts is None:
+        if model.state != "loaded":
             continue
         left = model.keep - (0.0 if model.busy else registry.clock() - model.used)
         kept = FOREVER if left > LONGEST_KEPT else now + timedelta(seconds=max(0.0, left))
@@ -315,7 +300,7 @@ async def show(body: Body, http: Request) -> Payload:
     """Describe a model. Its abilities are known from the first time it is loaded."""
     registry = registry_of(http)
     model = registry.find(body.model)
-    described, facts = _described(registry, model), model.facts or UNKNOWN
+    described, facts = _described(registry, model), model.facts
     about: Payload = {"general.basename": model.name}
     if facts.family:
         about |= {"general.architecture": facts.family}
@@ -330,7 +315,6 @@ async def show(body: Body, http: Request) -> Payload:
 
 @router.get("/version", summary="The version of ollama's API")
 async def version() -> Payload:
-    """Return the version of the API."""
     return {"version": VERSION}
 
 

@@ -1,37 +1,36 @@
-"""OpenAI's chat and text completions, with llama.cpp's `timings` and vLLM's figures of drafts."""
+"""OpenAI's chat and text completions, with llama.cpp's `timings` and vLLM's figures of drafts, and
+OpenAI's embeddings, with the task that computes embeddings for other clients, too."""
 
+import base64
+import functools
 import time
 import uuid
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from fastapi import APIRouter, Request, Response
-from pydantic import Field
+from fastapi import APIRouter
+from pydantic import BeforeValidator, Field
 
+from ..engine.embeddings import Vector, embed
 from ..proposers.lookup import PREDICTION
 from ..results import Step, TokenLogprob
 from ..text.chat import Ending
 from ..text.messages import text_of
-from .answers import FINGERPRINT, LEAST_LOGPROB, Choice, Payload, Writer, token_piece
+from ..text.prompts import prompt_ids
+from ..text.vocabulary import token_piece
+from .engine import EngineTask
 from .events import Event, by_kind
-from .fields import Body, Boolean, Fields, Ids, Refused, Several, either, number
+from .fields import Body, Boolean, Fields, Ids, Refused, Several, Written, either, number, parts_of
 from .internal import Chat, Count, Limit, Sampled, Wanted
-from .problems import invalid
+from .problems import invalid, too_long
 from .requests import CompletionBody, LoadedModel, Prepared
-from .service import complete
-from .shared_bodies import (
-    ChatMessage,
-    Constrained,
-    Content,
-    ToolChoosing,
-    ToolList,
-    Written,
-    parts_of,
-)
+from .service import FINGERPRINT, LEAST_LOGPROB, Choice, Payload, Writer, post
+from .shared_bodies import ChatMessage, Constrained, Content, Function, ToolChoosing
 
 TopLogprobs = Annotated[int, Field(ge=0, le=20), number]
+false_is_unset = BeforeValidator(lambda value: None if value is False else value)
 TEXT_FIELDS = {"content": "content", "reasoning": "reasoning_content"}
 router = APIRouter()
 
@@ -44,7 +43,7 @@ class Conversation(Body, ToolChoosing):
     """The fields of a chat that decide its prompt."""
 
     messages: Messages
-    tools: ToolList = []  # noqa: RUF012
+    tools: Several[Function] = []  # noqa: RUF012
     add_generation_prompt: Boolean | None = None
     continue_final_message: Boolean | None = None
 
@@ -95,7 +94,6 @@ class ChatRequest(Completion, Conversation):
     top_logprobs: TopLogprobs | None = None
 
     def prepared(self, model: LoadedModel) -> Prepared:
-        """Prepare a chat completion. Raises Problem and SpecdecError."""
         if self.top_logprobs and not self.logprobs:
             raise invalid("top_logprobs needs logprobs to be true", "top_logprobs")
         top = (self.top_logprobs or 0) if self.logprobs else None
@@ -126,20 +124,26 @@ class TextRequest(Completion):
         "tools": ([],),
     }
     prompt: Prompt
-    # False requests no logprobs, and 0 only the logprobs of the tokens themselves.
-    logprobs: TopLogprobs | Literal[False] = False
+    # 0 requests only the logprobs of the tokens themselves.
+    logprobs: Annotated[TopLogprobs | None, false_is_unset] = None
     echo: Boolean = False
     suffix: str = ""
 
     def prepared(self, model: LoadedModel) -> Prepared:
-        """Prepare text completions. Raises Problem and SpecdecError."""
-        top = None if self.logprobs is False else self.logprobs
-        scored = self.echo and top is not None
+        scored = self.echo and self.logprobs is not None
         if scored and self.suffix:
             rule = "echo with logprobs and suffix cannot be combined"
             raise invalid(f"{rule}: leave one of them out", "echo")
-        wanted, prompts = self.wanted(top), several(self.prompt)
+        wanted, prompts = self.wanted(self.logprobs), several(self.prompt)
         return model.texts(prompts, wanted, suffix=self.suffix, scores_prompt=scored)
+
+
+class EmbeddingsRequest(Body):
+    """The body of /v1/embeddings."""
+
+    input: Prompt
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: Count | None = None
 
 
 # Answers.
@@ -156,7 +160,6 @@ class CompletionWriter(Writer):
     chunk_type = ""
     prefix = ""
     nothing: ClassVar[Payload] = {}
-    done = b"data: [DONE]\n\n"
 
     def __init__(self, model: LoadedModel, body: ChatRequest | TextRequest) -> None:
         super().__init__(model, body)
@@ -190,14 +193,13 @@ class CompletionWriter(Writer):
             yield self._chunk([piece])
             tokens, logprobs = 0, None
 
-    def end(self, choice: Choice) -> Iterator[Payload]:
+    def last(self, choice: Choice, events: Sequence[Event]) -> Payload:
         last = self._choice(choice, self.nothing, None, _reason(choice))
-        yield {**self._chunk([last]), **self.timings([choice])}
+        return {**self._chunk([last]), **self.timings([choice])}
 
-    def rest(self, choices: Sequence[Choice]) -> Iterator[Payload]:
-        """Yield the chunk with the usage, if it was requested."""
-        if self._include_usage:
-            yield {**self._chunk([]), **self._figures(choices)}
+    def rest(self, choices: Sequence[Choice]) -> bytes:
+        usage = {**self._chunk([]), **self._figures(choices)}
+        return (self.encoded(usage) if self._include_usage else b"") + b"data: [DONE]\n\n"
 
     def _figures(self, choices: Sequence[Choice]) -> Payload:
         prompt_tokens = self.prepared.prompt_tokens
@@ -336,10 +338,21 @@ class ChatWriter(CompletionWriter):
         yield self._chunk([self._choice(choice, {"delta": delta})])
 
     def content(self, choice: Choice) -> Payload:
-        return {"message": _message(choice)}
+        content, reasoning, calls = by_kind(choice.events)
+        said = None if calls and not content else content
+        message: Payload = {"role": "assistant", "content": said}
+        message |= {"refusal": None, "annotations": []}
+        message |= {"reasoning_content": reasoning} if reasoning else {}
+        message |= {"tool_calls": [_call(call, call.text) for call in calls]} if calls else {}
+        return {"message": message}
 
     def contents(self, event: Event) -> list[Payload]:
-        return [{"delta": delta} for delta in _deltas(event)]
+        if event.kind != "call":
+            return [{"delta": {TEXT_FIELDS[event.kind]: event.text}}]
+        # The arguments of a call follow in a delta of their own.
+        arguments = {"index": event.index, "function": {"arguments": event.text}}
+        calls: list[Payload] = [{"index": event.index, **_call(event, "")}, arguments]
+        return [{"delta": {"tool_calls": [call]}} for call in calls]
 
     def logprobs(self, choice: Choice, of: Choice | Step) -> Payload | None:
         # OpenAI leaves out the token that ends a text.
@@ -353,38 +366,68 @@ def _call(event: Event, arguments: str) -> Payload:
     return {"id": event.id, "type": "function", "function": function}
 
 
-def _deltas(event: Event) -> list[Payload]:
-    """Return the deltas of an event. The arguments of a call follow in a delta of their own."""
-    if event.kind != "call":
-        return [{TEXT_FIELDS[event.kind]: event.text}]
-    arguments = {"index": event.index, "function": {"arguments": event.text}}
-    calls: list[Payload] = [{"index": event.index, **_call(event, "")}, arguments]
-    return [{"tool_calls": [call]} for call in calls]
-
-
-def _message(choice: Choice) -> Payload:
-    """Return the complete message of a choice."""
-    content, reasoning, calls = by_kind(choice.events)
-    said = None if calls and not content else content
-    message: Payload = {"role": "assistant", "content": said, "refusal": None, "annotations": []}
-    message |= {"reasoning_content": reasoning} if reasoning else {}
-    message |= {"tool_calls": [_call(call, call.text) for call in calls]} if calls else {}
-    return message
-
-
 def _reason(choice: Choice) -> str:
     ended = "tool_calls" if choice.reader.count else "stop"
     return ended if choice.complete else "length"
 
 
+def embedded(model: LoadedModel, body: EmbeddingsRequest) -> EngineTask:
+    """Return the task of a body. Raises Problem and PromptError."""
+
+    def answer(prompt_tokens: int, vectors: Sequence[Vector]) -> Payload:
+        data = []
+        for at, vector in enumerate(vectors):
+            packed = base64.b64encode(vector.astype("<f4").tobytes()).decode()
+            numbers = packed if body.encoding_format == "base64" else vector.tolist()
+            data.append({"object": "embedding", "index": at, "embedding": numbers})
+        usage = {"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens}
+        return {"object": "list", "model": model.name, "data": data, "usage": usage}
+
+    return embedding_task(model, several(body.input), answer, dimensions=body.dimensions)
+
+
+def embedding_task(
+    model: LoadedModel,
+    inputs: Sequence[str | list[int]],
+    answer: Callable[[int, Sequence[Vector]], Payload],
+    *,
+    dimensions: int | None = None,
+    shortens: bool = False,
+) -> EngineTask:
+    """Return the task of embedding texts.
+
+    Args:
+        inputs: The texts, which are in the field `input` of the body.
+        answer: Returns the body of the answer for the number of tokens and the vectors.
+        dimensions: The width of the vectors that the client expects, or None.
+        shortens: Whether the end of a text that does not fit is left out, instead of an error.
+    Raises:
+        Problem, PromptError: If a text cannot be embedded.
+    """
+    width = model.pair.target.width
+    if dimensions not in (None, width):
+        message = f"dimensions must be {width}, the width of this model: leave it out"
+        raise invalid(message, "dimensions")
+    longest, budget = model.longest, model.budget
+    fits = longest if budget is None else budget.longest_prompt(longest)
+    advice = "shorten it" if fits == longest else "shorten it, or raise memory-budget"
+    texts = []
+    for text in inputs:
+        if isinstance(text, str):
+            text = text[: model.most_characters] if shortens else text
+            model.check_characters(text, "input")
+            text = prompt_ids(model.pair.tokenizer, text, chat_template=False)
+        model.check_ids(text, "input")
+        text = text[:fits] if shortens else text
+        if len(text) > fits:
+            raise too_long("input", len(text), fits, fits, advice)
+        texts.append(text)
+    count, longest = sum(map(len, texts)), max(map(len, texts), default=0)
+    nbytes = budget.alone(longest, 0) if budget is not None and longest else 0
+    return EngineTask(embed(model.pair, texts), nbytes, functools.partial(answer, count), count)
+
+
 # Routes.
-@router.post("/chat/completions", summary="Answers messages")
-async def chat_completions(body: ChatRequest, http: Request) -> Response:
-    """Answer the messages of a conversation."""
-    return await complete(http, body, ChatWriter)
-
-
-@router.post("/completions", summary="Continues a text")
-async def completions(body: TextRequest, http: Request) -> Response:
-    """Continue texts."""
-    return await complete(http, body, TextWriter)
+post(router, "/chat/completions", ChatRequest, ChatWriter, "Answers messages")
+post(router, "/completions", TextRequest, TextWriter, "Continues a text")
+post(router, "/embeddings", EmbeddingsRequest, embedded, "Embeds texts")

@@ -2,7 +2,6 @@
 after 429 and 5xx, so a request that must be changed gets 400."""
 
 from collections.abc import Mapping
-from typing import Any
 
 from starlette.exceptions import HTTPException
 
@@ -13,8 +12,6 @@ ERROR_TYPES = {
     500: "server_error",
     503: "unavailable_error",
 }
-CONTEXT_EXCEEDED = "context_length_exceeded"
-"""OpenAI's code of requests that do not fit the context."""
 
 
 class Problem(HTTPException):
@@ -38,11 +35,6 @@ class Problem(HTTPException):
         """OpenAI's name for the kind of error."""
         return ERROR_TYPES.get(self.status, "invalid_request_error")
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the body of the response."""
-        error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
-        return {"error": error}
-
 
 def invalid(message: str, param: str | None = None, code: str | None = None) -> Problem:
     """Return the error for a request that the client has to change."""
@@ -52,8 +44,7 @@ def invalid(message: str, param: str | None = None, code: str | None = None) -> 
 def too_long(
     param: str, tokens: int | str, most: int, longest: int, advice: str = "shorten it"
 ) -> Problem:
-    """Return the error for a text that does not fit. Agents shorten a conversation if they find
-    Anthropic's words or OpenAI's, so every API has both.
+    """Return the error for a text that does not fit.
 
     Args:
         param: The field with the text.
@@ -63,18 +54,16 @@ def too_long(
     """
     what = "prompt" if param == "messages" else param
     message = f"{what} is too long: {tokens} tokens > {most} maximum"
-    return _beyond(message, longest, advice, param)
+    return beyond(message, longest, advice, param)
 
 
-def too_many(prompt: int, wanted: int, longest: int, advice: str) -> Problem:
-    """Return the error for a `max_tokens` that does not fit after a prompt; see `too_long`."""
-    words = f"input length and `max_tokens` exceed context limit: {prompt} + {wanted} > {longest}"
-    return _beyond(words, longest, advice, "max_tokens")
-
-
-def _beyond(words: str, longest: int, advice: str, param: str) -> Problem:
+def beyond(words: str, longest: int, advice: str, param: str) -> Problem:
+    """Return the error for a request that does not fit the context. Agents shorten a conversation
+    if they find Anthropic's words or OpenAI's, so every API has both. words: Anthropic's."""
     context = f"this model's maximum context length is {longest} tokens"
-    return invalid(f"{words}; {context}, with the completion: {advice}", param, CONTEXT_EXCEEDED)
+    return invalid(
+        f"{words}; {context}, with the completion: {advice}", param, "context_length_exceeded"
+    )
 
 
 def unsupported(param: str, message: str = "") -> Problem:

@@ -21,7 +21,7 @@ from ..errors import OptionError
 from ..models.wired_memory import wire
 from ..system import show_size
 from ..text.markers import markers_of
-from .answers import token_pieces
+from ..text.vocabulary import token_bytes
 from .engine import STOPPING, Engine
 from .problems import Problem, busy, failed
 from .requests import Facts, LoadedModel, ServiceSettings
@@ -55,7 +55,7 @@ class ServedModel:
         leases: Requests that are being read and are not submitted yet.
         waiting: Requests that wait until the model is loaded.
         problem: The error of the last load, for the requests that waited for it.
-        facts: Facts that are known after the first load.
+        facts: What is known of the model since its first load.
         counters: The counters of its metrics.
     """
 
@@ -72,7 +72,7 @@ class ServedModel:
     leases: int = 0
     waiting: int = 0
     problem: Problem | None = None
-    facts: Facts | None = None
+    facts: Facts = field(default_factory=Facts)
     counters: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -280,7 +280,7 @@ class Registry:
     def _forget(self, model: ServedModel, engine: Engine) -> None:
         """Note that the engine of a model has ended."""
         model.engine = None
-        for cache in (markers_of, token_pieces, alphabet_of):
+        for cache in (markers_of, token_bytes, alphabet_of):
             cache.cache_clear()  # they refer to tokenizers
         if self.engines:
             wire()

@@ -15,17 +15,15 @@ from ..engine.memory import MemoryBudget
 from ..engine.pair import Pair
 from ..engine.request import beginning, chat_format, encode, prepared
 from ..errors import PromptError
-from ..text.infill import Infill, infill_of
-from ..text.markers import NONE, Markers, markers_of
+from ..text.markers import Markers, markers_of
 from ..text.messages import in_order, messages_of, with_tools_in_message, without_volatile
+from ..text.prompts import Infill, infill_of
 from ..text.thoughts import Thoughts
-from . import constraints
-from .constraints import Thought
 from .engine import CONNECTIONS
 from .events import ChannelReader, Reader
 from .fields import Body, Boolean
-from .internal import Chat, Sampled, Speculative, Tools, Wanted
-from .problems import invalid, too_long, too_many, unsupported
+from .internal import Chat, Sampled, Speculative, Thought, Wanted, checked, constrained
+from .problems import beyond, invalid, too_long, unsupported
 from .shared_bodies import SWITCHES
 from .stored import StoredResponses
 
@@ -62,18 +60,18 @@ class Facts:
     """The facts of a model that clients may know, also if it is not in memory.
 
     Attributes:
-        longest: See `LoadedModel.longest`.
+        longest: See `LoadedModel.longest`; 0 before the model is loaded for the first time.
         capabilities: The abilities of the model, in ollama's words.
         chats: Whether the model has a chat template.
         family: The name of the architecture's module, such as "llama".
         dtype: The number format in words.
     """
 
-    longest: int
-    capabilities: tuple[str, ...]
-    chats: bool
-    family: str
-    dtype: str
+    longest: int = 0
+    capabilities: tuple[str, ...] = ("completion",)
+    chats: bool = False
+    family: str = ""
+    dtype: str = ""
 
 
 @dataclass(frozen=True)
@@ -150,7 +148,7 @@ class LoadedModel:
     def _markers(self) -> Markers:
         templated = self.way == "template"
         parser = self.settings.tool_call_parser
-        return markers_of(self.pair.tokenizer, parser) if templated else NONE
+        return markers_of(self.pair.tokenizer, parser) if templated else Markers()
 
     def check_ids(self, ids: Sequence[int], field: str) -> None:
         """Raise Problem, which names the field, for ids that are not in the vocabulary."""
@@ -171,8 +169,17 @@ class LoadedModel:
         if chat.tools.must and wanted.constraints:
             message = "tool_choice asks for a call: give no format or grammar for the text"
             raise invalid(message, "tool_choice")
-        model = self._asked(wanted)
-        markers = model._markers_for(chat.tools)
+        model, markers = self._asked(wanted), self._markers
+        if not chat.tools.listed:
+            markers = markers.without_calls()
+        elif self.way != "template":
+            raise unsupported("tools", "tools need a chat template, and this model has none")
+        elif markers.calls is None:
+            raise unsupported(
+                "tools",
+                "tools are unsupported for this model: the format of its calls is unknown; name it "
+                "by --tool-call-parser",
+            )
         if markers.channels and markers.calls is not None:
             model = model._ending(str(self.pair.tokenizer.ids[markers.calls.end]))
         answers = chat.ending != "continue"
@@ -210,7 +217,7 @@ class LoadedModel:
         if scores_prompt and self.pair.target.kind == "encoder-decoder":
             message = "this model reads the prompt with an encoder, which gives no logprobs"
             raise invalid(f"echo with logprobs is impossible: {message}", "echo")
-        return model._prepared(ids, wanted, Chat(), NONE, scores_prompt=scores_prompt)
+        return model._prepared(ids, wanted, Chat(), Markers(), scores_prompt=scores_prompt)
 
     def infill(
         self, before: str, after: str, files: Sequence[tuple[str, str]], wanted: Wanted
@@ -221,7 +228,7 @@ class LoadedModel:
         room = self.longest - max(1, min(model.options.max_tokens, self.longest // 4))
         self.check_characters([before, after, files], "prompt")
         prompt = infill.prompt(before, after, files, room)
-        return model._prepared([prompt], wanted, Chat(), NONE)
+        return model._prepared([prompt], wanted, Chat(), Markers())
 
     def _infill(self, field: str) -> tuple[Infill, Self]:
         """Return the tokens for prompts with a suffix, and the model with completions that end
@@ -292,7 +299,7 @@ class LoadedModel:
         options = replace(self.options, system_prompt=None, chat_template_config={})
         prompts = [ids[-(sampling.truncate_prompt_tokens or 0) :] for ids in prompts]
         thought = self._thought(chat, markers, prompts[0])
-        options = constraints.bound(options, chat.tools, markers, self.pair, thought)
+        options = constrained(options, chat.tools, markers, self.pair, thought)
         self.check_characters(wanted.prediction, "prediction")
         special = self.pair.tokenizer.special_ids
         predicted = self.pair.tokenizer.encode(wanted.prediction)
@@ -370,33 +377,15 @@ class LoadedModel:
         if self.settings.drawn_seeds:
             changes.setdefault("seed", secrets.randbits(32))
         drafts = sampling.speculative
-        if isinstance(drafts, Speculative):
-            changes |= {} if drafts.max is None else {"num_draft": drafts.max}
-        elif not drafts:
-            changes["num_draft"] = 0
+        most = drafts.max if isinstance(drafts, Speculative) else None if drafts else 0
+        changes |= {} if most is None else {"num_draft": most}
         for constraint in wanted.constraints:
             if sampling.ignore_eos:
                 rule = "ignore_eos cannot be combined with a format or grammar, which ends the text"
                 raise invalid(rule, "ignore_eos")
-            constraints.checked(self.pair, self.options, constraint)
+            checked(self.pair, self.options, constraint)
             changes[constraint.kind] = constraint.text
         return replace(self, options=replace(self.options, **changes))
-
-    def _markers_for(self, tools: Tools) -> Markers:
-        """Return the markers of reasoning and tool calls. Raises Problem if the request has tools
-        and the model cannot call them."""
-        markers = self._markers
-        if not tools.listed:
-            return markers.without_calls()
-        if self.way != "template":
-            raise unsupported("tools", "tools need a chat template, and this model has none")
-        if markers.calls is None:
-            raise unsupported(
-                "tools",
-                "tools are unsupported for this model: the format of its calls is unknown; name it "
-                "by --tool-call-parser",
-            )
-        return markers
 
     def _with_room(
         self, ids: list[int], options: Options, max_tokens: int | None, field: str
@@ -416,7 +405,9 @@ class LoadedModel:
                 raise too_long(field, len(ids), fits, fits + 1, str(error)) from None
             if fits < most == max_tokens:
                 advice = f"ask for at most {fits} tokens, or raise memory-budget"
-                raise too_many(len(ids), most, len(ids) + fits, advice)
+                total = f"{len(ids)} + {most} > {len(ids) + fits}"
+                words = f"input length and `max_tokens` exceed context limit: {total}"
+                raise beyond(words, len(ids) + fits, advice, "max_tokens")
             most = fits
         return prepared(self.pair, ids, replace(options, max_tokens=most))[1:]
 

@@ -8,29 +8,18 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, ClassVar, Literal
 
-from fastapi import APIRouter, Request, Response
-from pydantic import ConfigDict, Field, TypeAdapter
+from fastapi import APIRouter, Request
+from pydantic import Field
 
 from ..results import Step
-from ..text.messages import Message, Tool, lines_of, log_once, text_of
-from .answers import Choice, Payload, Writer
-from .events import Event, joined
-from .fields import Body, Boolean, Kinds, Object, Refused, Several, Typed, either
+from ..text.messages import Message, Tool, lines_of, log_once, shown_name, text_of
+from .events import Event
+from .fields import Body, Boolean, Kinds, Object, Refused, Several, Typed, either, parts_of
 from .internal import Chat, Limit, Sampled, Wanted
 from .problems import Problem
 from .requests import CompletionBody, LoadedModel, Prepared
-from .service import complete, compute, registry_of
-from .shared_bodies import (
-    LONGEST_TOOL_NAME,
-    Constrained,
-    Content,
-    ContentPart,
-    Formatted,
-    Function,
-    ToolChoosing,
-    parts_of,
-    shown_name,
-)
+from .service import Choice, Payload, Writer, post, registry_of
+from .shared_bodies import Constrained, Content, ContentPart, Formatted, Function, ToolChoosing
 from .stored import StoredConversation
 
 router = APIRouter()
@@ -103,10 +92,6 @@ class Item(Typed):
     output: Content = ""
 
 
-OUTPUT = TypeAdapter(list[Item])
-"""Reads the output of a response as items of an input."""
-
-
 def messages_of(items: Iterable[Item]) -> list[Message]:
     """Return the messages of a chat. Consecutive items of the assistant become one message, so that
     the results of calls follow the message with the calls."""
@@ -114,7 +99,7 @@ def messages_of(items: Iterable[Item]) -> list[Message]:
     for item in items:
         role, content = item.role, text_of(parts_of(item.content))
         if item.type not in Item.kinds:
-            log_once(SKIPPED, "an input item", item.type[:LONGEST_TOOL_NAME])
+            log_once(SKIPPED, "an input item", item.type)
         elif item.type.endswith("_output"):
             output = text_of(parts_of(item.output))
             messages.append({"role": "tool", "tool_call_id": item.call_id, "content": output})
@@ -160,14 +145,9 @@ class ResponsesTool(Function):
         if self.type == "namespace":
             return [called for tool in self.tools for called in tool.called(self.name)]
         if self.type not in self.kinds:
-            log_once(SKIPPED, "a tool", self.type[:LONGEST_TOOL_NAME])
+            log_once(SKIPPED, "a tool", self.type)
             return []
         return [self.model_copy(update={"namespace": namespace})]
-
-    @property
-    def shown(self) -> str:
-        """The name by which the model knows the tool."""
-        return shown_name(self.name, self.namespace)
 
     @property
     def tool(self) -> Tool:
@@ -179,7 +159,8 @@ class ResponsesTool(Function):
             if definition := self.format.get("definition"):
                 grammar = f"The input follows this grammar:\n{definition}"
                 function["description"] = f"{self.description or ''}\n\n{grammar}".strip()
-        return {"type": "function", "function": {"name": self.shown, **function}}
+        name = shown_name(self.name, self.namespace)
+        return {"type": "function", "function": {"name": name, **function}}
 
 
 class InputTokensRequest(Body, ToolChoosing):
@@ -215,11 +196,10 @@ class InputTokensRequest(Body, ToolChoosing):
         return self.chat_of(messages, self.chosen(self.called()))
 
 
-class ResponsesRequest(CompletionBody, InputTokensRequest, Constrained, Sampled):
+class ResponsesRequest(CompletionBody, InputTokensRequest, Constrained, Sampled, extra="allow"):
     """The body of /v1/responses. Codex treats a cut answer as a failure, so the default for
     max_tokens is no limit. The response repeats further fields, such as `metadata`."""
 
-    model_config = ConfigDict(extra="allow")
     refused: ClassVar[Refused] = {
         **Sampled.refused,
         **InputTokensRequest.refused,
@@ -231,7 +211,6 @@ class ResponsesRequest(CompletionBody, InputTokensRequest, Constrained, Sampled)
     store: Boolean = True
 
     def prepared(self, model: LoadedModel) -> Prepared:
-        """Prepare a response. Raises Problem and SpecdecError."""
         constraints = [*self.text.format.constraints("text"), *self.constraints()]
         return model.chat(self.chat(model), Wanted(self, constraints))
 
@@ -240,14 +219,13 @@ class ResponsesRequest(CompletionBody, InputTokensRequest, Constrained, Sampled)
 class ResponsesWriter(Writer):
     """Writes a response, which has one choice, and stores it if the client wishes."""
 
-    named = True
     body: ResponsesRequest
 
     def __init__(self, model: LoadedModel, body: ResponsesRequest) -> None:
         super().__init__(model, body)
         self._stored, self._tenant, self._before = model.responses, model.tenant, body.before(model)
         self._encrypts = "reasoning.encrypted_content" in body.include
-        self._tools = {tool.shown: tool for tool in body.called()}
+        self._tools = {shown_name(tool.name, tool.namespace): tool for tool in body.called()}
         self._events = 0
         self._output: list[Payload] = []
         # The type of the last item, or "" if it has ended, and the pieces of its text.
@@ -269,23 +247,22 @@ class ResponsesWriter(Writer):
 
     @staticmethod
     def error(problem: Problem) -> tuple[int, Payload]:
-        """Return the HTTP status and the body with which the Responses API reports an error."""
-        payload = problem.as_dict()
+        status, payload = Writer.error(problem)
         payload["error"]["param"] = PARAMS.get(problem.param or "", problem.param)
         # Codex repeats a request after 503, but never after 429.
-        return 503 if problem.status == 429 else problem.status, payload
+        return 503 if status == 429 else status, payload
 
     def failed(self, problem: Problem) -> Iterator[Payload]:
         error = {"code": problem.code or "server_error", "message": problem.message}
         yield self._state("failed", error=error)
 
-    def silence(self) -> Iterator[Payload]:
-        """Yield an event, since Codex waits 300 s for one and does not count comments."""
-        yield self._state("in_progress")
+    def silence(self) -> bytes:
+        # Codex waits 300 s for an event and does not count comments.
+        return self.encoded(self._state("in_progress"))
 
     def answer(self, choices: Sequence[Choice]) -> Payload:
         [choice] = choices
-        *_, last = *self.piece(choice, Step(), joined(choice.events)), *self.end(choice)
+        *_, last = *self.piece(choice, Step(), choice.events), *self.end(choice)
         return {**last["response"], **self.timings(choices)}
 
     def start(self, choice: Choice) -> Iterator[Payload]:
@@ -302,7 +279,10 @@ class ResponsesWriter(Writer):
                 if tool.namespace is not None:
                     called["namespace"] = tool.namespace
                 custom = tool.type == "custom"
-                text = custom_input(text) if custom else text
+                values = json.loads(text) if custom else {}
+                # A custom tool has one argument, "input". Other arguments stay as they are.
+                if isinstance(values.get("input"), str) and len(values) == 1:
+                    text = values["input"]
                 yield from self._begin("custom_tool_call" if custom else "function_call", **called)
             elif self._kind != ITEM_TYPES[event.kind]:
                 yield from self._begin(ITEM_TYPES[event.kind])
@@ -311,10 +291,12 @@ class ResponsesWriter(Writer):
             yield self._of_item(f"response.{name}.delta", delta=text, **more)
 
     def end(self, choice: Choice) -> Iterator[Payload]:
-        status = "completed" if choice.complete else "incomplete"
         if not self._output:
             yield from self._begin("message")
-        yield from self._close(status)
+        yield from self._close("completed" if choice.complete else "incomplete")
+        yield self.last(choice, ())
+
+    def last(self, choice: Choice, events: Sequence[Event]) -> Payload:
         tokens = self.prepared.prompt_tokens
         usage = {
             "input_tokens": tokens,
@@ -325,14 +307,15 @@ class ResponsesWriter(Writer):
         }
         more: Payload = {"incomplete_details": {"reason": "max_output_tokens"}}
         more = {"completed_at": int(time.time())} if choice.complete else more
-        last = self._state(status, usage=usage, **more)
+        last = self._state(self._output[-1]["status"], usage=usage, **more)
         if self.body.store:
             response = last["response"]
-            added = [*self.body.items(), *OUTPUT.validate_python(response["output"])]
-            json_size = len(self.body.model_dump_json(include={"input"}))
-            nbytes = json_size + len(json.dumps([response, response["output"]]))
-            self._stored.put(self._tenant, self._before.followed(response, added, nbytes))
-        yield {**last, **self.timings([choice])}
+            output = [Item.model_validate(item) for item in response["output"]]
+            items = [*self._before.items, *self.body.items(), *output]
+            nbytes = self._before.nbytes + len(self.body.model_dump_json(include={"input"}))
+            nbytes += len(json.dumps([response, response["output"]]))
+            self._stored.put(self._tenant, StoredConversation(response, items, nbytes))
+        return {**last, **self.timings([choice])}
 
     def _begin(self, kind: str, **called: object) -> Iterator[Payload]:
         yield from self._close("completed")
@@ -341,7 +324,8 @@ class ResponsesWriter(Writer):
         item = {"id": id, "type": kind, "status": "in_progress", **called, **empty}
         self._output.append(item)
         self._kind, self._pieces = kind, []
-        yield self._of_output("response.output_item.added", dict(item))
+        at = len(self._output) - 1
+        yield self._event("response.output_item.added", item=dict(item), output_index=at)
         if kind == "message":
             part = {"type": "output_text", "text": "", **MORE[kind]}
             yield self._of_item("response.content_part.added", part=part)
@@ -361,10 +345,8 @@ class ResponsesWriter(Writer):
         if kind == "message":
             yield self._of_item("response.content_part.done", part=part)
         self._kind = ""
-        yield self._of_output("response.output_item.done", item)
-
-    def _of_output(self, kind: str, item: Payload) -> Payload:
-        return self._event(kind, item=item, output_index=len(self._output) - 1)
+        at = len(self._output) - 1
+        yield self._event("response.output_item.done", item=item, output_index=at)
 
     def _of_item(self, kind: str, **fields: object) -> Payload:
         """Return an event about the last item."""
@@ -384,44 +366,25 @@ class ResponsesWriter(Writer):
         return self._event(f"response.{status}", response=response)
 
 
-def custom_input(arguments: str) -> str:
-    """Return the text in the arguments of a custom tool, {"input": "..."}, or other arguments as
-    they are."""
-    values = json.loads(arguments)
-    text = values.get("input")
-    return text if isinstance(text, str) and len(values) == 1 else arguments
+def count(model: LoadedModel, body: InputTokensRequest) -> Payload:
+    """Count the tokens of a prompt. Raises Problem."""
+    tokens = len(model.chat_ids(body.chat(model)))
+    return {"object": "response.input_tokens", "input_tokens": tokens}
 
 
 # Routes.
-@router.post("/responses", summary="Answers items")
-async def responses(body: ResponsesRequest, http: Request) -> Response:
-    """Answer the items of a conversation."""
-    return await complete(http, body, ResponsesWriter)
-
-
-@router.post("/responses/input_tokens", summary="Counts the tokens of items")
-async def input_tokens(body: InputTokensRequest, http: Request) -> Response:
-    """Count the tokens of a prompt."""
-
-    def count(model: LoadedModel, body: InputTokensRequest) -> Payload:
-        count = len(model.chat_ids(body.chat(model)))
-        return {"object": "response.input_tokens", "input_tokens": count}
-
-    return await compute(http, body, count)
-
-
+post(router, "/responses", ResponsesRequest, ResponsesWriter, "Answers items")
+post(router, "/responses/input_tokens", InputTokensRequest, count, "Counts the tokens")
 STORED = f"/responses/{ID_PREFIX}{{id}}"
 
 
 @router.get(STORED, summary="A stored response")
 async def stored(id: str, http: Request) -> Payload:
-    """Return a stored response."""
     return registry_of(http).responses.get(http.scope["tenant"], ID_PREFIX + id).response
 
 
 @router.delete(STORED, summary="Deletes a stored response")
 async def delete(id: str, http: Request) -> Payload:
-    """Delete a stored response."""
     id = ID_PREFIX + id
     registry_of(http).responses.get(http.scope["tenant"], id, delete=True)
     return {"id": id, "object": "response.deleted", "deleted": True}

@@ -40,7 +40,6 @@ OPEN_FILES = 4096
 KEEP_ALIVE = 75
 """Seconds that an idle connection stays open. The header Keep-Alive names 5 s less, so that clients
 close a connection before the server does."""
-CLIENTS = Path(__file__).with_name("clients.toml")
 log = logging.getLogger(__name__)
 
 
@@ -169,16 +168,17 @@ class _Server(uvicorn.Server):
             log.info("ready")
             self._show({"any"})
         # The abilities of one of several models are known when it has been loaded.
-        for model, facts in [(model, model.facts) for model in self._unshown if self._ready]:
-            if facts is not None:
-                self._unshown.remove(model)
-                self._show({*facts.capabilities, "chat" if facts.chats else ""}, model.name)
+        for model in [model for model in self._unshown if self._ready and model.facts.longest]:
+            self._unshown.remove(model)
+            facts = model.facts
+            self._show({*facts.capabilities, "chat" if facts.chats else ""}, model.name)
         return await super().on_tick(counter)
 
     def _show(self, abilities: Collection[str], model: str = "") -> None:
         """Print a line with the configuration of each client that needs one of these abilities; see
         docs/agents.md."""
-        for name, client in tomllib.loads(CLIENTS.read_text("utf-8")).items():
+        clients = Path(__file__).with_name("clients.toml").read_text("utf-8")
+        for name, client in tomllib.loads(clients).items():
             if client["needs"] in abilities:
                 line = Template(client["line"]).substitute(self._values, model=model)
                 # While another model is loaded, sys.stdout may be redirected.

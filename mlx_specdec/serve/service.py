@@ -1,29 +1,36 @@
-"""What all endpoints share: they wait for models, let their engines generate, and send answers over
-HTTP."""
+"""What all endpoints share: a wire format writes the answer to a request, which waits for its
+model, lets the engine of the model generate, and is answered over HTTP."""
 
 import asyncio
-import contextlib
 import functools
+import json
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from dataclasses import replace
-from typing import TypeVar
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
+from fastapi import APIRouter
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from ..errors import DecodingError, SpecdecError
-from ..results import STUCK, Step
-from .answers import Choice, Payload, Writer
+from ..results import STUCK, Result, Step, TokenLogprob
+from ..text.thoughts import Thoughts
+from ..version import __version__
 from .engine import STOPPING, Engine, EngineTask
-from .events import Event
+from .events import Event, Reader
 from .fields import Body
 from .problems import Problem, busy, failed, invalid
 from .registry import Registry
-from .requests import LoadedModel
+from .requests import CompletionBody, LoadedModel
 
+Payload = dict[str, Any]
+FINGERPRINT = f"mlx-specdec-{__version__}"
+LEAST_LOGPROB = -9999.0
+"""The logprob that is sent in place of minus infinity, which JSON lacks."""
 HEARTBEAT_SECONDS = 15.0
 """Seconds between two comments in a silent stream. They keep proxies from closing it."""
 POLL_SECONDS = 0.5
@@ -34,10 +41,169 @@ LOAD_POLL_SECONDS = 0.05
 PROBLEMS: Mapping[str, Callable[[str], Problem]] = {STOPPING: busy, STUCK: invalid}
 """Errors of the engine for which a request may be repeated or changed, with their functions."""
 STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+
+
+@dataclass
+class Choice:
+    """One completion of an answer, as far as it was generated.
+
+    Attributes:
+        drafted: Number of draft tokens.
+        finish_reason: The engine's reason, or None before the end. It is "length" for a completion
+            that was cut because of the time limit.
+        stop: The stop string that ended the completion, or "".
+        result: The engine's result, or None before the end and for a completion that was cut.
+        thoughts: The thoughts so far, or None if the model marks none.
+        logprobs: The log-probabilities of its tokens, if they are requested. Those of all prompt
+            tokens but the first come before them, if they are requested, too.
+    """
+
+    index: int = 0
+    reader: Reader = field(default_factory=Reader)
+    events: list[Event] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    tokens: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    finish_reason: str | None = None
+    stop: str = ""
+    result: Result | None = None
+    thoughts: Thoughts | None = None
+
+    @property
+    def complete(self) -> bool:
+        """Whether the model or a stop string ended the completion, and not a limit."""
+        return self.finish_reason in ("eos", "stop")
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """The number of tokens of thoughts, without the marks around them."""
+        return 0 if self.thoughts is None else self.thoughts.tokens
+
+    def take(self, step: Step) -> None:
+        """Add what a step generated."""
+        self.logprobs += [*step.prompt_logprobs, *step.logprobs]
+        self.tokens += len(step.tokens)
+        if self.thoughts is not None:
+            ended = step.finish_reason == "eos"
+            self.thoughts = self.thoughts.after(step.tokens[: -1 if ended else None])
+        self.drafted += step.drafted
+        self.accepted += step.accepted
+        self.stop = step.stop
+        self.result = step.result
+        self.finish_reason = step.finish_reason
+
+    async def read(self, text: str | None) -> list[Event]:
+        """Add and return the events of the next piece of text. None is the end of the text. Tool
+        calls, which may take long, are read in a thread."""
+        read = self.reader.read
+        calling = self.reader.section is not None
+        events = await run_in_threadpool(read, text) if calling else read(text)
+        self.events += events
+        return events
+
+
+class Writer(ABC):
+    """The wire format of one answer: it writes a complete answer, the payloads of a stream, or an
+    error.
+
+    Attributes:
+        model: The name of the model for clients.
+        prepared: The request to the engine.
+        body: The body of the request.
+        stream: Whether the answer is a stream.
+        tokenizer: The tokenizer of the model.
+        media: The media type of a stream.
+        include_drafted: Whether payloads of a stream say if their text was drafted.
+    """
+
+    media = "text/event-stream"
+    include_drafted = False
+
+    def __init__(self, model: LoadedModel, body: CompletionBody) -> None:
+        self.model, self.prepared, self.body = model.name, body.prepared(model), body
+        self.stream, self.tokenizer = body.stream, model.pair.tokenizer
+
+    @staticmethod
+    def error(problem: Problem) -> tuple[int, Payload]:
+        """Return the HTTP status and the body with which the writer's API reports an error. This is
+        OpenAI's form."""
+        error = {"message": problem.message, "type": problem.type}
+        return problem.status, {"error": {**error, "param": problem.param, "code": problem.code}}
+
+    def failed(self, problem: Problem) -> Iterable[Payload]:
+        """Return the payloads that end a stream early."""
+        return [self.error(problem)[1]]
+
+    def encoded(self, payload: Payload) -> bytes:
+        """Return the bytes of a payload of a stream. A payload with a type is an event with this
+        name."""
+        name = f"event: {payload['type']}\n" if "type" in payload else ""
+        # JSON is written in ASCII, because httpx ends lines at U+0085, U+2028 and U+2029 too.
+        return f"{name}data: {json.dumps(payload)}\n\n".encode()
+
+    def silence(self) -> bytes:
+        """Return the bytes that keep proxies and clients from closing a silent stream."""
+        return b": keep-alive\n\n"
+
+    def answer(self, choices: Sequence[Choice]) -> Payload | list[Payload]:
+        """Return the complete answer: by default, the end of a stream that has all events."""
+        [choice] = choices
+        return self.last(choice, choice.events)
+
+    def start(self, choice: Choice) -> Iterable[Payload]:
+        """Return the payloads before the first text of a choice."""
+        return ()
+
+    @abstractmethod
+    def piece(self, choice: Choice, step: Step, events: Iterable[Event]) -> Iterable[Payload]:
+        """Return the payloads of one step. events: The events in the step's text."""
+
+    def end(self, choice: Choice) -> Iterable[Payload]:
+        """Return the payloads at the end of a choice."""
+        return [self.last(choice, ())]
+
+    @abstractmethod
+    def last(self, choice: Choice, events: Sequence[Event]) -> Payload:
+        """Return the payload that ends a choice. events: The events that it contains, if it can
+        contain any."""
+
+    def rest(self, choices: Sequence[Choice]) -> bytes:
+        """Return the bytes of a stream after all choices."""
+        return b""
+
+    def cached_tokens(self, choices: Sequence[Choice]) -> int:
+        """Return the number of cached prompt tokens, counting each prompt once."""
+        labels = [choice.result.labels for choice in choices if choice.result is not None]
+        prompt_tokens = sum(label.prompt_tokens for label in labels)
+        cached_tokens = sum(label.cached_tokens for label in labels)
+        return cached_tokens * self.prepared.prompt_tokens // max(1, prompt_tokens)
+
+    @staticmethod
+    def timings(choices: Sequence[Choice]) -> dict[str, Payload]:
+        """Return llama.cpp's figures of times and drafts, or {} if every choice was cut."""
+        results = [choice.result for choice in choices if choice.result is not None]
+        if not results:
+            return {}
+        prompt_ms = 1000 * max(result.stats.seconds.prompt for result in results)
+        predicted_ms = 1000 * max(result.stats.seconds.decoding for result in results)
+        cache_n = sum(result.labels.cached_tokens for result in results)
+        prompt_n = sum(result.labels.prompt_tokens for result in results) - cache_n
+        predicted_n = sum(len(result.tokens) for result in results)
+        figures: Payload = {"cache_n": cache_n}
+        parts = {"prompt": (prompt_n, prompt_ms), "predicted": (predicted_n, predicted_ms)}
+        for name, (n, ms) in parts.items():
+            figures[f"{name}_n"], figures[f"{name}_ms"] = n, round(ms, 3)
+            figures[f"{name}_per_token_ms"] = round(ms / n, 3) if n else 0.0
+            figures[f"{name}_per_second"] = round(1000 * n / ms, 3) if ms else 0.0
+        if any(result.labels.proposer != "none" for result in results):
+            figures["draft_n"] = sum(result.stats.drafted for result in results)
+            figures["draft_n_accepted"] = sum(result.stats.accepted for result in results)
+        return {"timings": figures}
+
+
 Sent = TypeVar("Sent", bound=Body)
-Made = TypeVar("Made")
-Make = Callable[[LoadedModel, Sent], Made]
-"""A function that prepares the answer to a body. It runs in another thread."""
+Make = Callable[[LoadedModel, Sent], Writer | EngineTask | Payload]
 
 
 def registry_of(http: Request) -> Registry:
@@ -53,55 +219,34 @@ def loaded_of(http: Request) -> LoadedModel:
     return registry.loaded(registry.find(http.query_params.get("model")))
 
 
-async def complete(http: Request, body: Sent, make: Make[Sent, Writer]) -> Response:
-    """Generate the answer to a request, complete or as a stream. Raises Problem."""
-    async with _made(http, body, make) as (writer, engine):
-        stream = ResponseStream(engine, writer, http.scope["limit"])
-        http.scope["end"] = stream.close
-    if writer.stream:
-        return StreamingResponse(stream.events(), 200, STREAM_HEADERS, writer.media)
-    return JSONResponse(await stream.complete(http))
+def post(router: APIRouter, path: str, kind: type[Body], make: Make[Any], summary: str) -> None:
+    """Add a route for POST requests.
+
+    Args:
+        kind: The model of the bodies.
+        make: See `respond`.
+        summary: What the route does, for the OpenAPI document.
+    """
+
+    async def answered(body: kind, http: Request) -> Response:  # type: ignore[valid-type]
+        return await respond(http, body, make)
+
+    # The module of a route decides how its errors are written.
+    answered.__module__ = make.__module__
+    router.post(path, summary=summary)(answered)
 
 
-async def compute(http: Request, body: Sent, make: Make[Sent, Payload]) -> Response:
-    """Answer a request without the engine. Raises Problem."""
-    async with _made(http, body, make) as (answer, _):
-        return JSONResponse(answer)
+async def respond(http: Request, body: Sent, make: Make[Sent]) -> Response:
+    """Answer a request as soon as its model takes requests, at most until the end of the time. The
+    model stays in memory until the answer is prepared.
 
-
-async def run(http: Request, body: Sent, make: Make[Sent, EngineTask]) -> Response:
-    """Let the engine compute an answer. Raises Problem."""
-    async with _made(http, body, make) as (task, engine):
-        engine.run(task)
-    http.scope["end"] = functools.partial(dict, prompt_tokens=task.prompt_tokens)
-    future = asyncio.wrap_future(task.future)
-    try:
-        while not future.done():
-            await asyncio.wait([future], timeout=POLL_SECONDS)
-            await _check_connected(http)
-            if engine.closed:  # the current step may take long
-                raise busy(STOPPING)
-        return await run_in_threadpool(lambda: JSONResponse(task.answer(future.result())))
-    except DecodingError as error:
-        raise failed(str(error)) from None
-    except SpecdecError as error:
-        raise invalid(str(error), "input") from None
-    finally:
-        future.cancel()
-
-
-async def _check_connected(http: Request) -> None:
-    if await http.is_disconnected():
-        raise ClientDisconnect
-
-
-@contextlib.asynccontextmanager
-async def _made(
-    http: Request, body: Sent, make: Make[Sent, Made]
-) -> AsyncIterator[tuple[Made, Engine]]:
-    """Wait until the model of a body takes requests, at most until the end of the time, and prepare
-    the request in another thread. The model stays in memory until the context ends. Raises Problem,
-    and ClientDisconnect if the client leaves while the model is loaded."""
+    Args:
+        make: Prepares the answer in another thread. It returns a Writer for what the engine
+            generates, a task for the engine, or the answer.
+    Raises:
+        Problem: If there is no answer.
+        ClientDisconnect: If the client leaves.
+    """
     registry = registry_of(http)
     model = registry.find(body.model)
     began, counted = time.monotonic(), False
@@ -123,18 +268,50 @@ async def _made(
         made = await run_in_threadpool(make, loaded, body)
         if (keep := getattr(body, "keep_alive", None)) is not None:
             model.keep = keep
-        assert model.engine is not None, "a loaded model has an engine"
-        yield made, model.engine
+        engine = model.engine
+        assert engine is not None, "a loaded model has an engine"
+        if isinstance(made, Writer):
+            stream = ResponseStream(engine, made, http.scope["limit"])
+            http.scope["end"] = stream.close
+        elif isinstance(made, EngineTask):
+            engine.run(made)
+            http.scope["end"] = functools.partial(dict, prompt_tokens=made.prompt_tokens)
     except SpecdecError as error:
         # Errors of options begin with their names.
         name = str(error).partition(" ")[0].replace("-", "_")
         raise invalid(str(error), name if name in type(body).model_fields else None) from None
     finally:
         model.leases -= 1
+    if isinstance(made, EngineTask):
+        return await _computed(http, made, engine)
+    if not isinstance(made, Writer):
+        return JSONResponse(made)
+    if made.stream:
+        return StreamingResponse(stream.events(), 200, STREAM_HEADERS, made.media)
+    return JSONResponse(await stream.complete(http))
 
 
-Output = tuple[Choice, Step | None, list[Event]]
-"""A choice, its newest step (None at the end of the choice), and the events in the step's text."""
+async def _computed(http: Request, task: EngineTask, engine: Engine) -> Response:
+    """Return the answer that the engine computes. Raises Problem."""
+    future = asyncio.wrap_future(task.future)
+    try:
+        while not future.done():
+            await asyncio.wait([future], timeout=POLL_SECONDS)
+            await _check_connected(http)
+            if engine.closed:  # the current step may take long
+                raise busy(STOPPING)
+        return await run_in_threadpool(lambda: JSONResponse(task.answer(future.result())))
+    except DecodingError as error:
+        raise failed(str(error)) from None
+    except SpecdecError as error:
+        raise invalid(str(error), "input") from None
+    finally:
+        future.cancel()
+
+
+async def _check_connected(http: Request) -> None:
+    if await http.is_disconnected():
+        raise ClientDisconnect
 
 
 class ResponseStream:
@@ -177,12 +354,12 @@ class ResponseStream:
             yield sent([payload for choice in self.choices for payload in writer.start(choice)])
             async for output in self._outputs(HEARTBEAT_SECONDS):
                 if output is None:
-                    yield sent(writer.silence()) or writer.heartbeat
+                    yield writer.silence()
                     continue
                 choice, step, events = output
                 ended = writer.end(choice) if step is None else ()
                 yield sent([*writer.piece(choice, step or Step(), events), *ended])
-            yield sent(writer.rest(self.choices)) + writer.done
+            yield writer.rest(self.choices)
         except Problem as problem:
             yield sent(writer.failed(problem))
 
@@ -196,10 +373,13 @@ class ResponseStream:
             "draft_n_accepted": sum(choice.accepted for choice in self.choices),
         }
 
-    async def _outputs(self, every: float) -> AsyncIterator[Output | None]:
-        """Yield the steps of all choices, and None after each `every` seconds without a step. When
-        the time of the request is over, open choices are cut. Raises Problem if the engine fails or
-        has generated no token in this time."""
+    async def _outputs(
+        self, every: float
+    ) -> AsyncIterator[tuple[Choice, Step | None, list[Event]] | None]:
+        """Yield the steps of all choices, with the choice before them and the events in their texts
+        after them. A step of None is the end of a choice. Yield None after each `every` seconds
+        without a step. When the time of the request is over, open choices are cut. Raises Problem
+        if the engine fails or has generated no token in this time."""
         while self._open:
             left = self._deadline - self._loop.time()
             if left <= 0:
@@ -217,10 +397,10 @@ class ResponseStream:
             choice = self._open[step.number]
             choice.take(step)
             for piece in _by_drafted(step) if self._writer.include_drafted else [step]:
-                yield choice, piece, await _read(choice, piece.text)
+                yield choice, piece, await choice.read(piece.text)
             if step.last:
                 del self._open[step.number]
-                yield choice, None, await _read(choice, None)
+                yield choice, None, await choice.read(None)
         cut = list(self._open.values())
         self.close()
         if cut and not any(choice.tokens for choice in self.choices):
@@ -228,13 +408,7 @@ class ResponseStream:
             raise busy(message, code="timeout", seconds=10)
         for choice in cut:
             choice.finish_reason = "length"
-            yield choice, None, await _read(choice, None)
-
-
-async def _read(choice: Choice, text: str | None) -> list[Event]:
-    """Read the next piece of a choice. Tool calls, which may take long, are read in a thread."""
-    calling = choice.reader.section is not None
-    return await run_in_threadpool(choice.read, text) if calling else choice.read(text)
+            yield choice, None, await choice.read(None)
 
 
 def _by_drafted(step: Step) -> list[Step]:

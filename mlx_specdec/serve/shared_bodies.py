@@ -6,25 +6,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, Field
 
 from ..text.chat import RESERVED, Ending
-from ..text.messages import TEXT_PART_FIELDS, Message, Tool
-from .fields import Boolean, Fields, Kinds, Object, Refused, Several, Typed, either, number
+from ..text.messages import LONGEST_TOOL_NAME, TEXT_PART_FIELDS, Message, Tool, shown_name
+from .fields import Boolean, Fields, Kinds, Object, Refused, Several, Typed, Written, either, number
 from .internal import Chat, ConstraintKind, TextConstraint, ToolChoice, Tools
 from .problems import invalid
 
-Written = Annotated[str, Field(pattern=r"\S")]
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 Budget = Annotated[int, Field(ge=0), number]
-THINKING_STATES = {"enabled": True, "disabled": False}
 SWITCHES = ("enable_thinking", "thinking")
 """Template variables that turn reasoning on or off: the first one in templates of Qwen, GLM and
 others, the second one in templates of DeepSeek, Granite and Kimi."""
 UNSEEN = {"type", "cache_control", "defer_loading", "eager_input_streaming"}
 """Keys of tools that are meant for the server and not for the model."""
-LONGEST_TOOL_NAME = 128
-"""Largest number of characters of a tool's name, as in Anthropic's API. OpenAI's takes 64."""
 
 
 # Contents.
@@ -41,13 +37,6 @@ class ContentPart(Typed):
 
 
 Content = str | Several[ContentPart]
-
-
-def parts_of(content: str | Sequence[ContentPart]) -> str | list[Message]:
-    """Return a content as `text.messages` reads it."""
-    if isinstance(content, str):
-        return content
-    return [part.model_dump(exclude_none=True) for part in content]
 
 
 class ReasoningDetail(Fields):
@@ -92,24 +81,19 @@ class ChatMessage(Fields):
 
 
 # Tools.
-class Parameters(Fields):
+class Parameters(Fields, extra="allow"):
     """The JSON schema of the arguments of a function."""
 
-    model_config = ConfigDict(extra="allow")
     properties: dict[str, dict[str, Any] | Boolean] | None = None
     required: Several[str] | None = None
 
 
-Name = Annotated[str, Field(pattern=f"^[A-Za-z0-9_.-]{{1,{LONGEST_TOOL_NAME}}}$")]
-
-
-class Function(Typed):
+class Function(Typed, extra="allow"):
     """A function that the model may call. Chat templates see its other fields, too."""
 
-    model_config = ConfigDict(extra="allow")
     kinds: ClassVar[Kinds] = {"function": ("name",)}
     type: Literal["function"] = "function"
-    name: Name = ""
+    name: Annotated[str, Field(pattern=f"^[A-Za-z0-9_.-]{{1,{LONGEST_TOOL_NAME}}}$")] = ""
     description: str | None = None
     parameters: Parameters | None = None
 
@@ -120,21 +104,10 @@ class Function(Typed):
         return {"type": "function", "function": function}
 
 
-ToolList = Several[Function]
-
-
-def shown_name(name: str, namespace: str | None) -> str:
-    """Return the name by which the model knows a tool. namespace: The tool's namespace in OpenAI's
-    Responses API."""
-    space = "" if namespace is None else f"{namespace.rstrip('_')}__"
-    return f"{space}{name}"[-LONGEST_TOOL_NAME:]
-
-
-class Choosing(Typed):
+class Choosing(Typed, extra="allow"):
     """A tool that must be called, or the tools that may be called. A tool of an unknown type cannot
     be called."""
 
-    model_config = ConfigDict(extra="allow")
     kinds: ClassVar[Kinds] = {
         **dict.fromkeys(("function", "custom"), ("name",)),
         "allowed_tools": ("mode", "tools"),
@@ -160,14 +133,12 @@ class Thinking(Fields):
     budget_tokens: Budget | None = None
 
 
-class Reasoning(Fields):
-    model_config = ConfigDict(extra="allow")
+class Reasoning(Fields, extra="allow"):
     effort: str | None = None
     max_tokens: Budget | None = None
 
 
-class TemplateVariables(Fields):
-    model_config = ConfigDict(extra="allow")
+class TemplateVariables(Fields, extra="allow"):
     refused: ClassVar[Refused] = dict.fromkeys(sorted(RESERVED), ())
 
 
@@ -185,7 +156,8 @@ class Thoughtful(Fields):
         budgets in Anthropic's and OpenRouter's fields, the smaller number holds."""
         thinks, effort = self.enable_thinking, self.reasoning_effort or self.reasoning.effort
         if thinks is None:
-            thinks = False if effort == "none" else THINKING_STATES.get(self.thinking.type)
+            states = {"enabled": True, "disabled": False}
+            thinks = False if effort == "none" else states.get(self.thinking.type)
         variables = {
             **({"reasoning_effort": effort} if effort and effort != "none" else {}),
             **({} if thinks is None else dict.fromkeys(SWITCHES, thinks)),
@@ -219,10 +191,9 @@ CONSTRAINTS = {"json": "json_schema", "regex": "regex", "grammar": "grammar", "c
 """vLLM's names of constraints -> the names of the options."""
 
 
-class Format(Typed):
+class Format(Typed, extra="allow"):
     """The format of an answer."""
 
-    model_config = ConfigDict(extra="allow")
     kinds: ClassVar[Kinds] = {"text": (), "json_object": (), "json_schema": ("schema",)}
     type: Literal["text", "json_object", "json_schema"]
     schema_: Annotated[Object, Field(alias="schema")] = {"type": "object"}  # noqa: RUF012
@@ -234,10 +205,9 @@ class Format(Typed):
         return [] if free else [TextConstraint("json_schema", self.schema_, field)]
 
 
-class Formatted(Fields):
+class Formatted(Fields, extra="allow"):
     """An object with the format of an answer. Its other fields are only hints."""
 
-    model_config = ConfigDict(extra="allow")
     format: Format = Format(type="text")
 
 
@@ -260,8 +230,8 @@ class VllmConstraints(Fields):
         ]
 
 
-class StructuredOutputs(VllmConstraints):
-    model_config = ConfigDict(extra="forbid")
+class StructuredOutputs(VllmConstraints, extra="forbid"):
+    """vLLM's object with one constraint."""
 
 
 class Constrained(VllmConstraints):

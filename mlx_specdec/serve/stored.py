@@ -3,7 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any
 
 from .problems import Problem
 
@@ -23,11 +23,6 @@ class StoredConversation:
     response: dict[str, Any] = field(default_factory=dict)
     items: Sequence[Any] = ()
     nbytes: int = 0
-
-    def followed(self, response: dict[str, Any], added: Sequence[Any], nbytes: int) -> Self:
-        """Return the conversation with a later response. added: The items of its request and its
-        output. nbytes: The size of all that as JSON."""
-        return type(self)(response, [*self.items, *added], self.nbytes + nbytes)
 
 
 class StoredResponses:

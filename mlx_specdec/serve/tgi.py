@@ -8,16 +8,15 @@ from fastapi import APIRouter, Request, Response
 from pydantic import Field, model_validator
 
 from ..results import Step, TokenLogprob
+from ..text.vocabulary import token_piece
 from ..version import __version__
-from .answers import LEAST_LOGPROB, Choice, Payload, Writer, token_piece
 from .engine import CONNECTIONS
 from .events import Event, by_kind
-from .fields import Boolean, Fields, Object, Refused
+from .fields import Boolean, Fields, Object, Refused, Written
 from .internal import ConstraintKind, Count, Limit, Sampled, TextConstraint, Wanted
 from .problems import Problem, invalid
 from .requests import CompletionBody, LoadedModel, Prepared
-from .service import complete, loaded_of
-from .shared_bodies import Written
+from .service import LEAST_LOGPROB, Choice, Payload, Writer, loaded_of, post, respond
 
 TGI_REASONS = {"eos": "eos_token", "stop": "stop_sequence"}
 """TGI's names of finish reasons. All other reasons are "length"."""
@@ -69,7 +68,6 @@ class GenerateRequest(CompletionBody):
     parameters: GenerateParameters = Field(default_factory=GenerateParameters.model_construct)
 
     def prepared(self, model: LoadedModel) -> Prepared:
-        """Prepare the continuation of a text. Raises Problem and SpecdecError."""
         constraint = self.parameters.grammar and self.parameters.grammar.constraint()
         # TGI's answers have the logprob of every token.
         wanted = Wanted(self.parameters, [constraint] if constraint else [], 0)
@@ -87,7 +85,6 @@ class TgiWriter(Writer):
 
     @staticmethod
     def error(problem: Problem) -> tuple[int, Payload]:
-        """Return the HTTP status and the body with which TGI's API reports an error."""
         status, kind = TGI_ERRORS.get(problem.status, (problem.status, "incomplete_generation"))
         return status, {"error": problem.message, "error_type": kind}
 
@@ -152,29 +149,19 @@ class TgiListWriter(TgiWriter):
 
 
 # Routes.
+post(router, "/", GenerateRequest, TgiListWriter, "Answers TGI's clients, also in a stream")
+
+
 @router.post("/generate", summary="Answers TGI's clients")
+@router.post("/generate_stream", summary="Streams the answer to TGI's clients")
 async def generate(body: GenerateRequest, http: Request) -> Response:
     """Continue a text."""
-    body.stream = False
-    return await complete(http, body, TgiWriter)
-
-
-@router.post("/generate_stream", summary="Streams the answer to TGI's clients")
-async def generate_stream(body: GenerateRequest, http: Request) -> Response:
-    """Continue a text in a stream."""
-    body.stream = True
-    return await complete(http, body, TgiWriter)
-
-
-@router.post("/", summary="Answers TGI's clients, also in a stream")
-async def generate_either(body: GenerateRequest, http: Request) -> Response:
-    """Continue a text, in a stream if the body has `stream`."""
-    return await complete(http, body, TgiListWriter)
+    body.stream = http.scope["path"] == "/generate_stream"
+    return await respond(http, body, TgiWriter)
 
 
 @router.get("/info", summary="Describes the server to TGI's clients")
 async def info(http: Request) -> Payload:
-    """Describe the server."""
     model = loaded_of(http)
     return {
         "model_id": model.name,

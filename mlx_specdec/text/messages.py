@@ -12,9 +12,9 @@ from typing import Any, Literal
 
 from ..errors import CheckpointError, PromptError
 from .chat import Ending, reasoning_of
+from .markers import HARMONY
 from .prompts import parse_json
 from .tokenizer import Tokenizer
-from .tool_formats import HARMONY
 
 BILLING = re.compile(r"^x-anthropic-billing-header:(?: *[a-z_]+=[^;\s]*;)+\s*")
 """Claude Code's billing line, at the beginning of its system prompt:
@@ -27,13 +27,13 @@ results of tools (anthropics/claude-code issue 90018, farion1231/cc-switch issue
 SYSTEM = ("system", "developer")
 ORDER = ("type", "function", "name", "description", "parameters", "properties", "required")
 """Keys of tools, in their order in prompts. All other keys follow in alphabetical order."""
+LONGEST_TOOL_NAME = 128
+"""Largest number of characters of a tool's name, as in Anthropic's API. OpenAI's takes 64."""
 Way = Literal["template", "role prefixes", "single user message"]
 """The form in which a model reads messages."""
 Message = dict[str, Any]
 Tool = dict[str, Any]
 PREFIXES = {"system": "ASSISTANT's RULE: ", "user": "USER: ", "assistant": "ASSISTANT: "}
-MESSAGE_FIELDS = ("name", "tool_call_id")
-"""Optional fields of a message that templates read."""
 TEXT_PART_FIELDS = {
     **dict.fromkeys(
         ("text", "input_text", "output_text", "summary_text", "reasoning_text"), "text"
@@ -58,27 +58,24 @@ def messages_of(sent: Sequence[Message]) -> list[Message]:
     user has such a part."""
     messages = []
     newest = next((message for message in reversed(sent) if message["role"] == "user"), {})
-    _check_parts(newest.get("content", ""))
+    parts = newest.get("content", "")
+    kinds = () if isinstance(parts, str) else [part["type"] for part in parts]
+    if unread := next((kind for kind in kinds if kind not in TEXT_PART_FIELDS), None):
+        raise PromptError(
+            f"the newest message of the user has a part of the type {unread!r:.66}, and "
+            "this model reads only text: leave it out"
+        )
     for source in sent:
         role = "system" if source["role"] in SYSTEM else source["role"]
         content: Any = source.get("content", source.get("refusal", ""))
         message = {"role": role, "content": text_of(content)}
-        message |= {name: source[name] for name in MESSAGE_FIELDS if name in source}
+        message |= {name: source[name] for name in ("name", "tool_call_id") if name in source}
         if (reasoning := _reasoning(source, content)) is not None:
             message["reasoning_content"] = reasoning
         if role == "assistant" and source.get("tool_calls"):
             message["tool_calls"] = [tool_call(call) for call in source["tool_calls"]]
         messages.append(message)
     return messages
-
-
-def _check_parts(content: str | Sequence[Message]) -> None:
-    kinds = () if isinstance(content, str) else [part["type"] for part in content]
-    if unread := next((kind for kind in kinds if kind not in TEXT_PART_FIELDS), None):
-        raise PromptError(
-            f"the newest message of the user has a part of the type {unread!r:.66}, and "
-            "this model reads only text: leave it out"
-        )
 
 
 def _reasoning(message: Message, content: str | Sequence[Message]) -> str | None:
@@ -123,19 +120,16 @@ def with_late_system(messages: Sequence[Message]) -> list[Message]:
             folded.append({"role": "user", "content": text})
             moved = True
         elif role == "system" and folded:
-            folded[-1] = {**folded[-1], "content": _paragraphs(folded[-1]["content"], text)}
+            texts = (folded[-1]["content"], text)
+            folded[-1] = {**folded[-1], "content": lines_of(texts, "\n\n")}
         else:
             if moved and role != "assistant":
                 held = folded.pop()["content"]
                 texts = (held, text) if role == "user" else (text, held)
-                message = {**message, "content": _paragraphs(*texts)}
+                message = {**message, "content": lines_of(texts, "\n\n")}
             moved = False
             folded.append(message)
     return folded
-
-
-def _paragraphs(*texts: str) -> str:
-    return "\n\n".join(filter(None, texts))
 
 
 @functools.lru_cache(maxsize=1)
@@ -152,6 +146,13 @@ def renders_late_system(tokenizer: Tokenizer) -> bool:
     before, answer, after = late.partition("one assistant")
     same = without.startswith(before + answer)
     return same and 0 <= after.find("two system") < after.find("two user")
+
+
+def shown_name(name: str, namespace: str | None) -> str:
+    """Return the name by which the model knows a tool. namespace: The tool's namespace in OpenAI's
+    Responses API."""
+    space = "" if namespace is None else f"{namespace.rstrip('_')}__"
+    return f"{space}{name}"[-LONGEST_TOOL_NAME:]
 
 
 def in_order(value: Any) -> Any:
@@ -178,9 +179,9 @@ def _text_of_part(part: Message) -> str:
     return "" if kind in THOUGHTS else note
 
 
-def lines_of(parts: Iterable[str]) -> str:
-    """Join the parts of a content by line breaks, as llama.cpp does. Empty parts are left out."""
-    return "\n".join(filter(None, parts))
+def lines_of(parts: Iterable[str], between: str = "\n") -> str:
+    """Join the parts of a content, as llama.cpp does. Empty parts are left out."""
+    return between.join(filter(None, parts))
 
 
 def tool_call(call: Message) -> Message:

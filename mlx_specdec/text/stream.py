@@ -32,21 +32,18 @@ class TextStream:
         self._special = tokenizer.special_ids
         self._shown = shown or {}
         self._bytes = tokenizer.byte_ids
-        self._window = self._end_of(before)
+        # The last ids that are not special, SHORT_WINDOW of them. If these begin within a run of
+        # byte pieces, the window has the whole run.
+        self._window: list[int] = []
+        for id in reversed(before):
+            if len(self._window) >= SHORT_WINDOW and self._window[-1] not in self._bytes:
+                break
+            if id not in self._special:
+                self._window.append(id)
+        self._window.reverse()
         # The text of `before`, as long as no text after it has been printed.
         self._before = tokenizer.decode(self._window) if self._window else ""
         self._printed = len(self._before)
-
-    def _end_of(self, ids: Sequence[int]) -> list[int]:
-        """Return the last SHORT_WINDOW ids that are not special. If these begin within a run of
-        byte pieces, return the whole run."""
-        window: list[int] = []
-        for id in reversed(ids):
-            if len(window) >= SHORT_WINDOW and window[-1] not in self._bytes:
-                break
-            if id not in self._special:
-                window.append(id)
-        return window[::-1]
 
     def push(self, ids: Sequence[int]) -> str:
         """Return the text that became certain with `ids`. It is "" within a character."""

@@ -4,11 +4,12 @@ tokenizer.json nor an encoder-decoder's sentencepiece model, and applies some ch
 import contextlib
 import functools
 import hashlib
+import json
 import math
 import re
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
@@ -25,8 +26,6 @@ TOKENIZER_FILES = ("*token*", "*spiece*", "*.spm", "sentencepiece*", "*vocab*", 
 """Patterns of a tokenizer's files."""
 _TIKTOKEN = re.compile(rb"[A-Za-z0-9+/]+=* \d+\n")
 """The first line of a tiktoken file: a token in base 64, and its rank."""
-EXTRA = 100
-"""The default number of T5's sentinels."""
 _NO_TAG = re.compile(r"(?!)")
 _LANGUAGE_TAG = re.compile(r"\A(>>[^<>\s]+<<)")
 """The tag of the target language before a source of Marian."""
@@ -114,7 +113,14 @@ class Tokenizer(ABC):
     def apply_chat(
         self, prompt: str | Messages, settings: Settings = None, *, ending: Ending = "answer"
     ) -> list[int]:
-        """Return the token ids of a prompt; see `chat.apply`. Raises CheckpointError."""
+        """Return the token ids of messages.
+
+        Args:
+            prompt: The messages, or the text of the only message.
+            settings: Variables of the template, and "tools".
+        Raises:
+            CheckpointError: If there is no chat template, or if it fails.
+        """
         raise CheckpointError("this model has no chat template")
 
 
@@ -285,11 +291,25 @@ class FileTokenizer(Tokenizer):
     def apply_chat(
         self, prompt: str | Messages, settings: Settings = None, *, ending: Ending = "answer"
     ) -> list[int]:
-        with self._reading():
-            return chat.apply(self._chat, prompt, settings, ending=ending)
+        sent = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [*prompt]
+        try:
+            with self._reading():
+                source, special, encode = self._chat((settings or {}).get("tools") is not None)
+                # Copies, since objects may have methods that the sandbox does not know.
+                messages, named = json.loads(json.dumps([sent, settings or {}], default=str))
+                variables = {"tools": None, "documents": None, **special, **named}
+                return list(encode(chat.render(source, messages, variables, ending)))
+        except CheckpointError:
+            raise
+        except Exception as problem:
+            raise CheckpointError(
+                f"the chat template cannot be applied ({first_line(problem):.170}): use "
+                "--no-chat-template"
+            ) from None
 
-    def _chat(self, tools: bool) -> chat.Chat:
-        """Return the chat template for chats with or without tools."""
+    def _chat(self, tools: bool) -> tuple[str, Mapping[str, Any], Callable[[str], Sequence[int]]]:
+        """Return the chat template for chats with or without tools, the special tokens that it may
+        name, and a function that encodes its output."""
         directory, settings, template = self._directory, self._settings, self._template
         wanted = {name: settings.get(name) for name in _SPECIAL_NAME.findall(str(template))}
         texts = {n: t.get("content") if isinstance(t, Mapping) else t for n, t in wanted.items()}
@@ -336,10 +356,10 @@ class SentencePieceTokenizer(Tokenizer):
             special = ["<pad>", "</s>", "<mask_1>", "<mask_2>", *more, "<unk>"]
             ordered = [*special[:-1], *names[2:]]
         elif file.name == "spiece.model":
-            # Sentinels follow the pieces, and <extra_id_0> is the last one. mT5 has sentinels among
-            # the pieces, and the pieces of MADLAD-400 are its complete vocabulary.
+            # By default 100 sentinels follow the pieces, and <extra_id_0> is the last one. mT5 has
+            # sentinels among the pieces, and MADLAD-400's pieces are its complete vocabulary.
             full = "<extra_id_" in names[-1] or len(names) >= config.get("vocab_size", math.inf)
-            extra = settings.get("extra_ids", 0 if full else EXTRA)
+            extra = settings.get("extra_ids", 0 if full else 100)
             sentinels = [f"<extra_id_{number}>" for number in reversed(range(extra))]
             controls = [name for id, name in enumerate(names) if self._source.is_control(id)]
             special, ordered = [*controls, *sentinels], [*names, *sentinels]

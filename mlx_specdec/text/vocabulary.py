@@ -1,5 +1,6 @@
 """The tokens that two vocabularies share, compared by their texts."""
 
+import functools
 from collections.abc import Sequence
 
 import mlx.core as mx
@@ -79,8 +80,10 @@ def written_texts(tokenizer: Tokenizer) -> list[bytes | None]:
     ]
 
 
+@functools.lru_cache(maxsize=1)
 def token_bytes(tokenizer: Tokenizer) -> list[bytes | None]:
-    """Return the bytes of each id's text, or None for ids without a token."""
+    """Return the bytes of each id's text, or None for ids without a token. The list must not be
+    changed."""
     pieces = tokenizer.pieces
     spaced = any(piece is not None and piece.startswith("\u2581") for piece in pieces)
 
@@ -93,6 +96,12 @@ def token_bytes(tokenizer: Tokenizer) -> list[bytes | None]:
         return piece.encode()
 
     return [None if piece is None else text(piece) for piece in pieces]
+
+
+def token_piece(tokenizer: Tokenizer, id: int) -> bytes | None:
+    """Return the bytes of a token's text, or None for an id without a text."""
+    pieces = token_bytes(tokenizer)
+    return pieces[id] if id < len(pieces) else None
 
 
 class Translation:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mlx_specdec.serve import embeddings
+from mlx_specdec.serve import openai
 from mlx_specdec.serve.engine import EngineTask
 from mlx_specdec.serve.problems import Problem
 
@@ -81,7 +81,7 @@ def test_the_end_of_the_server_does_not_wait_for_a_step(
         yield
         return []
 
-    monkeypatch.setattr(embeddings, "embed", stays)
+    monkeypatch.setattr(openai, "embed", stays)
     with running(llama) as engine, ThreadPoolExecutor(1) as pool:
         answer = pool.submit(client_of(engine).post, "/v1/embeddings", json={"input": TEXT})
         assert began.wait(60)

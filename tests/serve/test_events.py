@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 
 from mlx_specdec.serve.events import Event, Reader, joined
-from mlx_specdec.text.markers import Marker, Markers
-from mlx_specdec.text.tool_formats import OTHER_NAMES, TOOL_FORMATS, ToolFormat
+from mlx_specdec.text.markers import OTHER_NAMES, TOOL_FORMATS, Markers, ToolFormat
 
 from ..contract.call_texts import TEXTS, Said
 from ..support.tools import GET_TOOLS
 
-THINKING = Markers((Marker("<think>", (5,)), Marker("</think>", (6,))))
+THINKING = Markers({"<think>": (5,), "</think>": (6,)})
 
 
 def of_parser(name: str) -> ToolFormat:

@@ -29,7 +29,7 @@ def test_stored_responses_stay_within_their_bound() -> None:
     stored = StoredResponses(most_bytes=4000)
     given = [Item(role="user", content="x" * 1000)]
     for number in range(10):
-        stored.put("a", StoredConversation().followed({"id": str(number)}, given, 1000))
+        stored.put("a", StoredConversation({"id": str(number)}, given, 1000))
         assert stored.nbytes <= 4000
     before = stored.get("a", "9")
     for number in range(6):
@@ -38,9 +38,10 @@ def test_stored_responses_stay_within_their_bound() -> None:
     with pytest.raises(Problem):
         stored.get("b", "9")  # of another tenant
     # All that a long conversation has counts.
-    stored.put("a", before.followed({"id": "next"}, given, 1000))
+    items = [*before.items, *given]
+    stored.put("a", StoredConversation({"id": "next"}, items, before.nbytes + 1000))
     assert [*stored.get("a", "next").items] == given * 2 and stored.nbytes <= 4000
-    stored.put("a", StoredConversation().followed({"id": "too large"}, given, 5000))
+    stored.put("a", StoredConversation({"id": "too large"}, given, 5000))
     assert stored.nbytes == 0
 
 

@@ -6,9 +6,8 @@ import pytest
 
 from mlx_specdec.core.constraint import Alphabet, Constraint
 from mlx_specdec.core.grammar import compiled
-from mlx_specdec.serve.constraints import grammar_of
 from mlx_specdec.serve.events import Reader
-from mlx_specdec.serve.internal import Tools
+from mlx_specdec.serve.internal import Tools, grammar_of
 from mlx_specdec.text.markers import Markers
 
 from ..support.tools import TOOLS

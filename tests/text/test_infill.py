@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mlx_specdec.text.infill import MARKS, infill_of
+from mlx_specdec.text.prompts import MARKS, infill_of
 from mlx_specdec.text.tokenizer import load_tokenizer
 
 from ..support.tokenizers import byte_level

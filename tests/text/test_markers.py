@@ -30,7 +30,7 @@ def texts(markers: Markers) -> tuple[str | None, ...]:
     calls = markers.calls
     thoughts = markers.think or (None, None)
     around = (calls and calls.begin, calls and calls.end)
-    return (*(None if each is None else each.text for each in thoughts), *around)
+    return (*thoughts, *around)
 
 
 THINK = ("<think>", "</think>")

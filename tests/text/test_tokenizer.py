@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mlx_specdec.errors import CheckpointError
-from mlx_specdec.text import sandbox
+from mlx_specdec.text import chat
 from mlx_specdec.text.tokenizer import Tokenizer, load_tokenizer
 from mlx_specdec.text.vocabulary import token_bytes
 
@@ -37,7 +37,7 @@ ENDLESS = {
 def test_a_hostile_template_is_refused_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: str
 ) -> None:
-    monkeypatch.setattr(sandbox, "MOST_SECONDS", 0.01 if "0 s" in reason else 60.0)
+    monkeypatch.setattr(chat, "MOST_SECONDS", 0.01 if "0 s" in reason else 60.0)
     with pytest.raises(CheckpointError, match=f"cannot be applied .*{reason}") as caught:
         chatty(tmp_path, ENDLESS[reason]).apply_chat("hello")
     assert "\n" not in str(caught.value)
