@@ -1,10 +1,13 @@
 """Tiny models, and servers of many tiny models, that several files of the contract share."""
 
+import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from .pairs import PAIRS, SHIPPED
 from .several import Several, serve_several
 from .support import checkpoint, moved, served
 from .translators import translator
@@ -24,6 +27,14 @@ def t5_draft(t5: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return checkpoint(tmp_path_factory.mktemp("llama"))
+
+
+@pytest.fixture(scope="session")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
+    """Return a function that returns a pair of pairs.py by its name. The pair is loaded once, with
+    all trials of its models, since no test changes it."""
+    makers = {**PAIRS, **SHIPPED}
+    return functools.cache(lambda name: makers[name](tmp_path_factory.mktemp("pair")))
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,7 @@ them is checked in test_same_output.py."""
 import json
 import math
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from mlx_specdec import DecodingError, OptionError, Options, Request, generate, load
 
 from .outcomes import together
-from .pairs import END, LETTERS, PAIRS, SPECIAL, T5, model
+from .pairs import END, LETTERS, SPECIAL, T5, model
 from .test_same_output import FACTORS
 
 PROMPT = [5, 9, 12, 7, 25, 21, 8]
@@ -22,8 +23,8 @@ STUCK = "the model has no token for what must follow"
 
 
 @pytest.fixture(scope="module", params=["llama", T5])
-def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return PAIRS[request.param](tmp_path_factory.mktemp("constraints"))
+def pair(request: pytest.FixtureRequest, pairs: Callable[[str], Any]) -> Any:
+    return pairs(request.param)
 
 
 def options_of(**changes: Any) -> Options:

@@ -9,7 +9,7 @@ the others ask for comes from a table with each two values of different settings
 import itertools
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -155,11 +155,11 @@ def near(one: Outcome, other: Outcome) -> bool:
 
 
 @pytest.mark.parametrize("name", quick((*PAIRS, *SHIPPED), *FAST))
-def test_the_output_is_that_of_plain_decoding(name: str, tmp_path: Path) -> None:
+def test_the_output_is_that_of_plain_decoding(name: str, pairs: Callable[[str], Any]) -> None:
     at, dice = [*PAIRS, *SHIPPED].index(name), random.Random(name)
     rows = [{**BUSY, "temperature": [*FACTORS["temperature"]][at % 3]}]
     rows += ROWS[2 * at : 2 * at + 2]  # none for shipped models, with which these take long
-    pair = {**PAIRS, **SHIPPED}[name](tmp_path)
+    pair = pairs(name)
     requests = [request_of(pair, row, number, dice) for number, row in enumerate(rows)]
     regular = [with_options(request, regular=True) for request in requests]
     plain = together(pair, regular, batch_size=1)
@@ -180,9 +180,9 @@ CACHES = ("llama", "gemma3_wrapped", "mamba2", "qwen3_next", T5)
 
 
 @pytest.mark.parametrize("name", [*CACHES, "qwen3, newest 9", "llama, 2 bits"])
-def test_dozens_of_rounds_keep_every_cache_right(name: str, tmp_path: Path) -> None:
+def test_dozens_of_rounds_keep_every_cache_right(name: str, pairs: Callable[[str], Any]) -> None:
     """Log-probabilities show at once if a rewind keeps a wrong position."""
-    pair = PAIRS[name](tmp_path)
+    pair = pairs(name)
     bias = dict.fromkeys(pair.eos_token_ids, -math.inf)
     options = Options(max_tokens=48, temperature=0.9, seed=4, logit_bias=bias, num_draft=4)
     request = Request([5, 9, 12, 7, 33, 21, 8], replace(options, cost_cache=False), top_logprobs=64)
