@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from .pairs import PAIRS, SHIPPED
+from .pairs import PAIRS
 from .several import Several, serve_several
 from .support import checkpoint, moved, served
 from .translators import translator
@@ -33,8 +33,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def pairs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
     """Return a function that returns a pair of pairs.py by its name. The pair is loaded once, with
     all trials of its models, since no test changes it."""
-    makers = {**PAIRS, **SHIPPED}
-    return functools.cache(lambda name: makers[name](tmp_path_factory.mktemp("pair")))
+    return functools.cache(lambda name: PAIRS[name](tmp_path_factory.mktemp("pair")))
 
 
 @pytest.fixture(scope="session")
