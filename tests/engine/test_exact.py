@@ -36,10 +36,10 @@ from ..support.simulated_metal import off_cpu
 PAIRS = {"py-llama": ("python.jsonl", 40), "t5-enfr": ("translation.jsonl", 12)}
 """Shipped pairs: a file in prompts/, and the tokens of the greedy output. Rows that attend together
 change py-llama's 38th token. benchmarks/rounding.py --metal takes more prompts."""
-ONE_PASS_KEYS = 24
-"""Keys up to which the simulated sum of a row is not divided: more than a trial has."""
+KERNELS = {"ONE_PASS_KEYS": 24, "FEW": 5}
+"""Sizes of the simulated kernels: more keys than a trial has, and as many rows as its passes."""
 TOKENS = 36
-"""Tokens of the sequences whose bits are compared. They exceed ONE_PASS_KEYS and all windows."""
+"""Tokens of the sequences whose bits are compared. They exceed the keys above and all windows."""
 MODELS: dict[str, Callable[[], Base]] = {
     "llama": lambda: fresh("llama"),
     "one key-value head": lambda: fresh("llama", num_key_value_heads=1),
@@ -75,7 +75,8 @@ def family(name: str) -> DecoderOnlyModel:
 def metal() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         off_cpu(patch)
-        patch.setattr(simulated_metal, "ONE_PASS_KEYS", ONE_PASS_KEYS)
+        for name, size in KERNELS.items():
+            patch.setattr(simulated_metal, name, size)
         simulated_metal.install(patch)
         yield
 
