@@ -3,11 +3,10 @@
 import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from .pairs import PAIRS
+from .pairs import PAIRS, Pairs
 from .several import Several, serve_several
 from .support import checkpoint, moved, served
 from .translators import translator
@@ -30,9 +29,8 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def pairs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
-    """Return a function that returns a pair of pairs.py by its name. The pair is loaded once, with
-    all trials of its models, since no test changes it."""
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> Pairs:
+    """Each pair is loaded once, with all trials of its models, since no test changes it."""
     return functools.cache(lambda name: PAIRS[name](tmp_path_factory.mktemp("pair")))
 
 

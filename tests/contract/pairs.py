@@ -26,6 +26,8 @@ SIZE = 64
 """The number of tokens: those above, and the bytes of é and of an emoji."""
 Make = Callable[[Path], Any]
 """Writes models into a directory and loads them."""
+Pairs = Callable[[str], Any]
+"""Returns a pair by its name, as the fixture `pairs` does."""
 
 
 def letters(

@@ -4,7 +4,7 @@ options of their own, and memory. That outputs are equal is checked in test_same
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -23,7 +23,7 @@ from mlx_specdec import (
 )
 
 from .outcomes import alone, together
-from .pairs import SIZE, T5
+from .pairs import SIZE, T5, Pairs
 
 FREE = Options(
     max_tokens=9,
@@ -37,12 +37,12 @@ LONG = [(7 * place) % 50 + 3 for place in range(700)]
 
 
 @pytest.fixture(scope="module", params=["llama", T5])
-def pair(request: pytest.FixtureRequest, pairs: Callable[[str], Any]) -> Any:
+def pair(request: pytest.FixtureRequest, pairs: Pairs) -> Any:
     return pairs(request.param)
 
 
 @pytest.fixture(scope="module")
-def llama(pairs: Callable[[str], Any]) -> Any:
+def llama(pairs: Pairs) -> Any:
     return pairs("llama")
 
 
@@ -230,7 +230,7 @@ def test_short_prompts_do_not_wait_for_a_long_one(llama: Any, place: int) -> Non
     ],
 )
 def test_models_that_cannot_share_passes_say_why(
-    name: str, reason: str | None, pairs: Callable[[str], Any]
+    name: str, reason: str | None, pairs: Pairs
 ) -> None:
     run = stream_many(pairs(name), requests_of(2), FREE, batch_size=4)
     found = sorted(step.number for step in run if step.result is not None)

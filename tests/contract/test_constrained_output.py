@@ -4,7 +4,6 @@ them is checked in test_same_output.py."""
 import json
 import math
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import pytest
 from mlx_specdec import DecodingError, OptionError, Options, Request, generate, load
 
 from .outcomes import together
-from .pairs import END, LETTERS, SPECIAL, T5, model
+from .pairs import END, LETTERS, SPECIAL, T5, Pairs, model
 from .test_same_output import FACTORS
 
 PROMPT = [5, 9, 12, 7, 25, 21, 8]
@@ -23,7 +22,7 @@ STUCK = "the model has no token for what must follow"
 
 
 @pytest.fixture(scope="module", params=["llama", T5])
-def pair(request: pytest.FixtureRequest, pairs: Callable[[str], Any]) -> Any:
+def pair(request: pytest.FixtureRequest, pairs: Pairs) -> Any:
     return pairs(request.param)
 
 

@@ -34,6 +34,8 @@ CASES += [("dspark", "qwen3_next"), ("dflash2", "falcon_h1"), ("eagle", "falcon_
 """Each kind of drafter on a plain target, and some on targets with windows and recurrent states."""
 QUICK = (*((kind, "llama") for kind in ("eagle", "eagle3", "dspark")), ("mtp", "gemma3_wrapped"))
 PROMPT = [5, 9, 12, 7, 33, 21, 8]
+Made = Callable[..., Any]
+"""Returns a pair of a drafter of a kind and a target of a family."""
 
 
 def target_of(name: str, directory: Path) -> Path:
@@ -41,9 +43,8 @@ def target_of(name: str, directory: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
-    """Return a function that returns a pair of a target and a drafter of a kind. The pair is loaded
-    once, since no test changes it."""
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """Each pair is loaded once, since no test changes it."""
 
     @functools.cache
     def make(kind: str, target: str = "llama") -> Any:
@@ -61,7 +62,7 @@ def options(**settings: Any) -> Options:
 
 @pytest.mark.parametrize("names", quick(CASES, *QUICK), ids="-".join)
 def test_a_drafter_reads_a_completion_as_it_reads_a_prompt(
-    names: tuple[str, str], made: Callable[..., Any]
+    names: tuple[str, str], made: Made
 ) -> None:
     """Round after round it drafts what it drafts after a prompt of the same tokens, however many
     of these a pass reads."""
@@ -78,9 +79,7 @@ def test_a_drafter_reads_a_completion_as_it_reads_a_prompt(
 
 
 @pytest.mark.parametrize("names", quick(CASES, *QUICK), ids="-".join)
-def test_a_batch_drafts_what_each_row_drafts_alone(
-    names: tuple[str, str], made: Callable[..., Any]
-) -> None:
+def test_a_batch_drafts_what_each_row_drafts_alone(names: tuple[str, str], made: Made) -> None:
     """Prompts have different lengths, and rows join while others are decoded."""
     kind, pair = names[0], made(*names)
     prompts = [PROMPT * count + PROMPT[:more] for count, more in ((0, 3), (3, 0), (1, 2), (0, 2))]
@@ -94,7 +93,7 @@ def test_a_batch_drafts_what_each_row_drafts_alone(
     assert [result.tokens for result in results] == [result.tokens for result in alone]
 
 
-def test_a_long_prompt_is_read_in_chunks_as_at_once(made: Callable[..., Any]) -> None:
+def test_a_long_prompt_is_read_in_chunks_as_at_once(made: Made) -> None:
     prompt = [2 + 7 * index % 60 for index in range(199)]
     for kind in MAKERS:
         pair = made(kind)
@@ -105,9 +104,7 @@ def test_a_long_prompt_is_read_in_chunks_as_at_once(made: Callable[..., Any]) ->
         assert len(drafts) == 1, kind
 
 
-def test_a_drafter_that_is_always_right_saves_passes(
-    made: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_a_drafter_that_is_always_right_saves_passes(made: Made, tmp_path: Path) -> None:
     # It has to know the one token that is possible.
     knowing: dict[str, Any] = {
         "eagle3": {"drafted": None},
@@ -127,7 +124,7 @@ def test_a_drafter_that_is_always_right_saves_passes(
 LACKING = r"or another drafter was named|no such drafter"
 
 
-def test_a_kind_that_the_pair_lacks_is_refused(made: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_kind_that_the_pair_lacks_is_refused(made: Made, tmp_path: Path) -> None:
     plain = load(target_of("llama", tmp_path / "plain"))
     for kind, other in zip(MAKERS, reversed(MAKERS), strict=True):
         with pytest.raises(OptionError, match=LACKING):

@@ -3,7 +3,7 @@ The expected output is cut out of a longer completion, without the code that end
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from mlx_specdec import (
 )
 
 from .outcomes import Outcome, alone, together
-from .pairs import END, SIZE, T5, model
+from .pairs import END, SIZE, T5, Pairs, model
 from .support import moved
 
 PROMPT = [5, 9, 12, 7, 33, 21, 8]
@@ -33,7 +33,7 @@ BANNED = {**ENDLESS, DAMAGED: -math.inf}
 
 
 @pytest.fixture(scope="module", params=["llama", T5])
-def pair(request: pytest.FixtureRequest, pairs: Callable[[str], Any]) -> Any:
+def pair(request: pytest.FixtureRequest, pairs: Pairs) -> Any:
     return pairs(request.param)
 
 

@@ -6,7 +6,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import mlx.core as mx
 import pytest
@@ -26,6 +26,8 @@ PROMPTS = [[5 + (3 + n) * at * at % 390 for at in range(4 + n)] for n in range(4
 BEFORE = "model.layers.2."
 """A tensor of the layer in the files of GLM and DeepSeek: it follows those of the model."""
 Drafts = list[tuple[int, ...]]
+Sources = Callable[[str], tuple[Path, Any, Drafts]]
+"""Returns a family's checkpoint in the layout of its makers, its pair, and the layers' drafts."""
 
 
 def target(family: str, directory: Path, **settings: Any) -> Path:
@@ -39,41 +41,27 @@ def drafts(pair: Any, count: int = 3) -> Drafts:
     return [generate(pair, prompt, lenient).tokens[:count] for prompt in PROMPTS]
 
 
-class Source(NamedTuple):
-    """A target with its layers in the layout of their makers, and what they draft."""
-
-    path: Path
-    pair: Any
-    drafts: Drafts
-
-
 @pytest.fixture(scope="module")
-def sources(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Source]:
-    """Return a function that returns the source of a family. It is loaded once, since no test
-    changes it."""
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Sources:
+    """Each checkpoint is loaded once, since no test changes it."""
 
     @functools.cache
-    def source(family: str) -> Source:
+    def source(family: str) -> tuple[Path, Any, Drafts]:
         path = target(family, tmp_path_factory.mktemp(family))
         pair = load(path)
-        return Source(path, pair, drafts(pair))
+        return path, pair, drafts(pair)
 
     return source
 
 
-def first(rows: Drafts) -> Drafts:
-    """Return the first token of each draft."""
-    return [row[:1] for row in rows]
-
-
 def similar(one: Drafts, two: Drafts) -> bool:
-    """Whether most drafts are equal, as those of rounded weights should be."""
-    return sum(a == b for a, b in zip(one, two, strict=True)) > len(one) / 2
+    """Whether most drafts begin alike, as those of rounded weights should."""
+    return sum(a[0] == b[0] for a, b in zip(one, two, strict=True)) > len(one) / 2
 
 
 @pytest.mark.parametrize("family", quick(FAMILIES, "qwen3_next"))
 def test_every_layout_of_a_checkpoint_says_the_same(
-    family: str, sources: Callable[[str], Source], tmp_path: Path
+    family: str, sources: Sources, tmp_path: Path
 ) -> None:
     """Norms around 0 in the makers' files and around 1 in those of MLX, experts apart or joined."""
     source, _, expected = sources(family)
@@ -93,15 +81,15 @@ def test_every_layout_of_a_checkpoint_says_the_same(
 
 @pytest.mark.parametrize("family", quick(SPLIT, "glm4_moe_lite"))
 def test_folders_that_hold_the_layer_alone_draft_as_it_does(
-    family: str, sources: Callable[[str], Source], tmp_path: Path
+    family: str, sources: Sources, tmp_path: Path
 ) -> None:
     without = target(family, tmp_path / "without", layer=False)
     folder = mtp.split(family, tmp_path / "layer", vocabulary=SIZE)
-    pair, expected = load(without, folder), sources(family).drafts
+    pair, expected = load(without, folder), sources(family)[2]
     assert drafts(pair) == expected
     packed = mtp.split(family, tmp_path / "packed", vocabulary=SIZE, bits=8)
     small = load(without, packed)
-    assert similar(drafts(small, count=1), first(expected))
+    assert similar(drafts(small, count=1), expected)
     with pytest.raises(CheckpointError, match="a drafter of the kind mtp and no whole model"):
         load(folder)
 
@@ -114,11 +102,9 @@ def test_fewer_bits_are_taken_for_the_layer(tmp_path: Path) -> None:
     assert similar(drafts(small, count=1), drafts(full, count=1))
 
 
-def test_a_draft_that_is_named_drafts_in_the_layers_place(
-    sources: Callable[[str], Source], tmp_path: Path
-) -> None:
+def test_a_draft_that_is_named_drafts_in_the_layers_place(sources: Sources, tmp_path: Path) -> None:
     drafter = speculators.eagle3(tmp_path / "drafter", vocabulary=SIZE)
-    pair = load(sources("glm4_moe").path, drafter)
+    pair = load(sources("glm4_moe")[0], drafter)
     assert generate(pair, PROMPTS[0], Options(num_draft=2)).labels.proposer == "eagle3"
     with pytest.raises(OptionError, match="or another drafter was named"):
         generate(pair, PROMPTS[0], Options(proposer="mtp"))
@@ -157,9 +143,7 @@ def test_layers_of_other_families_are_named(tmp_path: Path) -> None:
     unusable(numbered(tmp_path, SIZE), "exaone_moe' are not supported: those of deep")
 
 
-def test_several_numbered_layers_draft_in_turn(
-    sources: Callable[[str], Source], tmp_path: Path
-) -> None:
+def test_several_numbered_layers_draft_in_turn(sources: Sources, tmp_path: Path) -> None:
     """The first token is the first layer's, and the second another layer's."""
     one, pair, alone = sources("glm4_moe")
     weights = mx.load(str(one / "model.safetensors"))
@@ -179,7 +163,7 @@ def test_several_numbered_layers_draft_in_turn(
 
 @pytest.mark.parametrize("delta", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_packs_of_mtplx_hold_quantized_layers(
-    delta: bool, sources: Callable[[str], Source], tmp_path: Path
+    delta: bool, sources: Sources, tmp_path: Path
 ) -> None:
     """The file names no writer. Norms are around 1, or around 0 if config.json says so."""
     pack = target("qwen3_5", tmp_path / "pack", original=False)
@@ -198,4 +182,4 @@ def test_packs_of_mtplx_hold_quantized_layers(
         config = json.loads((pack / "config.json").read_text())
         config["mtplx_mtp_norm_encoding"] = "delta_plus_one"
         (pack / "config.json").write_text(json.dumps(config))
-    assert similar(drafts(load(pack), count=1), first(sources("qwen3_5").drafts))
+    assert similar(drafts(load(pack), count=1), sources("qwen3_5")[2])

@@ -3,7 +3,6 @@
 import itertools
 import json
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import pytest
 from mlx_specdec import Options, PromptCache, Request, generate, stream_generate
 
 from .outcomes import alone
-from .pairs import T5, hidden_states, model
+from .pairs import T5, Pairs, hidden_states, model
 from .support import command, moved
 
 OPTIONS = Options(max_tokens=8, num_draft=3, temperature=0.7, seed=5, cost_cache=False)
@@ -39,9 +38,7 @@ BEGIN, PROMPT = [11, 40, 23, 5, 9, 31, 7, 8, 50, 26, 19, 33], [5, 9, 12, 7, 33, 
 
 
 @pytest.mark.parametrize("name", HITS)
-def test_prompts_that_begin_alike_are_prefilled_once(
-    name: str, pairs: Callable[[str], Any]
-) -> None:
+def test_prompts_that_begin_alike_are_prefilled_once(name: str, pairs: Pairs) -> None:
     """The second prompt is the next turn of a chat, and the third one branches off."""
     pair, cache = pairs(name), PromptCache(1 << 24)
     options = replace(OPTIONS, logit_bias=dict.fromkeys(pair.eos_token_ids, -math.inf))
@@ -61,9 +58,7 @@ def test_prompts_that_begin_alike_are_prefilled_once(
 
 
 @pytest.mark.parametrize("steps", [0, 1, 3])
-def test_what_an_interrupted_completion_has_prefilled_is_kept(
-    steps: int, pairs: Callable[[str], Any]
-) -> None:
+def test_what_an_interrupted_completion_has_prefilled_is_kept(steps: int, pairs: Pairs) -> None:
     pair, cache = pairs("llama, eagle3"), PromptCache(1 << 24)
     options = replace(OPTIONS, prefill_step_size=8)
     run = stream_generate(pair, BEGIN + PROMPT, options, cache=cache)
@@ -74,7 +69,7 @@ def test_what_an_interrupted_completion_has_prefilled_is_kept(
     assert cached_tokens(pair, BEGIN + PROMPT, cache) == (0, 7, 17)[min(steps, 2)]
 
 
-def test_a_turn_may_differ_from_the_end_of_the_last_prompt(pairs: Callable[[str], Any]) -> None:
+def test_a_turn_may_differ_from_the_end_of_the_last_prompt(pairs: Pairs) -> None:
     """As if a template drops thoughts. A recurrent state is kept some tokens before the end."""
     pair, cache = pairs("mamba2"), PromptCache(1 << 24)
     begin = [(7 * place) % 50 + 3 for place in range(100)]
@@ -82,9 +77,7 @@ def test_a_turn_may_differ_from_the_end_of_the_last_prompt(pairs: Callable[[str]
     assert cached_tokens(pair, [*begin, 5, 9, 11, 12], cache) == 103 - 16
 
 
-def test_a_cache_stays_within_its_bytes_and_forgets_what_was_used_longest_ago(
-    pairs: Callable[[str], Any],
-) -> None:
+def test_a_cache_stays_within_its_bytes_and_forgets_what_was_used_longest_ago(pairs: Pairs) -> None:
     pair = pairs("llama")
     prompts = [[token] * 40 for token in (3, 4, 5)]
     whole = PromptCache(1 << 24)
@@ -100,13 +93,13 @@ def test_a_cache_stays_within_its_bytes_and_forgets_what_was_used_longest_ago(
     assert [cached_tokens(pair, prompts[0], tiny) for _ in range(2)] == [0, 0]
 
 
-def test_a_completion_is_cached_for_the_next_turn(pairs: Callable[[str], Any]) -> None:
+def test_a_completion_is_cached_for_the_next_turn(pairs: Pairs) -> None:
     pair, cache = pairs("llama"), PromptCache(1 << 24)
     first = alone(pair, Request([5, 9, 12, 7], OPTIONS), cache=cache)
     assert cached_tokens(pair, [5, 9, 12, 7, *first.tokens, 8], cache) >= 4 + len(first.tokens) - 1
 
 
-def test_parts_of_two_prompts_are_not_joined(pairs: Callable[[str], Any]) -> None:
+def test_parts_of_two_prompts_are_not_joined(pairs: Pairs) -> None:
     """The third prompt begins as the second one and ends as the first one."""
     pair, cache = pairs("llama"), PromptCache(1 << 26)
     one, other, end = ([step * place % 47 + 3 for place in range(1, 257)] for step in (7, 11, 5))

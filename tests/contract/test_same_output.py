@@ -10,7 +10,7 @@ equal texts of the models in weights/, however they are drafted."""
 import itertools
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ import pytest
 from mlx_specdec import Options, PromptCache, Proposal, Proposer, Request, generate, load
 
 from .outcomes import Outcome, alone, together
-from .pairs import PAIRS, T5, model
+from .pairs import PAIRS, T5, Pairs, model
 from .support import quick
 
 SCHEMA = {
@@ -156,7 +156,7 @@ def near(one: Outcome, other: Outcome) -> bool:
 
 
 @pytest.mark.parametrize("name", quick(PAIRS, *FAST))
-def test_the_output_is_that_of_plain_decoding(name: str, pairs: Callable[[str], Any]) -> None:
+def test_the_output_is_that_of_plain_decoding(name: str, pairs: Pairs) -> None:
     at, dice = [*PAIRS].index(name), random.Random(name)
     rows = [{**BUSY, "temperature": [*FACTORS["temperature"]][at % 3]}]
     rows += ROWS[2 * at : 2 * at + 2]
@@ -181,7 +181,7 @@ CACHES = ("llama", "gemma3_wrapped", "mamba2", "qwen3_next", T5)
 
 
 @pytest.mark.parametrize("name", [*CACHES, "qwen3, newest 9", "llama, 2 bits"])
-def test_dozens_of_rounds_keep_every_cache_right(name: str, pairs: Callable[[str], Any]) -> None:
+def test_dozens_of_rounds_keep_every_cache_right(name: str, pairs: Pairs) -> None:
     """Log-probabilities show at once if a rewind keeps a wrong position."""
     pair = pairs(name)
     bias = dict.fromkeys(pair.eos_token_ids, -math.inf)
