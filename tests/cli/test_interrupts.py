@@ -5,8 +5,6 @@ import subprocess
 import sys
 import time
 
-import pytest
-
 HANGING = 300
 """Seconds that no test waits: the call would not end."""
 BLOCKED = """
@@ -52,14 +50,6 @@ def end(process: subprocess.Popen[str]) -> tuple[int, str]:
     return process.returncode, err
 
 
-def check_left_alone(process: subprocess.Popen[str]) -> None:
-    """It ends well when its call does, long after it could have been ended."""
-    process.send_signal(signal.SIGINT)
-    time.sleep(2.5)
-    out, err = process.communicate(timeout=HANGING)
-    assert (process.returncode, err) == (0, "") and out
-
-
 def test_a_call_that_does_not_end_is_left() -> None:
     process = start("call()")
     process.send_signal(signal.SIGINT)
@@ -72,18 +62,6 @@ def test_what_is_to_be_said_at_the_end_is_said() -> None:
     assert end(process) == (130, "bye\n")
 
 
-@pytest.mark.parametrize(
-    "handler", ["lambda *_: None", "signal.SIG_IGN"], ids=["its own", "ignored"]
-)
-def test_commands_with_a_handler_of_their_own_are_left_alone(handler: str) -> None:
-    check_left_alone(start(f"signal.signal(signal.SIGINT, {handler}) and call()"))
-
-
-def test_a_command_that_goes_on_is_left_alone() -> None:
-    loop = LOOP.replace("WHAT", "interrupts.go_on(); call()")
-    check_left_alone(start("command()", loop, "looping\n"))
-
-
 def test_a_chat_ends_at_the_second_interrupt_of_one_call() -> None:
     process = start("interrupts.end_at_the_second('wait') or call()")
     process.send_signal(signal.SIGINT)
@@ -92,7 +70,22 @@ def test_a_chat_ends_at_the_second_interrupt_of_one_call() -> None:
     assert end(process) == (130, "")
 
 
-def test_nothing_is_said_about_an_interrupt_once_a_chat_reads_again() -> None:
+def handled(handler: str) -> subprocess.Popen[str]:
+    """A command with a handler of its own."""
+    process = start(f"signal.signal(signal.SIGINT, {handler}) and call()")
+    process.send_signal(signal.SIGINT)
+    return process
+
+
+def going_on() -> subprocess.Popen[str]:
+    loop = LOOP.replace("WHAT", "interrupts.go_on(); call()")
+    process = start("command()", loop, "looping\n")
+    process.send_signal(signal.SIGINT)
+    return process
+
+
+def reading_again() -> subprocess.Popen[str]:
+    """A chat that reads again says nothing about an interrupt."""
     loop = """
 def command():
     interrupts.end_at_the_second("wait")
@@ -110,13 +103,11 @@ def command():
     process = subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
     assert process.stdout is not None and process.stdout.readline() == "looping\n"
     process.send_signal(signal.SIGINT)
-    time.sleep(2.5)
-    _, err = process.communicate(timeout=HANGING)
-    assert (process.returncode, err) == (0, "")
+    return process
 
 
-def test_interrupts_in_quick_succession_that_a_chat_deals_with_do_not_end_it() -> None:
-    """Each is judged by its own time, and not by when the one before it was."""
+def in_quick_succession() -> subprocess.Popen[str]:
+    """Each interrupt is judged by its own time, and not by when the one before it was."""
     command = """
 def command():
     for _ in range(3):
@@ -134,6 +125,14 @@ def command():
         process.send_signal(signal.SIGINT)
         assert process.stdout.readline() == "looping\n"
     process.send_signal(signal.SIGINT)
+    return process
+
+
+def test_commands_that_deal_with_interrupts_are_left_alone() -> None:
+    """They end well when their calls do, long after they could have been ended."""
+    others = (going_on, reading_again, in_quick_succession)
+    processes = [*map(handled, ("lambda *_: None", "signal.SIG_IGN")), *(run() for run in others)]
     time.sleep(5.5)
-    out, err = process.communicate(timeout=HANGING)
-    assert (process.returncode, err) == (0, "") and out
+    for process in processes:
+        _, err = process.communicate(timeout=HANGING)
+        assert (process.returncode, err) == (0, ""), process.args

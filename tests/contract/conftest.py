@@ -1,10 +1,12 @@
 """Tiny models, and servers of many tiny models, that several files of the contract share."""
 
+import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from .pairs import PAIRS, Pairs
 from .several import Several, serve_several
 from .support import checkpoint, moved, served
 from .translators import translator
@@ -24,6 +26,12 @@ def t5_draft(t5: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return checkpoint(tmp_path_factory.mktemp("llama"))
+
+
+@pytest.fixture(scope="session")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> Pairs:
+    """Each pair is loaded once, with all trials of its models, since no test changes it."""
+    return functools.cache(lambda name: PAIRS[name](tmp_path_factory.mktemp("pair")))
 
 
 @pytest.fixture(scope="session")

@@ -26,6 +26,8 @@ SIZE = 64
 """The number of tokens: those above, and the bytes of é and of an emoji."""
 Make = Callable[[Path], Any]
 """Writes models into a directory and loads them."""
+Pairs = Callable[[str], Any]
+"""Returns a pair by its name, as the fixture `pairs` does."""
 
 
 def letters(
@@ -110,10 +112,6 @@ def own_layers(name: str) -> Make:
     return lambda home: load(letters(mtp.write(name, home)))
 
 
-def shipped(*names: str) -> Make:
-    return lambda home: load(*(ROOT / "weights" / name for name in names))
-
-
 T5, T5GEMMA = "t5/own-head-scaled", "t5gemma2/grouped"
 PAIRS: dict[str, Make] = {
     **{
@@ -144,9 +142,3 @@ PAIRS: dict[str, Make] = {
         FIXTURES / "gemma4_assistant/ordered/assistant",
     ),
 }
-SHIPPED: dict[str, Make] = {
-    "py-llama": shipped("py-llama", "py-llama-draft"),
-    "py-llama, dspark": shipped("py-llama", "py-llama-dspark"),
-    "t5-enfr": shipped("t5-enfr", "t5-enfr-draft"),
-}
-"""Published weights, with which MLX's own BLAS takes long."""

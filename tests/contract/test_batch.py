@@ -1,5 +1,6 @@
 """`batch`: each completion is what its prompt becomes alone, whatever ends the run."""
 
+import functools
 import json
 import random
 import re
@@ -33,6 +34,11 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Path]]:
 def output(tmp_path: Path) -> Path:
     (tmp_path / "results").mkdir()
     return tmp_path / "results" / "out.jsonl"
+
+
+@functools.cache
+def loaded(*models: Path) -> Any:
+    return load(*models)
 
 
 def sentences(count: int) -> list[str]:
@@ -86,7 +92,7 @@ def test_each_completion_is_that_of_its_prompt_alone(
     prompts = sentences(5)
     done = batch(models[family], prompts, output, *flags)
     assert (done.code, done.out) == (0, "") and left_in(output.parent) == ["out.jsonl"]
-    pair = load(*models[family])
+    pair = loaded(*models[family])
     wanted = [generate(pair, prompt, Options(**OPTIONS, **options)) for prompt in prompts]
     assert records(output) == [
         {
@@ -126,7 +132,7 @@ def test_lines_have_names_and_settings_of_their_own(
         {"prompt": "deux oeufs", "max_tokens": 0},
     ]
     assert batch(models["t5"], rows, output, *ENDLESS).code == 0
-    pair, found = load(*models["t5"]), records(output)
+    pair, found = loaded(*models["t5"]), records(output)
     for row, record in zip(rows, found, strict=True):
         own = {name: row[name] for name in row if name not in ("prompt", "id", "comment")}
         options = Options(**{**OPTIONS, "logit_bias": {1: -1e9}, **own})
@@ -143,7 +149,7 @@ def test_text_has_a_line_for_each_line_and_a_dash_is_standard_output(
     assert batch(models["t5"], rows, output).code == 0
     texts = {record["line"]: record["text"] for record in records(output)}
     assert sorted(texts) == [1, 3, 4]
-    pair = load(*models["t5"])
+    pair = loaded(*models["t5"])
     assert texts[4] == generate(pair, "deux\noeufs", Options(**OPTIONS)).text
     for flags in ((), ("--text",)):
         assert batch(models["t5"], rows, output, *flags, "--overwrite").code == 0

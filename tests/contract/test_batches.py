@@ -6,7 +6,6 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,7 +23,7 @@ from mlx_specdec import (
 )
 
 from .outcomes import alone, together
-from .pairs import PAIRS, SIZE, T5
+from .pairs import SIZE, T5, Pairs
 
 FREE = Options(
     max_tokens=9,
@@ -38,13 +37,13 @@ LONG = [(7 * place) % 50 + 3 for place in range(700)]
 
 
 @pytest.fixture(scope="module", params=["llama", T5])
-def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return PAIRS[request.param](tmp_path_factory.mktemp("batches"))
+def pair(request: pytest.FixtureRequest, pairs: Pairs) -> Any:
+    return pairs(request.param)
 
 
 @pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return PAIRS["llama"](tmp_path_factory.mktemp("llama"))
+def llama(pairs: Pairs) -> Any:
+    return pairs("llama")
 
 
 def requests_of(count: int, **options: Any) -> list[Request]:
@@ -231,9 +230,9 @@ def test_short_prompts_do_not_wait_for_a_long_one(llama: Any, place: int) -> Non
     ],
 )
 def test_models_that_cannot_share_passes_say_why(
-    name: str, reason: str | None, tmp_path: Path
+    name: str, reason: str | None, pairs: Pairs
 ) -> None:
-    run = stream_many(PAIRS[name](tmp_path), requests_of(2), FREE, batch_size=4)
+    run = stream_many(pairs(name), requests_of(2), FREE, batch_size=4)
     found = sorted(step.number for step in run if step.result is not None)
     message = f"/target cannot take several sequences in one pass: {reason}"
     assert (found, run.size.size) == ([0, 1], 1 if reason else 4)

@@ -12,7 +12,7 @@ import pytest
 from mlx_specdec import DecodingError, OptionError, Options, Request, generate, load
 
 from .outcomes import together
-from .pairs import END, LETTERS, PAIRS, SPECIAL, T5, model
+from .pairs import END, LETTERS, SPECIAL, T5, Pairs, model
 from .test_same_output import FACTORS
 
 PROMPT = [5, 9, 12, 7, 25, 21, 8]
@@ -22,8 +22,8 @@ STUCK = "the model has no token for what must follow"
 
 
 @pytest.fixture(scope="module", params=["llama", T5])
-def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return PAIRS[request.param](tmp_path_factory.mktemp("constraints"))
+def pair(request: pytest.FixtureRequest, pairs: Pairs) -> Any:
+    return pairs(request.param)
 
 
 def options_of(**changes: Any) -> Options:

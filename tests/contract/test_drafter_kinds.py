@@ -1,7 +1,9 @@
 """Drafters of every kind load with `load(target, drafter)`, draft what they should, and change no
 text, whatever their target. With a lenience of 1 every draft token is accepted and seen."""
 
+import functools
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,16 +34,24 @@ CASES += [("dspark", "qwen3_next"), ("dflash2", "falcon_h1"), ("eagle", "falcon_
 """Each kind of drafter on a plain target, and some on targets with windows and recurrent states."""
 QUICK = (*((kind, "llama") for kind in ("eagle", "eagle3", "dspark")), ("mtp", "gemma3_wrapped"))
 PROMPT = [5, 9, 12, 7, 33, 21, 8]
+Made = Callable[..., Any]
+"""Returns a pair of a drafter of a kind and a target of a family."""
 
 
 def target_of(name: str, directory: Path) -> Path:
     return numbered(tiny.write(name, directory), tiny.VOCABULARY)
 
 
-def made(kind: str, target: str, directory: Path, **settings: Any) -> Any:
-    """A pair of a target and a drafter of this kind."""
-    drafter = MAKERS[kind](directory / kind, **settings)
-    return load(target_of(target, directory / target), drafter)
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """Each pair is loaded once, since no test changes it."""
+
+    @functools.cache
+    def make(kind: str, target: str = "llama") -> Any:
+        home = tmp_path_factory.mktemp(kind)
+        return load(target_of(target, home / target), MAKERS[kind](home / kind))
+
+    return make
 
 
 def options(**settings: Any) -> Options:
@@ -52,11 +62,11 @@ def options(**settings: Any) -> Options:
 
 @pytest.mark.parametrize("names", quick(CASES, *QUICK), ids="-".join)
 def test_a_drafter_reads_a_completion_as_it_reads_a_prompt(
-    names: tuple[str, str], tmp_path: Path
+    names: tuple[str, str], made: Made
 ) -> None:
     """Round after round it drafts what it drafts after a prompt of the same tokens, however many
     of these a pass reads."""
-    kind, pair, seen = names[0], made(*names, tmp_path), list(PROMPT)
+    kind, pair, seen = names[0], made(*names), list(PROMPT)
     lenient, drafted = options(proposer=kind, delta=1.0), 0
     for step in stream_generate(pair, PROMPT, lenient):
         length = len(step.tokens)
@@ -69,12 +79,12 @@ def test_a_drafter_reads_a_completion_as_it_reads_a_prompt(
 
 
 @pytest.mark.parametrize("names", quick(CASES, *QUICK), ids="-".join)
-def test_a_batch_drafts_what_each_row_drafts_alone(names: tuple[str, str], tmp_path: Path) -> None:
+def test_a_batch_drafts_what_each_row_drafts_alone(names: tuple[str, str], made: Made) -> None:
     """Prompts have different lengths, and rows join while others are decoded."""
-    kind, pair = names[0], made(*names, tmp_path)
+    kind, pair = names[0], made(*names)
     prompts = [PROMPT * count + PROMPT[:more] for count, more in ((0, 3), (3, 0), (1, 2), (0, 2))]
     requests = [
-        Request(prompt, options(proposer=kind, delta=1.0, max_tokens=14 + 5 * number))
+        Request(prompt, options(proposer=kind, delta=1.0, max_tokens=11 + 4 * number))
         for number, prompt in enumerate(prompts)
     ]
     alone = [generate(pair, request.prompt, request.options) for request in requests]
@@ -83,10 +93,10 @@ def test_a_batch_drafts_what_each_row_drafts_alone(names: tuple[str, str], tmp_p
     assert [result.tokens for result in results] == [result.tokens for result in alone]
 
 
-def test_a_long_prompt_is_read_in_chunks_as_at_once(tmp_path: Path) -> None:
+def test_a_long_prompt_is_read_in_chunks_as_at_once(made: Made) -> None:
     prompt = [2 + 7 * index % 60 for index in range(199)]
     for kind in MAKERS:
-        pair = made(kind, "llama", tmp_path / kind)
+        pair = made(kind)
         drafts = {
             generate(pair, prompt, options(prefill_step_size=size, delta=1.0, max_tokens=8)).tokens
             for size in (23, 73, 512)
@@ -94,15 +104,18 @@ def test_a_long_prompt_is_read_in_chunks_as_at_once(tmp_path: Path) -> None:
         assert len(drafts) == 1, kind
 
 
-def test_a_drafter_that_is_always_right_saves_passes(tmp_path: Path) -> None:
+def test_a_drafter_that_is_always_right_saves_passes(made: Made, tmp_path: Path) -> None:
     # It has to know the one token that is possible.
     knowing: dict[str, Any] = {
         "eagle3": {"drafted": None},
         "peagle": {"drafted": None},
         "dflash2": {"nested": {"selector_top_k": tiny.VOCABULARY}},
     }
+    target = target_of("llama", tmp_path / "target")
     for kind in MAKERS:
-        pair = made(kind, "llama", tmp_path / kind, **knowing.get(kind, {}))
+        pair = made(kind)
+        if kind in knowing:
+            pair = load(target, MAKERS[kind](tmp_path / kind, **knowing[kind]))
         stats = generate(pair, PROMPT, options(max_tokens=22, logit_bias={9: 1000.0})).stats
         assert stats.acceptance_rate == 1.0
         assert stats.tokens_per_round > 3
@@ -111,14 +124,14 @@ def test_a_drafter_that_is_always_right_saves_passes(tmp_path: Path) -> None:
 LACKING = r"or another drafter was named|no such drafter"
 
 
-def test_a_kind_that_the_pair_lacks_is_refused(tmp_path: Path) -> None:
+def test_a_kind_that_the_pair_lacks_is_refused(made: Made, tmp_path: Path) -> None:
     plain = load(target_of("llama", tmp_path / "plain"))
     for kind, other in zip(MAKERS, reversed(MAKERS), strict=True):
         with pytest.raises(OptionError, match=LACKING):
             generate(plain, PROMPT, Options(proposer=kind))
         if kind != other:
             with pytest.raises(OptionError, match=LACKING):
-                generate(made(kind, "llama", tmp_path / kind), PROMPT, Options(proposer=other))
+                generate(made(kind), PROMPT, Options(proposer=other))
 
 
 def test_medusa_heads_and_a_drafter_share_a_target(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from mlx_specdec import (
 )
 
 from .outcomes import Outcome, alone, together
-from .pairs import END, PAIRS, SIZE, T5, model
+from .pairs import END, SIZE, T5, Pairs, model
 from .support import moved
 
 PROMPT = [5, 9, 12, 7, 33, 21, 8]
@@ -33,8 +33,8 @@ BANNED = {**ENDLESS, DAMAGED: -math.inf}
 
 
 @pytest.fixture(scope="module", params=["llama", T5])
-def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return PAIRS[request.param](tmp_path_factory.mktemp("ends"))
+def pair(request: pytest.FixtureRequest, pairs: Pairs) -> Any:
+    return pairs(request.param)
 
 
 def request_of(**options: Any) -> Request:

@@ -35,7 +35,6 @@ INTEGERS = {
 BITS = {**EXACT, "Q4_K": 4, "Q5_K": 5, "Q2_K": 5, "Q3_K": 6, "Q6_K": 8}
 JOINED = ("Q2_K", "Q3_K", "Q6_K")
 """The types in which 16 weights share a scale."""
-KINDS = list(BITS)
 REFUSED = ["IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS"]
 REFUSED += ["TQ1_0", "TQ2_0", "MXFP4", "NVFP4"]
 MIXTURES = {
@@ -44,7 +43,8 @@ MIXTURES = {
     "Q3_K_L": ["Q3_K", "Q5_K", "Q4_K", "Q6_K"],
     "Q4_K_M of odd widths": ["Q4_K", "Q5_0", "Q8_0", "Q6_K", "Q5_1"],
 }
-MODELS = {**{name: [name] for name in KINDS}, **MIXTURES}
+MODELS = {**{name: [name] for name in ("Q4_1", *TOPS)}, **MIXTURES}
+"""Types of the matrices of a model. Of the types that MLX has, one is tried alone."""
 MOST = {"Q4_K": 0.002, "Q5_K": 0.002, "Q3_K": 0.02, "Q2_K": 0.06}
 """The largest mean difference of log-probabilities, if it is not 0.01."""
 ROUNDING, EIGHTH = 2.0**-11, 0.13

@@ -12,7 +12,7 @@ import pytest
 from mlx_specdec import Options, PromptCache, Request, generate, stream_generate
 
 from .outcomes import alone
-from .pairs import PAIRS, T5, hidden_states, model
+from .pairs import T5, Pairs, hidden_states, model
 from .support import command, moved
 
 OPTIONS = Options(max_tokens=8, num_draft=3, temperature=0.7, seed=5, cost_cache=False)
@@ -38,9 +38,9 @@ BEGIN, PROMPT = [11, 40, 23, 5, 9, 31, 7, 8, 50, 26, 19, 33], [5, 9, 12, 7, 33, 
 
 
 @pytest.mark.parametrize("name", HITS)
-def test_prompts_that_begin_alike_are_prefilled_once(name: str, tmp_path: Path) -> None:
+def test_prompts_that_begin_alike_are_prefilled_once(name: str, pairs: Pairs) -> None:
     """The second prompt is the next turn of a chat, and the third one branches off."""
-    pair, cache = PAIRS[name](tmp_path), PromptCache(1 << 24)
+    pair, cache = pairs(name), PromptCache(1 << 24)
     options = replace(OPTIONS, logit_bias=dict.fromkeys(pair.eos_token_ids, -math.inf))
     first = generate(pair, BEGIN + PROMPT, replace(options, regular=True)).tokens
     turn, branch, found = [*BEGIN, *PROMPT, *first, 17, 44], [*BEGIN, 4, 5, 3], []
@@ -58,8 +58,8 @@ def test_prompts_that_begin_alike_are_prefilled_once(name: str, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("steps", [0, 1, 3])
-def test_what_an_interrupted_completion_has_prefilled_is_kept(steps: int, tmp_path: Path) -> None:
-    pair, cache = PAIRS["llama, eagle3"](tmp_path), PromptCache(1 << 24)
+def test_what_an_interrupted_completion_has_prefilled_is_kept(steps: int, pairs: Pairs) -> None:
+    pair, cache = pairs("llama, eagle3"), PromptCache(1 << 24)
     options = replace(OPTIONS, prefill_step_size=8)
     run = stream_generate(pair, BEGIN + PROMPT, options, cache=cache)
     for _ in itertools.islice(run, steps):
@@ -69,18 +69,16 @@ def test_what_an_interrupted_completion_has_prefilled_is_kept(steps: int, tmp_pa
     assert cached_tokens(pair, BEGIN + PROMPT, cache) == (0, 7, 17)[min(steps, 2)]
 
 
-def test_a_turn_may_differ_from_the_end_of_the_last_prompt(tmp_path: Path) -> None:
+def test_a_turn_may_differ_from_the_end_of_the_last_prompt(pairs: Pairs) -> None:
     """As if a template drops thoughts. A recurrent state is kept some tokens before the end."""
-    pair, cache = PAIRS["mamba2"](tmp_path), PromptCache(1 << 24)
+    pair, cache = pairs("mamba2"), PromptCache(1 << 24)
     begin = [(7 * place) % 50 + 3 for place in range(100)]
     cached_tokens(pair, [*begin, 5, 6, 7], cache)
     assert cached_tokens(pair, [*begin, 5, 9, 11, 12], cache) == 103 - 16
 
 
-def test_a_cache_stays_within_its_bytes_and_forgets_what_was_used_longest_ago(
-    tmp_path: Path,
-) -> None:
-    pair = PAIRS["llama"](tmp_path)
+def test_a_cache_stays_within_its_bytes_and_forgets_what_was_used_longest_ago(pairs: Pairs) -> None:
+    pair = pairs("llama")
     prompts = [[token] * 40 for token in (3, 4, 5)]
     whole = PromptCache(1 << 24)
     for prompt in prompts:
@@ -95,15 +93,15 @@ def test_a_cache_stays_within_its_bytes_and_forgets_what_was_used_longest_ago(
     assert [cached_tokens(pair, prompts[0], tiny) for _ in range(2)] == [0, 0]
 
 
-def test_a_completion_is_cached_for_the_next_turn(tmp_path: Path) -> None:
-    pair, cache = PAIRS["llama"](tmp_path), PromptCache(1 << 24)
+def test_a_completion_is_cached_for_the_next_turn(pairs: Pairs) -> None:
+    pair, cache = pairs("llama"), PromptCache(1 << 24)
     first = alone(pair, Request([5, 9, 12, 7], OPTIONS), cache=cache)
     assert cached_tokens(pair, [5, 9, 12, 7, *first.tokens, 8], cache) >= 4 + len(first.tokens) - 1
 
 
-def test_parts_of_two_prompts_are_not_joined(tmp_path: Path) -> None:
+def test_parts_of_two_prompts_are_not_joined(pairs: Pairs) -> None:
     """The third prompt begins as the second one and ends as the first one."""
-    pair, cache = PAIRS["llama"](tmp_path), PromptCache(1 << 26)
+    pair, cache = pairs("llama"), PromptCache(1 << 26)
     one, other, end = ([step * place % 47 + 3 for place in range(1, 257)] for step in (7, 11, 5))
     prompts = [*one, *end, 5], [*other, 9], [*other, *end, 5]
     assert [cached_tokens(pair, prompt, cache) for prompt in prompts] == [0, 0, 256]

@@ -71,9 +71,18 @@ def shares(law: mx.array) -> np.ndarray:
     return exact / exact.sum()
 
 
-@pytest.mark.parametrize("p", [1e-6, 0.3, 0.5, 0.9, 0.99, 0.9999])
-@pytest.mark.parametrize("width", [1, 2, 50, 1 << 14])
-@pytest.mark.parametrize("spread", [0.0, 0.3, 2.0, 8.0])
+SHARES = (1e-6, 0.3, 0.5, 0.9, 0.99, 0.9999)
+
+
+@pytest.mark.parametrize(
+    ("spread", "width", "p"),
+    [  # each share with each spread and with each width
+        (spread, width, p)
+        for first, spread in enumerate((0.0, 0.3, 2.0, 8.0))
+        for second, width in enumerate((1, 2, 50, 1 << 14))
+        for p in SHARES[(first + second) % 3 :: 3]
+    ],
+)
 def test_top_p_keeps_what_a_sum_in_order_keeps(spread: float, width: int, p: float) -> None:
     key = mx.random.key(width)
     random = spread * mx.random.normal((4, width), key=key)

@@ -121,11 +121,13 @@ def compared(directory: Path, count: int, settings: list[Setting]) -> list[dict[
 
 
 def test_two_ranks_write_the_text_of_one_under_every_rule_and_proposer(tmp_path: Path) -> None:
-    """Slow ranks that round differently do so, too. A round takes one sum more than its pass."""
+    """So do other families, and slow ranks that round differently. All run in the same processes,
+    because a start takes seconds. A round takes one sum more than its pass."""
     cases = [*EVERY_RULE, *PROPOSERS, *BATCHES]
     some = [*EVERY_RULE[1:4], *PROPOSERS[2:4]]
     settings = [
         Setting("llama", "tensor", cases),
+        *FAMILIES,
         Setting("llama", "tensor", some, disturbed=DISTURBED),
     ]
     written = compared(tmp_path, 2, settings)
@@ -135,11 +137,6 @@ def test_two_ranks_write_the_text_of_one_under_every_rule_and_proposer(tmp_path:
         report = written[cases.index(case)]
         # And one for the prompt's chunk with its two sums a layer, and one to wait for it.
         assert report["sums"] == (report["passes"] + 1) * (2 * layers + 1) + 1
-
-
-def test_so_do_other_families(tmp_path: Path) -> None:
-    """All families run in the same processes, because a start takes seconds."""
-    compared(tmp_path, 2, FAMILIES)
 
 
 # The batch, the server and drafters of every kind on a target that ranks share.

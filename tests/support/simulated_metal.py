@@ -159,8 +159,11 @@ def _attend_in_blocks(
 
 
 def off_cpu(patch: pytest.MonkeyPatch) -> None:
-    """Have every module of the package find that it does not run on a CPU."""
-    import mlx_specdec.models.loading  # noqa: F401
+    """Have every module of the package find that it does not run on a CPU. One that is imported
+    later would keep this after the patch is undone."""
+    import mlx_specdec.models.loading
+    import mlx_specdec.models.mlx_lm.family
+    import mlx_specdec.training.collect  # noqa: F401
 
     for name, module in list(sys.modules.items()):
         if name.startswith("mlx_specdec.") and hasattr(module, "on_cpu"):
