@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
 from ..core.options import Options, proposers
 from ..errors import OptionError
@@ -16,7 +15,6 @@ from .flags import Decoding, Flags, Json, command, flag
 from .loading import Models, load_pair
 
 if TYPE_CHECKING:
-    from ..measure.figures import Analysis
     from ..measure.methods import Length
 
 LENGTHS = "1,2,3,5,8,auto"
@@ -113,16 +111,14 @@ def bench(measuring: Measuring, models: Compared, text: Decoding, output: Json) 
     one = Models(**{**vars(models), "draft_model": drafts[0] if drafts else None})
     model, draft_model = one.named()
     from ..engine.loading import with_draft_model
-    from ..measure.figures import benchmark
-    from ..measure.plot import check, draw
-    from ..measure.setting import sample, setting, title
+    from ..measure import figures
     from ..text.prompts import read_prompts
 
-    file = measuring.prompts or sample(model)
+    file = measuring.prompts or figures.sample(model)
     if output.json:
         check_not_read("standard output", [1], [file])
     if measuring.plot is not None:
-        check(measuring.plot)
+        figures.check_plot(measuring.plot)
         check_not_read("--plot", [measuring.plot], [file, model, draft_model])
     prompts = read_prompts(file, measuring.limit)
     loading = one.loading()
@@ -136,32 +132,26 @@ def bench(measuring: Measuring, models: Compared, text: Decoding, output: Json) 
             pairs.append(with_draft_model(pairs[0], str(draft), **of_draft))
     measured = pairs, options, prompts, names, lengths, sizes
     with render.progress("measuring") as bar:
-        found, notes = benchmark(*measured, repeats=measuring.repeats, progress=bar)
+        found, notes = figures.benchmark(*measured, repeats=measuring.repeats, progress=bar)
     if found is None:
         raise KeyboardInterrupt  # it came before there were any figures
     if found.interrupted:
         interrupts.go_on()
-    taken_with = setting(pairs, options, file, notes)
-    heading = title(taken_with)
-    show(found, heading, notes, sys.stderr if output.json else sys.stdout)
+    taken_with = figures.setting(pairs, options, file, notes)
+    heading = figures.title(taken_with)
+    rows, best = [method.cells() for method in found.methods], figures.fastest(found.methods)
+    bold = next((row for row, one in zip(rows, found.methods, strict=True) if one is best), None)
+    stream = sys.stderr if output.json else sys.stdout
+    table = render.fitted(stream, rows, figures.DISPENSABLE, bold)
+    sentences = filter(None, (found.caption, found.verdict, *notes))
+    render.lay_out(stream, heading, table, *sentences)
     for line in found.different(exact=options.exact):
         print(line, file=sys.stderr)
     if output.json:
         payload = {"setting": taken_with, **asdict(found)}
         render.write(sys.stdout, render.as_json(payload))
     if measuring.plot is not None:
-        draw(found.methods, heading, measuring.plot)
+        figures.draw_plot(found.methods, heading, measuring.plot)
         render.tell(f"plot: {measuring.plot}")
     if found.interrupted:
         raise KeyboardInterrupt
-
-
-def show(found: Analysis, heading: str, notes: Sequence[str], stream: TextIO) -> None:
-    """Write the table to a stream. Raises as render.write does."""
-    from ..measure.figures import DISPENSABLE, fastest
-
-    rows, best = [method.cells() for method in found.methods], fastest(found.methods)
-    bold = next((row for row, one in zip(rows, found.methods, strict=True) if one is best), None)
-    laid = render.fitted(stream, rows, DISPENSABLE, bold)
-    lines = filter(None, (found.caption, found.verdict, *notes))
-    render.lay_out(stream, heading, laid, *lines)

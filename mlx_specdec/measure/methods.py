@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
-from typing import Literal, TypeVar
+from typing import Literal
 
 import mlx.core as mx
 
@@ -24,7 +24,6 @@ from ..types import Progress, ignore_progress
 
 Length = int | Literal["auto"]
 Prompts = Sequence[Sequence[int]]
-T = TypeVar("T")
 Key = tuple[int, int]
 """The number of a case, and the number of its repeat."""
 
@@ -165,9 +164,8 @@ def _compared(
 
 def keeps_text(options: Options) -> bool:
     """Return whether not only the distribution but also the tokens must equal plain decoding."""
-    if options.lossy:
-        return False
-    return options.temperature == 0 or options.rule_name == "coupled"
+    certain = options.temperature == 0 or options.rule_name == "coupled"
+    return certain and not options.lossy
 
 
 def room(pair: Pair, options: Options, prompt: Sequence[int]) -> int:
@@ -317,7 +315,8 @@ def measure(
         for repeat in range(repeats):
             for number, group in enumerate(groups):
                 left = list(filter(usable, group))
-                for method in turned(methods, number + repeat) if left else ():
+                first = (number + repeat) % len(methods)
+                for method in (*methods[first:], *methods[:first]) if left else ():
                     for index, sample in run(method, left).items():
                         measured.samples[method.name][index, repeat] = sample
                         if method is methods[0]:
@@ -329,9 +328,3 @@ def measure(
     if len(measured.skipped) == len(cases):
         raise PromptError(f"no prompt can be measured; the first: {measured.skipped[0]}")
     return measured
-
-
-def turned(methods: Sequence[T], by: int) -> list[T]:
-    """Return the list, rotated to the left by `by` items."""
-    first = by % len(methods) if methods else 0
-    return [*methods[first:], *methods[:first]]
