@@ -6,9 +6,11 @@ import os
 import re
 import shlex
 import sys
+import tomllib
 import warnings
 from difflib import get_close_matches
 from itertools import takewhile
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
@@ -24,7 +26,6 @@ from .doctor import doctor
 from .estimate import estimate
 from .flags import Command, Version
 from .generate import generate
-from .hints import foreign_command, removed_flag
 from .inspect import inspect
 from .launch import PACKAGE, launch
 from .models import models
@@ -64,6 +65,17 @@ mlx-specdec writes the target model's own text, faster. First steps:
 """
 """The text for users who type no arguments in a terminal."""
 CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
+CERTAIN = 0.85
+"""The least similarity to a command of another program at which a word is taken for it, as difflib
+counts. The similarity of downlaod and download is 0.875, and listen and list have 0.8."""
+
+
+def _hints(table: str, separator: str) -> dict[str, str]:
+    """Return a table of hints.toml: what to do instead of each command of another program, or of
+    each flag that was removed."""
+    text = Path(__file__).with_name("hints.toml").read_text(encoding="utf-8")
+    hints: dict[str, str] = tomllib.loads(text)[table]
+    return {key: hint for keys, hint in hints.items() for key in keys.split(separator)}
 
 
 class PanelCommand(TyperCommand):
@@ -112,8 +124,11 @@ class Program(TyperGroup):
         typed = args[0]
         if typed.startswith("-") or typed in self.commands:
             return super().resolve_command(ctx, args)
-        near = get_close_matches(typed.lower(), self.commands, 1)
-        hint = foreign_command(typed.lower()) or "".join(f"perhaps you mean {one}" for one in near)
+        word, foreign = typed.lower(), _hints("commands", " ")
+        bare = word.removeprefix("mlx_lm.").removeprefix("llama-")
+        hints = [foreign[near] for near in get_close_matches(bare, foreign, 1, CERTAIN)]
+        hints += [f"perhaps you mean {near}" for near in get_close_matches(word, self.commands, 1)]
+        hint = next(iter(hints), "")
         if hint and not ctx.resilient_parsing:
             prompt = shlex.quote(" ".join(takewhile(lambda word: not word.startswith("-"), args)))
             raise OptionError(
@@ -201,9 +216,9 @@ def _about_flags(problem: Exception) -> str | None:
     """Return a line about wrong flags, or None for any other problem. typer's exceptions are
     recognized by their attributes."""
     if option := getattr(problem, "option_name", None):
-        command = problem.ctx.command.name  # type: ignore[attr-defined]
-        if removed := removed_flag(command, option):
-            return removed
+        command, hints = problem.ctx.command.name, _hints("flags", ", ")  # type: ignore[attr-defined]
+        if instead := hints.get(f"{command} {option}") or hints.get(option):
+            return f"{option} was removed in release 0.4: {instead}"
     if (describe := getattr(problem, "format_message", None)) is None:
         return None
     if similar := getattr(problem, "possibilities", None):
