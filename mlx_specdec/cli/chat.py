@@ -17,7 +17,6 @@ from . import interrupts, render
 from .flags import SpecialTokens, command, flag
 from .generate import BYTE_ORDER_MARK, completed
 from .loading import TextFlags, count_or_auto, load_drafting
-from .serve import Defaults
 
 if TYPE_CHECKING:
     from ..core.options import Options
@@ -43,8 +42,11 @@ A message may have several lines: end a line with \\, or put the lines between {
 Ctrl-C stops an answer, but not the chat."""
 
 
-class Answers(SpecialTokens, Defaults, TextFlags):
+class Answers(SpecialTokens, TextFlags):
     max_tokens: int = flag("The largest number of tokens of an answer.", LONGEST_ANSWER, "-m")
+    seed: int | None = flag(  # type: ignore[assignment]
+        "The seed, which decides the answers above temperature 0.", show_default="random"
+    )
     show_drafts: bool = flag("Mark the accepted draft tokens in the answers.", panel="Output")
     quiet: bool = flag("Print the answers only.", panel="Output")
 

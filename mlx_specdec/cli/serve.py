@@ -21,7 +21,7 @@ from ..core.options import mtp_of
 from ..engine.known_pairs import AUTO
 from ..errors import OptionError
 from ..system import parse_size, read_text
-from .flags import Flags, ModelSampling, command, flag
+from .flags import Flags, command, flag
 from .launch import PACKAGE
 from .loading import MemoryFlags, TextFlags, load_drafting
 
@@ -85,25 +85,14 @@ class ServerFlags(Flags, panel="Server"):
         metavar="DIR",
     )
 
-    def cached_bytes(self) -> int | None:
-        """Return the bytes of the prompt cache, or None for the default. Raises OptionError if they
-        are no size."""
-        if self.prompt_cache_bytes is None:
-            return None
-        nbytes = parse_size("--prompt-cache-bytes", self.prompt_cache_bytes, zero=True)
-        if nbytes == 0 and self.prompt_cache_dir is not None:
-            raise OptionError("--prompt-cache-bytes 0 keeps nothing: leave --prompt-cache-dir out")
-        return nbytes
 
+class OneModel(MemoryFlags, TextFlags, panel="Server"):
+    """The settings of one model, and flags that change the completions of requests to it."""
 
-class Defaults(ModelSampling):
     max_tokens: int = flag(
         "The largest number of tokens of an answer whose request names none.", 512, "-m"
     )
     seed: int | None = flag("The seed of requests that name none.", show_default="random")  # type: ignore[assignment]
-
-
-class ModelLimits(Flags, panel="Server"):
     max_model_len: int | None = flag(
         "The largest number of tokens of a prompt and its answer together.",
         show_default="the model's own, or 4096",
@@ -121,10 +110,6 @@ class ModelLimits(Flags, panel="Server"):
         show_default="no limit",
         min=0,
     )
-
-
-class OneModel(Defaults, MemoryFlags, TextFlags, ModelLimits):
-    """The settings of one model, and flags that change the completions of requests to it."""
 
 
 class Requests(OneModel, panel="Model"):
@@ -195,7 +180,10 @@ def serve(server: ServerFlags, flags: Requests) -> None:
         raise OptionError(f"--port must lie between 0 and 65535, not {server.port}")
     if not server.timeout > 0:
         raise OptionError(f"--timeout must be more than 0, not {server.timeout}")
-    cached_bytes, memory_budget = server.cached_bytes(), flags.memory()
+    memory_budget, size = flags.memory(), server.prompt_cache_bytes
+    cached_bytes = None if size is None else parse_size("--prompt-cache-bytes", size, zero=True)
+    if cached_bytes == 0 and server.prompt_cache_dir is not None:
+        raise OptionError("--prompt-cache-bytes 0 keeps nothing: leave --prompt-cache-dir out")
     if "" in (server.api_key or ()):
         raise OptionError("--api-key is empty: give a key, or leave it out")
     for origin in server.cors_origin or ():
