@@ -21,15 +21,12 @@ from . import interrupts, render
 from .batch import batch
 from .bench import bench
 from .chat import chat
-from .convert import convert
+from .checkpoints import convert, inspect, models
 from .doctor import doctor
-from .estimate import estimate
 from .flags import Command, Version
 from .generate import generate
-from .inspect import inspect
 from .launch import PACKAGE, launch
-from .models import models
-from .pairs import pairs
+from .pairs import estimate, pairs
 from .serve import serve
 from .train import train_draft, train_medusa
 
