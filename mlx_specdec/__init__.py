@@ -45,32 +45,22 @@ if TYPE_CHECKING:
     from .types import Proposer as Proposer
 
 _HOMES = {
-    "CacheSettings": "models.cache_settings",
-    "CheckpointError": "errors",
-    "DecodingError": "errors",
-    "DocumentError": "errors",
-    "OptionError": "errors",
-    "Options": "core.options",
-    "OutputError": "errors",
-    "PromptCache": "engine.prompt_cache",
-    "PromptError": "errors",
-    "Proposal": "types",
-    "Proposer": "types",
-    "Request": "core.row",
-    "Result": "results",
-    "RewindError": "errors",
-    "SourceError": "errors",
-    "SpecdecError": "errors",
-    "Statistics": "results",
-    "Step": "results",
-    "Thoughts": "text.thoughts",
-    "VocabularyError": "errors",
-    "convert": "conversion.convert",
-    "generate": "engine.generate",
-    "generate_many": "engine.generate",
-    "load": "engine.loading",
-    "stream_generate": "engine.generate",
-    "stream_many": "engine.generate",
+    name: home
+    for home, names in {
+        "conversion.convert": "convert",
+        "core.options": "Options",
+        "core.row": "Request",
+        "engine.generate": "generate generate_many stream_generate stream_many",
+        "engine.loading": "load",
+        "engine.prompt_cache": "PromptCache",
+        "errors": "CheckpointError DecodingError DocumentError OptionError OutputError "
+        "PromptError RewindError SourceError SpecdecError VocabularyError",
+        "models.cache_settings": "CacheSettings",
+        "results": "Result Statistics Step",
+        "text.thoughts": "Thoughts",
+        "types": "Proposal Proposer",
+    }.items()
+    for name in names.split()
 }
 
 __all__ = list(_HOMES)

@@ -30,17 +30,6 @@ def after(layer: int) -> str:
     return f"after.{layer}"
 
 
-def keys_of(layer: int) -> str:
-    """Return the name of the keys of layer `layer`, heads concatenated, before rotary embedding.
-    Few models return them."""
-    return f"keys.{layer}"
-
-
-def values_of(layer: int) -> str:
-    """Return the name of the values of layer `layer`; see `keys_of`."""
-    return f"values.{layer}"
-
-
 @dataclass(frozen=True)
 class Scores:
     """The lazy results of one pass of a model. MLX computes only the results that are used.
@@ -233,8 +222,9 @@ class Context(Protocol):
             proposed: How many of the last tokens are not committed, so that `rewind` may drop
                 them. A pass with proposed = 0 makes all earlier tokens final.
             hidden: Names of hidden states to return: FINAL, `after(i)` for the output of layer i,
-                and `keys_of(i)` and `values_of(i)`. Raises OptionError if the model cannot return
-                one of them."""
+                and "keys.i" and "values.i" for its keys and values, which few models return: heads
+                concatenated, before rotary embedding. Raises OptionError if the model cannot
+                return one of them."""
 
     def rewind(self, lengths: tuple[int, ...]) -> None:
         """Drop all but the first `lengths` tokens, which are committed from then on.
