@@ -12,7 +12,6 @@ from ..checkpoints.stored_models import names as stored_names
 from ..core.options import Options, proposers
 from ..engine.known_pairs import AUTO, FAST, TOKENS, USES, best_for, draft_for, this_machine
 from ..errors import OptionError
-from ..measure.published import told_speed
 from ..models.cache_settings import CacheSettings
 from ..models.drafters import DRAFTER_KINDS
 from ..system import parse_size, show_size
@@ -91,7 +90,7 @@ class Sources(Flags, panel="Model"):
         nbytes = pair.target.download(bits)
         if self.draft_model in (None, AUTO):
             nbytes += pair.draft.download(pair.draft_bits(bits))
-            speed = told_speed(pair, bits, USES[0] if use == FAST else use, machine)
+            speed = render.told_speed(pair, bits, USES[0] if use == FAST else use, machine)
             gain = f" Speed here: {speed}."
         else:
             draft, draft_q_bits, gain = self.draft_model, self.draft_q_bits, ""

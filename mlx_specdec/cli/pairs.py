@@ -14,12 +14,12 @@ from ..engine.known_pairs import (
     KnownPair,
     Machine,
     best,
+    known_pair,
     known_pairs,
     mac,
     this_machine,
 )
 from ..errors import OptionError
-from ..measure.published import measured_by, told_speed
 from ..system import show_size
 from . import render
 from .flags import Flags, Json, command, flag
@@ -128,7 +128,7 @@ def _row(several: Sequence[KnownPair], machine: Machine) -> dict[str, str]:
         "kind": one.kind,
         "bits": str(bits or ""),
         "tokens/s": _speeds(one, bits, machine) if choice else "",
-        "measured by": measured_by(one) if one.gains else "",
+        "measured by": render.measured_by(one) if one.gains else "",
         "contrary": one.contrary,
         "others": ", ".join(pair.kind for pair in several if pair is not one),
     }
@@ -154,7 +154,7 @@ def _advice(heading: str, use: str, one: KnownPair, bits: int, machine: Machine)
     size = show_size(one.nbytes(bits, machine.on_cpu))
     yield f"For {heading}: {one.target.name} at {bits} bits, class {one.target.quality}, {size}."
     yield f"  {command_line(one, bits)}"
-    yield f"  Speed: {told_speed(one, bits, use, machine)}."
+    yield f"  Speed: {render.told_speed(one, bits, use, machine)}."
     if one.kind != "mtp":
         yield f"  What it gains here: {command_line(one, bits, 'estimate')}"
 
@@ -203,7 +203,8 @@ def estimate(sources: Sources, prompt: PromptLength, output: Json) -> None:
     ]
     count = prompt.prompt_tokens
     found = predict((model, draft_model), sources.revision, numbers, count)
-    target, fits = found["target"], found["fits"]
+    target, fits, known = found["target"], found["fits"], known_pair(model, draft_model)
+    found["known_gain"] = known and render.told_gain(known, target["bits"] or 16, USES[0])
     if output.json:
         render.write(sys.stdout, render.as_json(found))
         return
