@@ -38,15 +38,13 @@ _loaded: list[tuple[str, ctypes.CDLL]] = []
 _warned: list[bool] = []
 
 
-def load_blas(wanted: str | None = None) -> str:
+def load_blas() -> str:
     """Load a BLAS if MLX is not imported yet, and return `blas_name()`. Later calls change nothing.
 
-    Args:
-        wanted: "auto" for MKL, OpenBLAS or MLX's own BLAS, in this order; "none"; or the path of a
-            library. The default is the environment variable MLX_SPECDEC_BLAS, or else "auto".
-    Raises:
-        OptionError: If `wanted` is a path that cannot be loaded."""
-    wanted = wanted or os.environ.get(BLAS_VARIABLE) or "auto"
+    The environment variable MLX_SPECDEC_BLAS is "auto" for MKL, OpenBLAS or MLX's own BLAS, in this
+    order, which is the default; "none"; or the path of a library. Raises OptionError if this
+    library cannot be loaded."""
+    wanted = os.environ.get(BLAS_VARIABLE) or "auto"
     if wanted == "none" or _loaded or "mlx.core" in sys.modules or not _replaceable():
         return blas_name()
     if wanted != "auto":

@@ -54,18 +54,6 @@ class Scores:
         return Scores(self.logits[part, :rows], hidden, self.encoded[part])
 
 
-def joined(parts: Sequence[Scores]) -> Scores:
-    """Join the results of successive passes over the same sequences into one."""
-    if len(parts) == 1:
-        return parts[0]
-    hidden = {
-        name: mx.concatenate([part.hidden[name] for part in parts], axis=1)
-        for name in parts[0].hidden
-    }
-    logits = mx.concatenate([part.logits for part in parts], axis=1)
-    return Scores(logits, hidden, parts[0].encoded)
-
-
 @dataclass(frozen=True)
 class Proposal:
     """The draft tokens of one round. If its size is 0, the proposer drafts nothing in this round.
@@ -266,11 +254,18 @@ def feed(context: Context, tokens: Sequence[Sequence[int]], hidden: Sequence[str
         if len(set(map(len, part))) > 1:
             context.rewind(tuple(ends))
         start, size = start + size, UNEVEN
-    return joined(scores)
+    if len(scores) == 1:
+        return scores[0]
+    parts = {name: [one.hidden[name] for one in scores] for name in scores[0].hidden}
+    states = {name: mx.concatenate(part, axis=1) for name, part in parts.items()}
+    logits = mx.concatenate([one.logits for one in scores], axis=1)
+    return Scores(logits, states, scores[0].encoded)
 
 
 class Model(Protocol):
-    """A loaded model: shared weights from which contexts are opened."""
+    """A loaded model: shared weights from which contexts are opened. It shares its embedding and
+    output head with hidden-state drafters. Both include the scaling, logit cap or weight tying of
+    the model family."""
 
     @property
     def vocabulary(self) -> int:
@@ -309,11 +304,6 @@ class Model(Protocol):
             PromptError: A prompt is empty or longer than `max_length`.
             OptionError: There are several prompts, and the model does not support batches.
         """
-
-
-class TargetModel(Model, Protocol):
-    """A model that shares its embedding and output head with hidden-state drafters. Both include
-    the scaling, logit cap or weight tying of the model family."""
 
     @property
     def width(self) -> int:
