@@ -69,8 +69,11 @@ def launch(machines: Machines) -> None:
         # Rank 0 writes this file on its own machine, which may lack the temporary directory.
         status = Path(made) / "status" if hosts[0] == LOCAL else Path(f"/tmp/{Path(made).name}")
         _run(mlx_launch(machines, status))
-        code = _status(hosts[0], status)
-    raise typer.Exit(code)
+        file = shlex.quote(str(status))
+        code = _ask(hosts[0], f"cat {file} && rm {file}").stdout.strip()
+    if not code.isdigit():
+        render.tell("error: rank 0 has not come so far as to say how it ended")
+    raise typer.Exit(int(code) if code.isdigit() else 1)
 
 
 def mlx_launch(machines: Machines, status: Path) -> list[str]:
@@ -165,13 +168,3 @@ def _interrupt(number: int, frame: object) -> None:
     """Raise KeyboardInterrupt. Because this handler is not Python's own, `interrupts` does not end
     the process before the ranks have ended."""
     raise KeyboardInterrupt
-
-
-def _status(host: str, status: Path) -> int:
-    """Return the exit code that rank 0 has written, or 1 if there is none. status: The file on the
-    machine of rank 0."""
-    code = _ask(host, f"cat {shlex.quote(str(status))} && rm {shlex.quote(str(status))}").stdout
-    if not code.strip().isdigit():
-        render.tell("error: rank 0 has not come so far as to say how it ended")
-        return 1
-    return int(code)

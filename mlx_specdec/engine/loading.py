@@ -23,7 +23,7 @@ from ..models.cache_settings import CacheSettings
 from ..models.distributed.group import Mode, join
 from ..models.drafters import kinds, medusa, mtp_fetch, mtp_files
 from ..models.drafters.files import DrafterFiles
-from ..models.drafters.medusa import MedusaFiles, MedusaHeads
+from ..models.drafters.medusa import MedusaFiles
 from ..models.encoder_decoder.context import share_equal_encoder
 from ..models.loading import Loaded, load_model
 from ..models.number_format import NumberFormat
@@ -103,11 +103,13 @@ def load(
     together = operator.call if ranks is None else ranks.together
     source, directory, heads_files = together(partial(find, named))
     started = time.perf_counter()
-    read = partial(loader.load_target, directory, heads_files, q_bits=q_bits, adapter=adapter)
+    read = partial(loader.read, directory, q_bits=q_bits, adapter=adapter)
     if ranks is not None:
         ranks.meet(directory)
         read = partial(read, group=ranks.group, pipeline=distributed == "pipeline")
-    target, tokenizer, heads = together(read)
+    target, tokenizer = together(read)
+    attach = None if heads_files is None else partial(medusa.attach, heads_files, target.model)
+    heads = None if attach is None else together(attach)
     network = target.model.network
     if ranks is not None:
         target = replace(target, model=ranks.share(target.model))
@@ -219,14 +221,6 @@ class Loader:
         directory = mtp_fetch.fetch(original, self.announce, self.progress or ignore_progress)
         return kinds.read(directory) or directory
 
-    def load_target(
-        self, directory: Path, heads: MedusaFiles | None, **settings: Any
-    ) -> tuple[Loaded, Tokenizer, MedusaHeads | None]:
-        """Return a target, its tokenizer and its heads. settings: More arguments of
-        `load_model`."""
-        target, tokenizer = self._load(directory, **settings)
-        return target, tokenizer, None if heads is None else medusa.attach(heads, target.model)
-
     def with_draft(
         self, pair: Pair, source: DraftSource, q_bits: int | None, draft_vocab: str
     ) -> Pair:
@@ -266,12 +260,13 @@ class Loader:
 
     def _load_draft(self, directory: Path, q_bits: int | None) -> tuple[Loaded, Tokenizer]:
         try:
-            return self._load(directory, q_bits=q_bits)
+            return self.read(directory, q_bits=q_bits)
         except OptionError:
             # The draft may not support these caches. Any other error is raised again.
-            return replace(self, caches=None)._load(directory, q_bits=q_bits)
+            return replace(self, caches=None).read(directory, q_bits=q_bits)
 
-    def _load(self, source: Path, **settings: Any) -> tuple[Loaded, Tokenizer]:
+    def read(self, source: Path, **settings: Any) -> tuple[Loaded, Tokenizer]:
+        """Return a model and its tokenizer. settings: More arguments of `load_model`."""
         with ExitStack() as opened:
             directory = opened.enter_context(as_directory(source))
             settings |= {"expand": self.expand_weights, "caches": self.caches}
