@@ -176,15 +176,11 @@ def models(flags: ModelsFlags) -> None:
     of the script can be removed. You are asked first."""
     if flags.action == "remove":
         _remove(flags.name)
-    elif flags.name is not None:
+        return
+    if flags.name is not None:
         raise OptionError(
             "to list models takes no name: mlx-specdec models remove NAME removes one"
         )
-    else:
-        _list()
-
-
-def _list() -> None:
     from ..models.loading import why_not
 
     found = stored_models()

@@ -38,16 +38,6 @@ REVISION = "The branch, tag or commit of the model on the Hub."
 DTYPE = "The number format to compute in."
 
 
-def targets() -> list[str]:
-    """Return names that --model may have, for the completion of a shell."""
-    return [AUTO, f"{AUTO}:{USES[1]}", f"{AUTO}:{FAST}", *stored_names()]
-
-
-def drafts() -> list[str]:
-    """Return names that --draft-model may have, for the completion of a shell."""
-    return [AUTO, "mtp", *stored_names()]
-
-
 class Sources(Flags, panel="Model"):
     model: str | None = flag(
         "The target: a directory, a name on the Hub, lmstudio:PUBLISHER/NAME or ollama:NAME:TAG. "
@@ -56,7 +46,7 @@ class Sources(Flags, panel="Model"):
         None,
         "--model-name",
         show_default="the shipped translator",
-        autocompletion=targets,
+        autocompletion=lambda: [AUTO, f"{AUTO}:{USES[1]}", f"{AUTO}:{FAST}", *stored_names()],
     )
     draft_model: str | None = flag(
         "The draft model or hidden-state drafter: a directory or a name on the Hub. With mtp, the "
@@ -64,7 +54,7 @@ class Sources(Flags, panel="Model"):
         "from another model. With auto, the table of pairs names the fastest draft.",
         None,
         "--draft-model-name",
-        autocompletion=drafts,
+        autocompletion=lambda: [AUTO, "mtp", *stored_names()],
     )
     revision: str | None = flag(REVISION)
     dtype: Dtype = flag(DTYPE, "auto")

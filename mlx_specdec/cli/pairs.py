@@ -115,6 +115,10 @@ def _row(several: Sequence[KnownPair], machine: Machine) -> dict[str, str]:
     fastest pair, without a speed if no pair gains."""
     choice = best(several, USES[0], replace(machine, auto_room=machine.room), any_class=True)
     one, bits = choice or (several[0], 0)
+    plain, fast = (machine.speed * one.speed(bits, use) for use in ("plain", USES[0]))
+    speeds = f"{plain:.0f} to {fast:.0f}" if choice else ""
+    if choice and one.gain(bits, USES[0]) is None:
+        speeds = f"({speeds})"
     sizes = {f"{n} bits": one.nbytes(n, machine.on_cpu) for n in one.target.bits}
     return {
         "target": one.target.name,
@@ -127,7 +131,7 @@ def _row(several: Sequence[KnownPair], machine: Machine) -> dict[str, str]:
         "draft": one.draft.name,
         "kind": one.kind,
         "bits": str(bits or ""),
-        "tokens/s": _speeds(one, bits, machine) if choice else "",
+        "tokens/s": speeds,
         "measured by": render.measured_by(one) if one.gains else "",
         "contrary": one.contrary,
         "others": ", ".join(pair.kind for pair in several if pair is not one),
@@ -141,13 +145,6 @@ def command_line(one: KnownPair, bits: int, command: str = "chat") -> str:
     for which, (name, q_bits) in sources.items():
         words += [f"--{which}model", name, *([f"--{which}q-bits", str(q_bits)] if q_bits else [])]
     return " ".join(words)
-
-
-def _speeds(one: KnownPair, bits: int, machine: Machine) -> str:
-    """Return tokens per second without and with drafts, in parentheses if the gain is computed."""
-    plain, fast = (machine.speed * one.speed(bits, use) for use in ("plain", USES[0]))
-    shown = f"{plain:.0f} to {fast:.0f}"
-    return f"({shown})" if one.gain(bits, USES[0]) is None else shown
 
 
 def _advice(heading: str, use: str, one: KnownPair, bits: int, machine: Machine) -> Iterator[str]:

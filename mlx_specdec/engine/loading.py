@@ -32,8 +32,6 @@ from ..text.vocabulary import Translation, common_size, shared_tokens
 from ..types import Progress, ignore_progress
 from .pair import Pair
 
-DRAFT_VOCABS = ("same", "intersect")
-
 
 def load(
     model: str | Path,
@@ -92,7 +90,7 @@ def load(
     Example:
         pair = load("mlx-community/Qwen3-8B-4bit", "mlx-community/Qwen3-0.6B-4bit")
     """
-    check_one_of("draft-vocab", draft_vocab, DRAFT_VOCABS)
+    check_one_of("draft-vocab", draft_vocab, ("same", "intersect"))
     system.clear_at_end()
     ranks = None if distributed is None else join()
     system.warn_if_late()
