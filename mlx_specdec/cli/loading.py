@@ -135,8 +135,8 @@ class Models(Sources):
         # Only rank 0 needs a draft model. It reports errors of all ranks.
         target, _ = ranks.together(replace(self, draft_model=None).named)
         if ranks.rank:
-            with render.silence(True):
-                load_pair(target, **self.loading())
+            render.silence(True)
+            load_pair(target, **self.loading())
         return self
 
 

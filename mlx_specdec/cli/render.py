@@ -182,14 +182,9 @@ class _Signs:
     bar: Callable[[str], object] | None = None
 
 
-@contextmanager
-def silence(wanted: bool) -> Iterator[None]:
-    """Show neither progress nor notes during the block, if this is wanted."""
+def silence(wanted: bool) -> None:
+    """Show neither progress nor notes from now on, or both again."""
     _Signs.silent = wanted
-    try:
-        yield
-    finally:
-        _Signs.silent = False
 
 
 @contextmanager
@@ -293,7 +288,7 @@ def tell(text: str) -> None:
 
 
 def note(text: str) -> None:
-    """Do the same as `tell`, but nothing inside `silence`, or if there is no text."""
+    """Do the same as `tell`, but nothing after `silence`, or if there is no text."""
     if text and not _Signs.silent:
         tell(text)
 

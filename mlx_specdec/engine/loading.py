@@ -18,7 +18,6 @@ from ..checkpoints.source import as_directory, check, resolve
 from ..core.options import Options, mtp_of
 from ..errors import CheckpointError, OptionError, SourceError, check_one_of
 from ..models import families
-from ..models.base import Base
 from ..models.cache_settings import CacheSettings
 from ..models.distributed.group import Mode, join
 from ..models.drafters import kinds, medusa, mtp_fetch, mtp_files
@@ -95,11 +94,10 @@ def load(
     ranks = None if distributed is None else join()
     system.warn_if_late()
     loader = Loader(dtype, expand_weights, caches, progress, announce)
-    find = partial(loader.find, str(model), revision)
     adapter = None if adapter_path is None else Path(adapter_path)
     named = draft_model if ranks is None or not ranks.rank else None  # rank 0 alone drafts
     together = operator.call if ranks is None else ranks.together
-    source, directory, heads_files = together(partial(find, named))
+    source, directory, heads_files = together(partial(loader.find, str(model), revision, named))
     started = time.perf_counter()
     read = partial(loader.read, directory, q_bits=q_bits, adapter=adapter)
     if ranks is not None:
@@ -108,7 +106,13 @@ def load(
     target, tokenizer = together(read)
     attach = None if heads_files is None else partial(medusa.attach, heads_files, target.model)
     heads = None if attach is None else together(attach)
-    network = target.model.network
+    network, note = target.model.network, ""
+    if caches is not None and caches.bits is not None:
+        note = (
+            f"the KV cache is quantized to {caches.bits} bits, which amplifies rounding: outputs "
+            "with drafts can differ from plain decoding's; leave kv-bits out, or take "
+            "--regular-decode"
+        )
     if ranks is not None:
         target = replace(target, model=ranks.share(target.model))
     pair = Pair(
@@ -124,7 +128,7 @@ def load(
         heads=heads,
         task_prefix=target.task_prefix,
         languages=families.of_network(network).languages(network, tokenizer),
-        notes=tuple(filter(None, (target.note, _note_on_caches(caches)))),
+        notes=tuple(filter(None, (target.note, note))),
         sampling=_usable(target.sampling),
     )
     if source is not None:
@@ -132,15 +136,6 @@ def load(
     elif heads is None:
         pair = _with_mtp_layers(pair, directory, loader.numbers(draft_q_bits))
     return replace(pair, load_seconds=time.perf_counter() - started)
-
-
-def _note_on_caches(caches: CacheSettings | None) -> str:
-    if caches is None or caches.bits is None:
-        return ""
-    return (
-        f"the KV cache is quantized to {caches.bits} bits, which amplifies rounding: outputs with "
-        "drafts can differ from plain decoding's; leave kv-bits out, or take --regular-decode"
-    )
 
 
 def with_draft_model(
@@ -226,15 +221,22 @@ class Loader:
         if isinstance(source, DrafterFiles):
             network = kinds.attach(source, pair.target, self.numbers(q_bits))
             return replace(pair, drafter_network=network, draft_bytes=network.nbytes)
-        loaded, tokenizer = self._load_draft(source, q_bits)
+        try:
+            loaded, tokenizer = self.read(source, q_bits=q_bits)
+        except OptionError:
+            # The draft may not support these caches. Any other error is raised again.
+            loaded, tokenizer = replace(self, caches=None).read(source, q_bits=q_bits)
         kind, wanted = loaded.model.kind, pair.target.kind
         if kind != wanted:
             kinds_differ = f"the draft model is {kind} and the target {wanted}"
             raise OptionError(f"{kinds_differ}: give a draft of the target's own kind")
         draft = loaded.model
         notes = (*pair.notes, loaded.note) if loaded.note else pair.notes
-        shares = share_equal_encoder(draft, pair.target)
-        added = _added(draft, pair.target) if shares else draft.nbytes
+        added = draft.nbytes
+        if share_equal_encoder(draft, pair.target):
+            shared = {id(array) for _, array in tree_flatten(pair.target.network.parameters())}
+            own = tree_flatten(draft.network.parameters())
+            added = sum(array.nbytes for _, array in own if id(array) not in shared)
         pair = replace(pair, notes=notes, draft=draft, draft_bytes=added)
         widths = pair.target.vocabulary, draft.vocabulary
         if draft_vocab == "intersect":
@@ -256,13 +258,6 @@ class Loader:
             raise CheckpointError(f"{name}, the base model of {heads}, is Medusa heads too")
         return base
 
-    def _load_draft(self, directory: Path, q_bits: int | None) -> tuple[Loaded, Tokenizer]:
-        try:
-            return self.read(directory, q_bits=q_bits)
-        except OptionError:
-            # The draft may not support these caches. Any other error is raised again.
-            return replace(self, caches=None).read(directory, q_bits=q_bits)
-
     def read(self, source: Path, **settings: Any) -> tuple[Loaded, Tokenizer]:
         """Return a model and its tokenizer. settings: More arguments of `load_model`."""
         with ExitStack() as opened:
@@ -273,12 +268,6 @@ class Loader:
             # Keep the directory, since the chat template's files are read at its first use.
             weakref.finalize(tokenizer, opened.pop_all().close)
         return loaded, tokenizer
-
-
-def _added(draft: Base, target: Base) -> int:
-    """Return the bytes of a draft model's weights that it does not share with the target."""
-    shared = {id(array) for _, array in tree_flatten(target.network.parameters())}
-    return sum(a.nbytes for _, a in tree_flatten(draft.network.parameters()) if id(a) not in shared)
 
 
 def _usable(sampling: Mapping[str, object]) -> dict[str, float]:
