@@ -20,11 +20,10 @@ from ..errors import OptionError, OutputError, message
 from . import interrupts, render
 from .batch import batch
 from .bench import bench
-from .chat import chat
 from .checkpoints import convert, inspect, models
 from .doctor import doctor
 from .flags import Command, Version
-from .generate import generate
+from .generate import chat, generate
 from .launch import PACKAGE, launch
 from .pairs import estimate, pairs
 from .serve import serve
