@@ -21,11 +21,10 @@ from . import interrupts, render
 from .batch import batch
 from .bench import bench
 from .checkpoints import convert, inspect, models
-from .doctor import doctor
 from .flags import Command, Version
 from .generate import chat, generate
 from .launch import PACKAGE, launch
-from .pairs import estimate, pairs
+from .machine import doctor, estimate, pairs
 from .serve import serve
 from .train import train_draft, train_medusa
 
