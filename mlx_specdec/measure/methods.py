@@ -2,7 +2,6 @@
 decodes one prompt at a time, or all prompts of a file in batches."""
 
 import functools
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,7 +12,7 @@ import mlx.core as mx
 
 from ..core.options import Options
 from ..engine.drafters import FREE, drafters, proposer_kind
-from ..engine.generate import stream_generate, stream_many
+from ..engine.generate import stream_many
 from ..engine.pair import Pair
 from ..engine.request import encode
 from ..errors import DecodingError, OptionError, PromptError
@@ -42,7 +41,6 @@ class Sample:
     stats: Statistics | None = None
 
 
-Runner = Callable[[Sequence[int]], Sample]
 Texts = Iterator[tuple[int, Sample]]
 """Yields the index and the sample of each prompt when it is complete."""
 
@@ -119,7 +117,8 @@ def own_methods(
     if not proposers and "auto" in lengths:
         compared += [(pair, "auto", "auto") for pair in pairs if _default(pair, options) != FREE]
     names = ["auto" if name == n else f"{name} {n}" for _, name, n in compared]
-    methods = [Method("plain", "plain", 0, True, _runner(pairs[0], replace(options, regular=True)))]
+    plain = functools.partial(_decoded, pairs[0], replace(options, regular=True), 1)
+    methods = [Method("plain", "plain", 0, True, plain)]
     for name, (pair, proposer, length) in zip(names, compared, strict=True):
         drafting = replace(options, regular=False, proposer=proposer, num_draft=length)
         methods.append(
@@ -128,7 +127,7 @@ def own_methods(
                 family=proposer_kind(drafters(pair, drafting)),
                 num_draft=length,
                 same_text=keeps_text(drafting),
-                run=_runner(pair, drafting),
+                run=functools.partial(_decoded, pair, drafting, 1),
             )
         )
     return methods
@@ -168,35 +167,14 @@ def keeps_text(options: Options) -> bool:
     return certain and not options.lossy
 
 
-def room(pair: Pair, options: Options, prompt: Sequence[int]) -> int:
-    """Return the maximum number of tokens to generate. Raises PromptError if there is no room."""
-    longest = pair.target.max_length
-    check_prompt(prompt, pair.target.vocabulary, longest)
-    prefix = len(pair.target.prefix(prompt))
-    if longest is not None and prefix >= longest:
-        raise PromptError(f"the prompt has {prefix} tokens and the model takes {longest}")
-    return min(options.max_tokens, sys.maxsize if longest is None else longest - prefix)
-
-
 def encoded(pair: Pair, options: Options, text: str) -> list[int]:
     """Return the token ids of a prompt. Raises PromptError if there is no room for a completion."""
-    ids = encode(pair, text, options)
-    room(pair, options, ids)
+    ids, longest = encode(pair, text, options), pair.target.max_length
+    check_prompt(ids, pair.target.vocabulary, longest)
+    prefix = len(pair.target.prefix(ids))
+    if longest is not None and prefix >= longest:
+        raise PromptError(f"the prompt has {prefix} tokens and the model takes {longest}")
     return ids
-
-
-def one_by_one(run: Runner) -> Callable[[Prompts], Texts]:
-    """Return a method's function that decodes each prompt alone by `run`."""
-    return lambda prompts: ((at, run(prompt)) for at, prompt in enumerate(prompts))
-
-
-def _runner(pair: Pair, options: Options) -> Callable[[Prompts], Texts]:
-    def run(prompt: Sequence[int]) -> Sample:
-        made = stream_generate(pair, prompt, options).result()
-        tokens, stats = made.tokens, made.stats
-        return Sample(tokens, len(tokens), stats.seconds.decoding, stats.rounds, made.text, stats)
-
-    return one_by_one(run)
 
 
 def file_methods(
@@ -218,21 +196,22 @@ def file_methods(
         compared: list[tuple[str, str, Length, Options]] = [("plain", "plain", 0, plain)]
         compared += [(name, kind, length, drafting)] if size in sizes else []
         for label, family, n, how in compared:
-            run = functools.partial(_batches, pair, how, size)
-            label = f"{label}, batch {size}"
+            label, run = f"{label}, batch {size}", functools.partial(_decoded, pair, how, size)
             methods.append(Method(label, family, n, keeps_text(how), run, size))
             if size > 1 and (why := stream_many(pair, [], how, batch_size=size).why_not):
                 reasons.append(why)
     return methods, [f"texts were made in turns: {why}" for why in dict.fromkeys(reasons)]
 
 
-def _batches(pair: Pair, options: Options, size: int, prompts: Prompts) -> Texts:
+def _decoded(pair: Pair, options: Options, size: int, prompts: Prompts) -> Texts:
+    """Decode prompts with a batch size."""
     for part in stream_many(pair, prompts, options, batch_size=size):
         if part.error is not None:
             raise DecodingError(part.error)
         if (made := part.result) is not None:
             tokens, stats = made.tokens, made.stats
-            yield part.number, Sample(tokens, len(tokens), 0.0, stats.rounds, stats=stats)
+            took = len(tokens), stats.seconds.decoding, stats.rounds
+            yield part.number, Sample(tokens, *took, made.text, stats)
 
 
 def measure(
@@ -274,11 +253,10 @@ def measure(
         return encode("\n\n".join([*chain.from_iterable(talk), last]))
 
     def usable(index: int) -> bool:
-        if index not in measured.skipped:
-            try:
-                ids(index)
-            except PromptError as problem:
-                measured.skipped[index] = str(problem)
+        try:
+            ids(index)
+        except PromptError as problem:
+            measured.skipped[index] = str(problem)
         return index not in measured.skipped
 
     def run(method: Method, indices: Sequence[int]) -> dict[int, Sample]:
