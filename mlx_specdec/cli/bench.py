@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Literal
 
 from ..core.options import Options, proposers
 from ..errors import OptionError
@@ -13,9 +13,6 @@ from ..system import check_not_read
 from . import interrupts, render
 from .flags import Decoding, Flags, Json, command, flag
 from .loading import Models, load_pair
-
-if TYPE_CHECKING:
-    from ..measure.methods import Length
 
 LENGTHS = "1,2,3,5,8,auto"
 
@@ -56,10 +53,10 @@ class Measuring(Flags, panel="Measuring"):
         words = [] if self.batch_size is None else self.batch_size.split(",")
         return sorted({_count(word, "batch-size", "1,4,16") for word in words})
 
-    def lengths(self) -> list[Length]:
+    def lengths(self) -> list[int | Literal["auto"]]:
         """Return the draft lengths. Raises OptionError if --num-draft is wrong."""
         text = self.num_draft or (LENGTHS if self.batch_size is None else "auto")
-        lengths: list[Length] = [
+        lengths: list[int | Literal["auto"]] = [
             "auto" if word.strip() == "auto" else _count(word, "num-draft", "1,3,8,auto")
             for word in text.split(",")
         ]

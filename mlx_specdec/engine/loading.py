@@ -195,23 +195,19 @@ class Loader:
         return source, directory, heads
 
     def find_draft(self, draft_model: str | Path, model: str, revision: str | None) -> DraftSource:
-        """Return the source of the draft for the target `model`."""
-        name = str(draft_model)
-        if (original := mtp_of(name)) is not None:
-            return self._mtp(original, model, revision)
-        directory = self._fetch(name, None)
-        return kinds.read(directory) or directory
-
-    def _mtp(self, original: str, model: str, revision: str | None) -> DraftSource:
-        """Return layers for multi-token prediction: of the repository `original` or, if that is
-        empty, of the target or of the model that it was converted from."""
-        target = self._fetch(model, revision)
-        if not original:
-            own = mtp_files.of_target(target, files.read_config(target))
-            if own is not None:
-                return own
-            original = mtp_fetch.original_of(model, target, revision)
-        directory = mtp_fetch.fetch(original, self.announce, self.progress or ignore_progress)
+        """Return the source of the draft for the target `model`. Layers for multi-token prediction
+        come from the repository that `draft_model` names, or else from the target or the model that
+        it was converted from."""
+        if (original := mtp_of(draft_model)) is None:
+            directory = self._fetch(str(draft_model), None)
+        else:
+            target = self._fetch(model, revision)
+            if not original:
+                own = mtp_files.of_target(target, files.read_config(target))
+                if own is not None:
+                    return own
+                original = mtp_fetch.original_of(model, target, revision)
+            directory = mtp_fetch.fetch(original, self.announce, self.progress or ignore_progress)
         return kinds.read(directory) or directory
 
     def with_draft(
