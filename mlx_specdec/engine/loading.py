@@ -230,9 +230,9 @@ class Loader:
         notes = (*pair.notes, loaded.note) if loaded.note else pair.notes
         added = draft.nbytes
         if share_equal_encoder(draft, pair.target):
-            shared = {id(array) for _, array in tree_flatten(pair.target.network.parameters())}
+            of_target = {id(array) for _, array in tree_flatten(pair.target.network.parameters())}
             own = tree_flatten(draft.network.parameters())
-            added = sum(array.nbytes for _, array in own if id(array) not in shared)
+            added = sum(array.nbytes for _, array in own if id(array) not in of_target)
         pair = replace(pair, notes=notes, draft=draft, draft_bytes=added)
         widths = pair.target.vocabulary, draft.vocabulary
         if draft_vocab == "intersect":
