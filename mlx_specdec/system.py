@@ -18,6 +18,7 @@ import shlex
 import shutil
 import sys
 import threading
+import tomllib
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from ctypes.util import find_library
@@ -179,6 +180,14 @@ def allow_files(most: int) -> int:
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+def hints(table: str) -> dict[str, str]:
+    """Return a table of hints.toml: what to do instead of each thing that was removed, or that only
+    other programs have."""
+    text = Path(__file__).with_name("hints.toml").read_text(encoding="utf-8")
+    entries: dict[str, str] = tomllib.loads(text)[table]
+    return {name: hint for names, hint in entries.items() for name in names.split(", ")}
 
 
 CACHE_VARIABLE = "MLX_SPECDEC_CACHE"

@@ -6,17 +6,16 @@ import os
 import re
 import shlex
 import sys
-import tomllib
 import warnings
 from difflib import get_close_matches
 from itertools import takewhile
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 from ..errors import OptionError, OutputError, message
+from ..system import hints
 from . import interrupts, render
 from .batch import batch
 from .bench import bench
@@ -65,14 +64,6 @@ CERTAIN = 0.85
 counts. The similarity of downlaod and download is 0.875, and listen and list have 0.8."""
 
 
-def _hints(table: str, separator: str) -> dict[str, str]:
-    """Return a table of hints.toml: what to do instead of each command of another program, or of
-    each flag that was removed."""
-    text = Path(__file__).with_name("hints.toml").read_text(encoding="utf-8")
-    hints: dict[str, str] = tomllib.loads(text)[table]
-    return {key: hint for keys, hint in hints.items() for key in keys.split(separator)}
-
-
 class PanelCommand(TyperCommand):
     """A command whose --help lists flags by panel and shows names in full."""
 
@@ -119,11 +110,11 @@ class Program(TyperGroup):
         typed = args[0]
         if typed.startswith("-") or typed in self.commands:
             return super().resolve_command(ctx, args)
-        word, foreign = typed.lower(), _hints("commands", " ")
+        word, foreign = typed.lower(), hints("commands")
         bare = word.removeprefix("mlx_lm.").removeprefix("llama-")
-        hints = [foreign[near] for near in get_close_matches(bare, foreign, 1, CERTAIN)]
-        hints += [f"perhaps you mean {near}" for near in get_close_matches(word, self.commands, 1)]
-        hint = next(iter(hints), "")
+        found = [foreign[near] for near in get_close_matches(bare, foreign, 1, CERTAIN)]
+        found += [f"perhaps you mean {near}" for near in get_close_matches(word, self.commands, 1)]
+        hint = next(iter(found), "")
         if hint and not ctx.resilient_parsing:
             prompt = shlex.quote(" ".join(takewhile(lambda word: not word.startswith("-"), args)))
             raise OptionError(
@@ -211,8 +202,8 @@ def _about_flags(problem: Exception) -> str | None:
     """Return a line about wrong flags, or None for any other problem. typer's exceptions are
     recognized by their attributes."""
     if option := getattr(problem, "option_name", None):
-        command, hints = problem.ctx.command.name, _hints("flags", ", ")  # type: ignore[attr-defined]
-        if instead := hints.get(f"{command} {option}") or hints.get(option):
+        command, removed = problem.ctx.command.name, hints("flags")  # type: ignore[attr-defined]
+        if instead := removed.get(f"{command} {option}") or removed.get(option):
             return f"{option} was removed in release 0.4: {instead}"
     if (describe := getattr(problem, "format_message", None)) is None:
         return None
