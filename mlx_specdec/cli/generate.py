@@ -88,7 +88,7 @@ def generate(prompt: PromptFlags, flags: GenerateFlags, output: Output) -> None:
     Without arguments, the shipped translator translates a sample sentence, and says how much faster
     than plain decoding it was."""
     options = flags.options()
-    text = read_prompt(prompt.prompt_words, prompt.prompt, prompt.prompt_file)
+    text = read_prompt(prompt)
     demo = text is None and flags.model is None
     if demo:
         text = SHIPPED_PROMPT
@@ -136,19 +136,17 @@ def generate(prompt: PromptFlags, flags: GenerateFlags, output: Output) -> None:
         print_speedup(pair, text, options)
 
 
-def read_prompt(words: str | None, prompt: str | None, file: Path | None) -> str | None:
-    """Read the prompt from an argument, a flag, a file or standard input. If a file ends
-    with a line break, the prompt does not contain it.
+def read_prompt(flags: PromptFlags) -> str | None:
+    """Read the prompt from an argument, a flag, a file or standard input, which "-" names. If a
+    file ends with a line break, the prompt does not contain it.
 
-    Args:
-        words, prompt: The argument and the value of --prompt; "-" means standard input.
-        file: The value of --prompt-file.
     Returns:
         The prompt, or None if there is none.
     Raises:
         OptionError: If more than one prompt is given.
         PromptError: If the prompt cannot be read, or is not UTF-8 text."""
-    sources = [source for source in (words, prompt, file) if source is not None]
+    named = flags.prompt_words, flags.prompt, flags.prompt_file
+    sources = [source for source in named if source is not None]
     if len(sources) > 1:
         raise OptionError("more than one prompt: give an argument, --prompt or --prompt-file")
     source: str | Path | None = sources[0] if sources else _piped()
