@@ -34,7 +34,7 @@ from mlx_specdec.models.base import layer_of
 from mlx_specdec.models.drafters.dflash import LAYER_IDS
 from mlx_specdec.models.drafters.eagle import EAGLE_LAYER_IDS
 from mlx_specdec.text.prompts import read_prompts
-from mlx_specdec.types import FINAL, Progress, after, ignore_progress
+from mlx_specdec.types import FINAL, Progress, after
 
 SHIFTS = (0, -1, 1)
 PROMPTS = (
@@ -142,7 +142,7 @@ def probe(
 ) -> Probe:
     """Measure the acceptance of a hidden-state drafter with all possible layer numberings. Raises
     OptionError if there is nothing to compare."""
-    network, report = pair.drafter_network, progress or ignore_progress
+    network, report = pair.drafter_network, progress or (lambda done, total: None)
     if network is None:
         raise OptionError(f"{pair.draft_name} reads no hidden states: there are no layers to probe")
     if FINAL in network.hidden:

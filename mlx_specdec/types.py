@@ -14,11 +14,6 @@ import mlx.core as mx
 Progress = Callable[[int, int], None]
 """Called with (done, total) units of long work, first with done = 0 and last with done = total."""
 
-
-def ignore_progress(done: int, total: int) -> None:
-    """Ignore the progress of long work; the default `Progress`."""
-
-
 FINAL = "final"
 """Name of the hidden state that is the input of the output head."""
 NO_TOKEN = (1 << 31) - 1

@@ -262,7 +262,7 @@ def load_drafting(
         from ..engine.pair import with_documents
 
         with render.progress("indexing what to look up") as report:
-            pair = with_documents(pair, drafting.lookup_file or (), progress=report)
+            pair = with_documents(pair, drafting.lookup_file or (), report)
     if sampling := drafting.recommended(pair.sampling):
         options = replace(options, **sampling)  # type: ignore[arg-type]
         shown = ", ".join(f"{name} {value:g}" for name, value in sampling.items())

@@ -28,7 +28,7 @@ from ..models.loading import Loaded, load_model
 from ..models.number_format import NumberFormat
 from ..text.tokenizer import Tokenizer, load_tokenizer
 from ..text.vocabulary import Translation, common_size, shared_tokens
-from ..types import Progress, ignore_progress
+from ..types import Progress
 from .pair import Pair
 
 
@@ -207,7 +207,8 @@ class Loader:
                 if own is not None:
                     return own
                 original = mtp_fetch.original_of(model, target, revision)
-            directory = mtp_fetch.fetch(original, self.announce, self.progress or ignore_progress)
+            report = self.progress or (lambda done, total: None)
+            directory = mtp_fetch.fetch(original, self.announce, report)
         return kinds.read(directory) or directory
 
     def with_draft(

@@ -19,7 +19,7 @@ from ..errors import DecodingError, OptionError, PromptError
 from ..models.base import check_prompt
 from ..results import Statistics
 from ..text.prompts import Prompt
-from ..types import Progress, ignore_progress
+from ..types import Progress
 
 Length = int | Literal["auto"]
 Prompts = Sequence[Sequence[int]]
@@ -220,7 +220,7 @@ def measure(
     encode: Callable[[str], Sequence[int]],
     *,
     repeats: int = 3,
-    progress: Progress = ignore_progress,
+    progress: Progress = lambda done, total: None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Measurements:
     """Run every method on every prompt, and return the samples. The first output of each method, or
