@@ -47,12 +47,6 @@ class Measuring(Flags, panel="Measuring"):
         metavar="FILE",
     )
 
-    def sizes(self) -> list[int]:
-        """Return the batch sizes, or an empty list if single completions are measured. Raises
-        OptionError if --batch-size is wrong."""
-        words = [] if self.batch_size is None else self.batch_size.split(",")
-        return sorted({_count(word, "batch-size", "1,4,16") for word in words})
-
     def lengths(self) -> list[int | Literal["auto"]]:
         """Return the draft lengths. Raises OptionError if --num-draft is wrong."""
         text = self.num_draft or (LENGTHS if self.batch_size is None else "auto")
@@ -91,7 +85,9 @@ def bench(measuring: Measuring, models: Compared, text: Decoding, output: Json) 
     Without arguments, the shipped translator is measured on its sample prompts. Ctrl-C shows the
     results so far."""
     options = Options(**text.for_options())
-    sizes, lengths = measuring.sizes(), measuring.lengths()
+    words = [] if measuring.batch_size is None else measuring.batch_size.split(",")
+    sizes = sorted({_count(word, "batch-size", "1,4,16") for word in words})
+    lengths = measuring.lengths()
     names = list(dict.fromkeys(measuring.proposer or []))
     drafts = models.draft_model or []
     # The table of pairs names one draft.

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from ..checkpoints.other_programs import OTHER_PROGRAMS
 from ..checkpoints.source import SHIPPED
-from ..checkpoints.stored_models import StoredModel, hub_cache, names, remove, stored_models
+from ..checkpoints.stored_models import hub_cache, names, remove, stored_models
 from ..errors import CheckpointError, OptionError
 from ..system import show_size
 from . import interrupts, render
@@ -181,13 +181,19 @@ def models(flags: ModelsFlags) -> None:
         raise OptionError(
             "to list models takes no name: mlx-specdec models remove NAME removes one"
         )
+    from ..models.drafters import kinds, medusa
     from ..models.loading import why_not
 
     found = stored_models()
     table = render.table("model", ">size", "type", "last used", "runs here")
     for one in found:
         used = time.strftime("%Y-%m-%d", time.localtime(one.used)) if one.used else ""
-        kind = _drafter(one)
+        kind = ""
+        with suppress(CheckpointError):  # loading reports what is damaged
+            if medusa.is_medusa(one.directory):
+                kind = "Medusa heads"
+            elif drafter := kinds.kind_of(one.directory):
+                kind = f"{drafter} drafter"
         problem = one.problem or ("" if kind else why_not(one.directory))
         cells = [one.name, show_size(one.nbytes), kind or one.type, used, problem or "yes"]
         table.add_row(*map(render.escaped, cells))
@@ -199,18 +205,6 @@ def models(flags: ModelsFlags) -> None:
         f"The Hub's cache {hub_cache()} has {show_size(total)} of models. mlx-specdec models "
         "remove NAME removes one.",
     )
-
-
-def _drafter(one: StoredModel) -> str:
-    """Return the kind of a drafter, or "" for a whole model."""
-    from ..models.drafters import kinds, medusa
-
-    with suppress(CheckpointError):  # loading reports what is damaged
-        if medusa.is_medusa(one.directory):
-            return "Medusa heads"
-        if kind := kinds.kind_of(one.directory):
-            return f"{kind} drafter"
-    return ""
 
 
 def _remove(name: str | None) -> None:
