@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -149,7 +150,8 @@ def _run(words: Sequence[str]) -> None:
     follow."""
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
-            signal.signal(number, _interrupt)
+            # Since this handler is not Python's own, `interrupts` does not end the process.
+            signal.signal(number, partial(signal.default_int_handler))
     process = subprocess.Popen(words, start_new_session=True)
     while True:
         try:
@@ -162,9 +164,3 @@ def _run(words: Sequence[str]) -> None:
                 children = subprocess.run(pgrep, capture_output=True, text=True).stdout
             for child in children.split() or [str(process.pid)]:
                 os.kill(int(child), signal.SIGINT)
-
-
-def _interrupt(number: int, frame: object) -> None:
-    """Raise KeyboardInterrupt. Because this handler is not Python's own, `interrupts` does not end
-    the process before the ranks have ended."""
-    raise KeyboardInterrupt
