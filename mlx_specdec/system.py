@@ -39,29 +39,30 @@ _loaded: list[tuple[str, ctypes.CDLL]] = []
 _warned: list[bool] = []
 
 
-def load_blas() -> str:
-    """Load a BLAS if MLX is not imported yet, and return `blas_name()`. Later calls change nothing.
+def load_blas() -> None:
+    """Load a BLAS if MLX is not imported yet. Later calls change nothing.
 
     The environment variable MLX_SPECDEC_BLAS is "auto" for MKL, OpenBLAS or MLX's own BLAS, in this
     order, which is the default; "none"; or the path of a library. Raises OptionError if this
     library cannot be loaded."""
     wanted = os.environ.get(BLAS_VARIABLE) or "auto"
-    if wanted == "none" or _loaded or "mlx.core" in sys.modules or not _replaceable():
-        return blas_name()
+    if wanted == "none" or "mlx.core" in sys.modules or not blas_is_slow():
+        return
+    libraries = [*(("mkl", path) for path in _mkl()), *(("openblas", name) for name in OPENBLAS)]
     if wanted != "auto":
+        libraries = [(Path(wanted).stem.removeprefix("lib"), wanted)]
+    for label, path in libraries:
         try:
-            _load_library(Path(wanted).stem.removeprefix("lib"), wanted)
+            _loaded.append((label, ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)))
         except OSError as problem:
-            raise OptionError(
-                f"{BLAS_VARIABLE} names a library that cannot be loaded: {problem}"
-            ) from None
-        return blas_name()
-    candidates = [("mkl", path) for path in _mkl()]
-    for label, path in candidates + [("openblas", library) for library in OPENBLAS]:
-        with contextlib.suppress(OSError):
-            _load_library(label, path)
-            break
-    return blas_name()
+            if wanted != "auto":
+                raise OptionError(
+                    f"{BLAS_VARIABLE} names a library that cannot be loaded: {problem}"
+                ) from None
+        else:
+            # MKL's idle threads spin. Leave one core free for the thread that builds the graph.
+            _use_cores(-1)
+            return
 
 
 def blas_name() -> str:
@@ -82,7 +83,8 @@ def device_name() -> str:
 
 def blas_is_slow() -> bool:
     """Return whether MLX multiplies with its slow BLAS although this platform has faster ones."""
-    return not _loaded and _replaceable()
+    replaceable = sys.platform == "linux" and platform.machine() in ("x86_64", "AMD64")
+    return replaceable and not _loaded
 
 
 def warn_if_late() -> None:
@@ -107,17 +109,6 @@ def _mkl() -> list[str]:
     with contextlib.suppress(metadata.PackageNotFoundError):
         files = metadata.files("mkl") or ()
     return [str(file.locate()) for file in files if file.name.startswith("libmkl_rt.so")]
-
-
-def _replaceable() -> bool:
-    return sys.platform == "linux" and platform.machine() in ("x86_64", "AMD64")
-
-
-def _load_library(label: str, path: str) -> None:
-    library = ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
-    _loaded.append((label, library))
-    # MKL's idle threads spin. Leave one core free for the thread that builds the graph.
-    _use_cores(-1)
 
 
 def _use_cores(more: int) -> None:
