@@ -34,7 +34,6 @@ PIPE_SECONDS = 5.0
 TURNS = 3
 """How often plain and speculative decoding are timed, alternately, after one warm-up each."""
 BLOCK = '"""'
-EXIT_WORDS = ("exit", "quit", "bye")
 LONGEST_ANSWER = 2_048
 """Default for the largest number of tokens in an answer. It is smaller than the context of nearly
 all models, and ends the answer of a model that repeats itself."""
@@ -337,7 +336,7 @@ class ChatSession:
             ),
             "help": lambda rest: render.tell(HELP),
         }
-        if name in EXIT_WORDS:
+        if name in ("exit", "quit", "bye"):
             return False
         if name not in commands:
             raise OptionError(f"there is no command /{name}: /help lists them")

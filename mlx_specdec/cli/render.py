@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from ..engine.known_pairs import KnownPair, Machine
     from ..results import Labels, Result, Step
 
-GREEN_UNDERLINED = "\x1b[32;4m"
-RESET = "\x1b[0m"
 A_LINE_AFTER = 2.0
 """Seconds without output after which a line says what the program does."""
 A_LINE_EVERY = 60
@@ -40,10 +38,10 @@ SHOWN_CONTROLS = {
 
 
 def marks(stream: TextIO) -> tuple[str, str]:
-    """Return what is written before and after accepted draft tokens: colors if the stream is a
-    terminal with colors and NO_COLOR is not set (no-color.org), otherwise brackets."""
+    """Return what is written before and after accepted draft tokens: green and underlined if the
+    stream is a terminal with colors and NO_COLOR is not set (no-color.org), otherwise brackets."""
     plain = os.environ.get("TERM") in ("dumb", "unknown") or os.environ.get("NO_COLOR")
-    return (GREEN_UNDERLINED, RESET) if stream.isatty() and not plain else ("⟨", "⟩")
+    return ("\x1b[32;4m", "\x1b[0m") if stream.isatty() and not plain else ("⟨", "⟩")
 
 
 def as_json(payload: Mapping[str, Any]) -> str:
