@@ -268,7 +268,12 @@ def load_drafting(
         shown = ", ".join(f"{name} {value:g}" for name, value in sampling.items())
         render.note(f"sampling as generation_config.json says: {shown}; --greedy decodes greedily")
     with render.slowly("trying whether passes over several tokens agree with single ones"):
-        pair.run_trials(options, rows)
+        # The models keep the results of trials, for which the first completion would wait.
+        _ = pair.target.rows_agree
+        if options.exact:
+            _ = pair.target.exact
+        elif rows > 1:
+            any(model.why_not_batched for model in (pair.target, pair.draft) if model is not None)
     if history:
         from ..engine.pair import with_history
 

@@ -288,12 +288,12 @@ def _payload(one: KnownPair, machine: Machine) -> dict[str, Any]:
     }
 
 
-class PromptLength(Flags, panel="Prompt"):
-    prompt_tokens: int = flag("The number of tokens of the prompt.", 128, min=1)
+class Estimated(Sources):
+    prompt_tokens: int = flag("The number of tokens of the prompt.", 128, min=1, panel="Prompt")
 
 
 @command("mlx-specdec estimate --model Qwen/Qwen3-8B --draft-model auto --q-bits 4")
-def estimate(sources: Sources, prompt: PromptLength, output: Json) -> None:
+def estimate(sources: Estimated, output: Json) -> None:
     """Predict what a pair takes and gains before a download.
 
     Only config.json and the headers of the weights are read."""
@@ -308,7 +308,7 @@ def estimate(sources: Sources, prompt: PromptLength, output: Json) -> None:
         NumberFormat(sources.dtype, q_bits, expand=sources.expand_weights)
         for q_bits in (sources.q_bits, sources.draft_q_bits)
     ]
-    count = prompt.prompt_tokens
+    count = sources.prompt_tokens
     found = predict((model, draft_model), sources.revision, numbers, count)
     target, fits, known = found["target"], found["fits"], known_pair(model, draft_model)
     found["known_gain"] = known and render.told_gain(known, target["bits"] or 16, USES[0])

@@ -83,20 +83,6 @@ class Pair:
             return self
         return replace(self, target=target, draft=draft)
 
-    def run_trials(self, options: Options, rows: int) -> None:
-        """Try which passes the models can take. Otherwise, the first completion waits for these
-        trials. The models keep the results.
-
-        Args:
-            options: The settings of the completions.
-            rows: The number of completions in the largest batch."""
-        _ = self.target.rows_agree
-        if options.exact:
-            _ = self.target.exact
-        elif rows > 1:
-            models = [self.target] if self.draft is None else [self.target, self.draft]
-            any(model.why_not_batched for model in models)
-
     def constraint(self, options: Options, *, open_end: bool = False) -> Constraint | None:
         """Return the constraint of a new completion, or None without a grammar. A bias of -inf bans
         a token. open_end: See `Constraint`.
