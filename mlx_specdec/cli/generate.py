@@ -59,7 +59,6 @@ class PromptFlags(Flags, panel="Prompt"):
     )
     prompt: str | None = flag("The prompt, as a flag.", None, "-p")
     prompt_file: Path | None = flag("A file that holds the prompt.", metavar="FILE")
-
     prompt_cache_dir: Path | None = flag(
         "The directory of a prefix cache on disk. If an earlier prompt began in the same way, its "
         "beginning is not prefilled again. With --max-tokens 0, the prompt is only prefilled.",

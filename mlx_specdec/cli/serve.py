@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from ..engine.prompt_cache import Store
     from ..serve.registry import ServedModel
 
-SERVER_PACKAGES = ("fastapi", "uvicorn")
 SERVER_FLAGS = ("memory_budget", "distributed")
 """Flags that concern the whole server, so that the table of a model must not set them."""
 FLAG_TYPES: Mapping[Any, tuple[str, Any]] = {
@@ -191,7 +190,7 @@ def serve(server: ServerFlags, flags: Requests) -> None:
             raise OptionError(
                 f"--cors-origin must be an origin such as https://example.org, not {origin:.80}"
             )
-    if missing := [name for name in SERVER_PACKAGES if find_spec(name) is None]:
+    if missing := [name for name in ("fastapi", "uvicorn") if find_spec(name) is None]:
         raise OptionError(f"the server needs {' and '.join(missing)}: {system.install('server')}")
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
     # Set the level of this package only, not of other libraries.

@@ -49,11 +49,8 @@ ROUNDING = (
     "In half precision a GPU sums one row and several rows in different orders, so outputs can "
     "part where two tokens tie: that is no error, and --exact prevents it (docs/platforms.md)."
 )
-CPU_NAMES = Path("/proc/cpuinfo")
-CPU_NAME_OF_MAC = ("sysctl", "-n", "machdep.cpu.brand_string")
 SAMPLES = {"t5-enfr": "translation.jsonl", "py-llama": "python.jsonl"}
 """Files of sample prompts, by the name of a shipped target's directory."""
-PLOT_SUFFIXES = (".png", ".svg")
 
 
 def figure(value: float | None, form: str) -> str:
@@ -352,18 +349,19 @@ def title(setting: Mapping[str, Any]) -> str:
 def processor() -> str:
     """Return the processor's name, or the architecture if the system does not name it."""
     with suppress(OSError):
-        for line in CPU_NAMES.read_text(encoding="utf-8", errors="replace").splitlines():
+        for line in Path("/proc/cpuinfo").read_text("utf-8", "replace").splitlines():
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     with suppress(OSError, subprocess.SubprocessError):
-        sysctl = subprocess.run(CPU_NAME_OF_MAC, capture_output=True, text=True, check=True)
+        words = ("sysctl", "-n", "machdep.cpu.brand_string")
+        sysctl = subprocess.run(words, capture_output=True, text=True, check=True)
         return sysctl.stdout.strip()
     return platform.processor() or platform.machine()
 
 
 def check_plot(file: Path) -> None:
     """Raise OptionError if a plot cannot be drawn into this file."""
-    if file.suffix not in PLOT_SUFFIXES:
+    if file.suffix not in (".png", ".svg"):
         raise OptionError(f"--plot must name a file that ends with .png or .svg, not {file.name}")
     if not file.absolute().parent.is_dir():
         raise OptionError(f"--plot: there is no directory {file.parent}")

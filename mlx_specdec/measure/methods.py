@@ -163,8 +163,7 @@ def _compared(
 
 def keeps_text(options: Options) -> bool:
     """Return whether not only the distribution but also the tokens must equal plain decoding."""
-    certain = options.temperature == 0 or options.rule_name == "coupled"
-    return certain and not options.lossy
+    return not options.lossy and (options.temperature == 0 or options.rule_name == "coupled")
 
 
 def encoded(pair: Pair, options: Options, text: str) -> list[int]:
