@@ -243,8 +243,7 @@ def clear_at_end() -> None:
 
 
 SHARD_BYTES = 4_000_000_000
-SHARD_SHARE_OF_MEMORY = 0.25
-"""Largest default size of a result's shard: in bytes, and as a share of the machine's memory."""
+"""Largest default size of a result's shard, in bytes."""
 CONTROL_GROUPS = (
     Path("/sys/fs/cgroup/memory.max"),
     Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
@@ -301,8 +300,8 @@ def check_room(
 
 
 def default_shard_bytes() -> int:
-    """Return 4 GB, or less on a machine with little memory."""
-    return max(1, min(SHARD_BYTES, int(SHARD_SHARE_OF_MEMORY * memory())))
+    """Return 4 GB, or a quarter of the machine's memory if that is less."""
+    return max(1, min(SHARD_BYTES, memory() // 4))
 
 
 def parse_size(flag: str, text: str, *, kilo: int = 1000, zero: bool = False) -> int:

@@ -238,7 +238,6 @@ def _model(
     directory = store.directory
     if several and directory is not None:
         store = replace(store, directory=directory / quote(names[0], safe=""))
-
     history, rows = store.max_bytes != 0, server.batch_size
     return ServedModel(
         names[0],
@@ -277,13 +276,13 @@ def read_presets(file: Path) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]
         aliases = _converted(f"{where}: aliases", list[str], table.pop("aliases", []))
         settings = {}
         for key, value in table.items():
-            flag = key.replace("-", "_")
-            if flag not in settable:
-                near = get_close_matches(flag, settable, 1)
+            setting = key.replace("-", "_")
+            if setting not in settable:
+                near = get_close_matches(setting, settable, 1)
                 hint = f"did you mean {near[0].replace('_', '-')}?" if near else "leave it out"
                 raise OptionError(f"{where}: {key} is no flag of one model: {hint}")
-            least = settable[flag].metadata.get("min")
-            settings[flag] = _converted(f"{where}: {key}", hints[flag], value, least)
+            least = settable[setting].metadata.get("min")
+            settings[setting] = _converted(f"{where}: {key}", hints[setting], value, least)
         if not settings.get("model"):
             raise OptionError(f'{where}: name the model, such as model = "weights/py-llama"')
         yield (name, *aliases), settings
