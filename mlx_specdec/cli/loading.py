@@ -193,11 +193,6 @@ class TextFlags(ModelSampling, Models, panel="Drafting"):
     )
     regular_decode: bool = flag("Decode plainly, without speculation.")
 
-    @property
-    def searches(self) -> bool:
-        """Whether lookup searches documents."""
-        return bool(self.lookup_file) and not self.regular_decode
-
     def named(self) -> tuple[str, str | None]:
         target, draft = super().named()
         draftless = self.regular_decode or self.proposer in ("ngram", "medusa", "none")
@@ -218,7 +213,7 @@ class TextFlags(ModelSampling, Models, panel="Drafting"):
             for wrong in (name for name, drafting in drafts.items() if drafting):
                 raise OptionError(f"{plain} drafts nothing: leave out {wrong}, or {plain}")
         proposer = "auto" if self.lookup_file and self.proposer is None else self.proposer
-        if self.searches and proposer not in ("auto", "ngram"):
+        if self.lookup_file and not self.regular_decode and proposer not in ("auto", "ngram"):
             raise OptionError("--lookup-file is for lookup: give --proposer ngram or auto")
         count = count_or_auto("--num-draft", self.num_draft)
         own = {"proposer": proposer, "regular": self.regular_decode, "num_draft": count}
@@ -257,11 +252,11 @@ def load_drafting(
     Raises:
         SpecdecError: If `load_pair` or `engine.pair.with_documents` raises it."""
     pair = load_pair(*drafting.named(), **drafting.loading())
-    if drafting.searches:
+    if drafting.lookup_file and not drafting.regular_decode:
         from ..engine.pair import with_documents
 
         with render.progress("indexing what to look up") as report:
-            pair = with_documents(pair, drafting.lookup_file or (), report)
+            pair = with_documents(pair, drafting.lookup_file, report)
     if sampling := drafting.recommended(pair.sampling):
         options = replace(options, **sampling)  # type: ignore[arg-type]
         shown = ", ".join(f"{name} {value:g}" for name, value in sampling.items())
