@@ -33,7 +33,7 @@ PIPE_SECONDS = 5.0
 """Seconds to wait for the first byte from standard input if no prompt is named."""
 TURNS = 3
 """How often plain and speculative decoding are timed, alternately, after one warm-up each."""
-BLOCK = '"""'
+BLOCK = 3 * '"'
 LONGEST_ANSWER = 2_048
 """Default for the largest number of tokens in an answer. It is smaller than the context of nearly
 all models, and ends the answer of a model that repeats itself."""

@@ -31,6 +31,8 @@ NOT_SHIPPED = (
     "this installation lacks the sample models, which wheels and clones have: name a pair, such as "
     "--model google/flan-t5-large --draft-model google/flan-t5-small; mlx-specdec pairs lists more"
 )
+DRAFTLESS = ("ngram", "medusa", "none")
+"""Proposers that use no draft model."""
 Dtype = Literal["auto", "float32", "float16", "bfloat16"]
 REVISION = "The branch, tag or commit of the model on the Hub."
 DTYPE = "The number format to compute in."
@@ -195,8 +197,7 @@ class TextFlags(ModelSampling, Models, panel="Drafting"):
 
     def named(self) -> tuple[str, str | None]:
         target, draft = super().named()
-        draftless = self.regular_decode or self.proposer in ("ngram", "medusa", "none")
-        return target, None if draftless else draft
+        return target, None if self.regular_decode or self.proposer in DRAFTLESS else draft
 
     def loading(self) -> dict[str, Any]:
         caches = CacheSettings(self.kv_bits, self.kv_group_size, self.max_kv_size)

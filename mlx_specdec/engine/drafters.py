@@ -37,7 +37,7 @@ MISSING = {
     ),
 }
 """Name of a proposer -> the error message for pairs that do not have it. The other messages are in
-`models.drafters`."""
+`models/drafters/`."""
 MLX_VERSION = version("mlx")  # looking it up takes as long as a step of a small model
 
 
