@@ -42,15 +42,12 @@ from mlx_specdec.measure.methods import (
     Length,
     Method,
     Prompts,
-    Runner,
     Sample,
     Texts,
     encoded,
     file_methods,
     measure,
-    one_by_one,
     own_methods,
-    room,
 )
 from mlx_specdec.models.families import is_encoder_decoder
 from mlx_specdec.models.number_format import expanded, twin_of
@@ -65,6 +62,9 @@ T5 = "t5"
 """The `model_type` of the network of T5, mT5 and UMT5."""
 _OURS = ("quantization", "quantization_config", "auto_map", "dtype", "torch_dtype")
 """Entries of config.json that transformers must not see: they describe stored weights, or code."""
+
+
+Runner = Callable[[Sequence[int]], Sample]
 
 
 class NoBaselineError(Exception):
@@ -185,6 +185,18 @@ def mlx_lm_methods(pair: Pair, options: Options, lengths: Sequence[Length]) -> l
         fixed += [n for n in lengths if n != "auto"]
     runs = {length: _runner(networks, pair.eos_token_ids, options, length) for length in fixed}
     return _methods("mlx-lm", options.temperature == 0, runs)
+
+
+def one_by_one(run: Runner) -> Callable[[Prompts], Texts]:
+    """Return a method's function that decodes each prompt alone by `run`."""
+    return lambda prompts: ((at, run(prompt)) for at, prompt in enumerate(prompts))
+
+
+def room(pair: Pair, options: Options, prompt: Sequence[int]) -> int:
+    """Return the maximum number of tokens to generate."""
+    longest = pair.target.max_length
+    free = sys.maxsize if longest is None else longest - len(pair.target.prefix(prompt))
+    return min(options.max_tokens, free)
 
 
 def _methods(name: str, same_text: bool, runs: Mapping[int, Runner]) -> list[Method]:

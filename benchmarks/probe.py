@@ -34,7 +34,7 @@ from mlx_specdec.models.base import layer_of
 from mlx_specdec.models.drafters.dflash import LAYER_IDS
 from mlx_specdec.models.drafters.eagle import EAGLE_LAYER_IDS
 from mlx_specdec.text.prompts import read_prompts
-from mlx_specdec.types import FINAL, Progress, after, ignore_progress
+from mlx_specdec.types import FINAL, Progress, after
 
 SHIFTS = (0, -1, 1)
 PROMPTS = (
@@ -142,7 +142,7 @@ def probe(
 ) -> Probe:
     """Measure the acceptance of a hidden-state drafter with all possible layer numberings. Raises
     OptionError if there is nothing to compare."""
-    network, report = pair.drafter_network, progress or ignore_progress
+    network, report = pair.drafter_network, progress or (lambda done, total: None)
     if network is None:
         raise OptionError(f"{pair.draft_name} reads no hidden states: there are no layers to probe")
     if FINAL in network.hidden:
@@ -160,7 +160,7 @@ def probe(
         moved = copy.copy(network)
         moved.hidden = tuple(map(after, layers))
         # A target that lacks these hidden states raises OptionError. Nothing is computed.
-        pair.target.open([0]).advance(mx.zeros((1, 1), dtype=mx.int32), hidden=moved.hidden)
+        pair.target.open_batch([[0]]).advance(mx.zeros((1, 1), dtype=mx.int32), hidden=moved.hidden)
         tried = replace(pair, drafter_network=moved)
         counts = [0, 0, 0, 0]
         for number, prompt in enumerate(prompts, start=1):

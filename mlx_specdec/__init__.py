@@ -45,61 +45,25 @@ if TYPE_CHECKING:
     from .types import Proposer as Proposer
 
 _HOMES = {
-    "CacheSettings": "models.cache_settings",
-    "CheckpointError": "errors",
-    "DecodingError": "errors",
-    "DocumentError": "errors",
-    "OptionError": "errors",
-    "Options": "core.options",
-    "OutputError": "errors",
-    "PromptCache": "engine.prompt_cache",
-    "PromptError": "errors",
-    "Proposal": "types",
-    "Proposer": "types",
-    "Request": "core.row",
-    "Result": "results",
-    "RewindError": "errors",
-    "SourceError": "errors",
-    "SpecdecError": "errors",
-    "Statistics": "results",
-    "Step": "results",
-    "Thoughts": "text.thoughts",
-    "VocabularyError": "errors",
-    "convert": "conversion.convert",
-    "generate": "engine.generate",
-    "generate_many": "engine.generate",
-    "load": "engine.loading",
-    "stream_generate": "engine.generate",
-    "stream_many": "engine.generate",
+    name: home
+    for home, names in {
+        "conversion.convert": "convert",
+        "core.options": "Options",
+        "core.row": "Request",
+        "engine.generate": "generate generate_many stream_generate stream_many",
+        "engine.loading": "load",
+        "engine.prompt_cache": "PromptCache",
+        "errors": "CheckpointError DecodingError DocumentError OptionError OutputError "
+        "PromptError RewindError SourceError SpecdecError VocabularyError",
+        "models.cache_settings": "CacheSettings",
+        "results": "Result Statistics Step",
+        "text.thoughts": "Thoughts",
+        "types": "Proposal Proposer",
+    }.items()
+    for name in names.split()
 }
 
 __all__ = list(_HOMES)
-
-_STEP = "iterate for Steps, whose fields are its own: step.tokens, step.text, step.logprobs"
-_RETURNED = "use the object that a function returns, without its class"
-_REMOVED: dict[str, str] = {
-    "ConversionReport": _RETURNED,
-    "DraftLength": "set Options.num_draft",
-    "Emission": _STEP,
-    "Labels": "read Result.labels",
-    "Noise": "annotate nothing: Proposer.propose receives it",
-    "Pair": _RETURNED,
-    "Part": _STEP,
-    "Piece": "step.text[:step.accepted_chars] is the text of accepted draft tokens",
-    "Rule": "set Options.rule",
-    "Run": _RETURNED,
-    "Scheduler": _RETURNED,
-    "Scores": "annotate nothing: Proposer.observe receives it",
-    "Seconds": "read Statistics.seconds",
-    "SourceFigures": "read Statistics.by_source",
-    "TextChange": _RETURNED,
-    "TokenLogprob": "read Step.logprobs",
-    "Verdict": "set Options.rule",
-    "with_documents": "--lookup-file of the commands and of the server searches files",
-    "with_history": "the server and chat search earlier completions themselves",
-}
-"""A name that release 0.4 removed -> what to use instead. An entry stays for one release.
-docs/upgrading.md has the same table."""
 
 # Unless this variable is 0, Apple's M5 and CUDA multiply several rows of float32 in TF32, and a
 # single row exactly. A pass over draft tokens would give other logits than single tokens do. MLX
@@ -125,12 +89,12 @@ if sys.platform == "linux":  # MLX brings a fast BLAS to other systems
 
 
 def __getattr__(name: str) -> Any:
-    if instead := _REMOVED.get(name):
+    if name in _HOMES:
+        return getattr(import_module(f".{_HOMES[name]}", __name__), name)
+    if instead := import_module(".system", __name__).hints("names").get(name):
         # The text of an AttributeError would be lost in `from mlx_specdec import name`.
         raise ImportError(f"{__name__}.{name} was removed in release 0.4: {instead}")
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f".{_HOMES[name]}", __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -13,7 +13,6 @@ from .checkpoints.stored_models import SHIPPED, typed_names
 from .engine.known_pairs import AUTO, draft_for
 from .errors import SpecdecError
 
-PLUGIN_PREFIX = "mlx-specdec/"
 CACHE_BYTES = 2 * 10**9
 """Bytes of the prefix cache. With it, `llm chat` prefills only the newest message."""
 
@@ -54,7 +53,7 @@ class SpecdecModel(llm.Model):
         )
 
     def __init__(self, name: str) -> None:
-        self.model_id = PLUGIN_PREFIX + name.removeprefix(SHIPPED)
+        self.model_id = f"mlx-specdec/{name.removeprefix(SHIPPED)}"
         self.name = name
 
     def __str__(self) -> str:

@@ -18,6 +18,7 @@ import shlex
 import shutil
 import sys
 import threading
+import tomllib
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from ctypes.util import find_library
@@ -38,31 +39,30 @@ _loaded: list[tuple[str, ctypes.CDLL]] = []
 _warned: list[bool] = []
 
 
-def load_blas(wanted: str | None = None) -> str:
-    """Load a BLAS if MLX is not imported yet, and return `blas_name()`. Later calls change nothing.
+def load_blas() -> None:
+    """Load a BLAS if MLX is not imported yet. Later calls change nothing.
 
-    Args:
-        wanted: "auto" for MKL, OpenBLAS or MLX's own BLAS, in this order; "none"; or the path of a
-            library. The default is the environment variable MLX_SPECDEC_BLAS, or else "auto".
-    Raises:
-        OptionError: If `wanted` is a path that cannot be loaded."""
-    wanted = wanted or os.environ.get(BLAS_VARIABLE) or "auto"
-    if wanted == "none" or _loaded or "mlx.core" in sys.modules or not _replaceable():
-        return blas_name()
+    The environment variable MLX_SPECDEC_BLAS is "auto" for MKL, OpenBLAS or MLX's own BLAS, in this
+    order, which is the default; "none"; or the path of a library. Raises OptionError if this
+    library cannot be loaded."""
+    wanted = os.environ.get(BLAS_VARIABLE) or "auto"
+    if wanted == "none" or "mlx.core" in sys.modules or not blas_is_slow():
+        return
+    libraries = [*(("mkl", path) for path in _mkl()), *(("openblas", name) for name in OPENBLAS)]
     if wanted != "auto":
+        libraries = [(Path(wanted).stem.removeprefix("lib"), wanted)]
+    for label, path in libraries:
         try:
-            _load_library(Path(wanted).stem.removeprefix("lib"), wanted)
+            _loaded.append((label, ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)))
         except OSError as problem:
-            raise OptionError(
-                f"{BLAS_VARIABLE} names a library that cannot be loaded: {problem}"
-            ) from None
-        return blas_name()
-    candidates = [("mkl", path) for path in _mkl()]
-    for label, path in candidates + [("openblas", library) for library in OPENBLAS]:
-        with contextlib.suppress(OSError):
-            _load_library(label, path)
-            break
-    return blas_name()
+            if wanted != "auto":
+                raise OptionError(
+                    f"{BLAS_VARIABLE} names a library that cannot be loaded: {problem}"
+                ) from None
+        else:
+            # MKL's idle threads spin. Leave one core free for the thread that builds the graph.
+            _use_cores(-1)
+            return
 
 
 def blas_name() -> str:
@@ -83,7 +83,8 @@ def device_name() -> str:
 
 def blas_is_slow() -> bool:
     """Return whether MLX multiplies with its slow BLAS although this platform has faster ones."""
-    return not _loaded and _replaceable()
+    replaceable = sys.platform == "linux" and platform.machine() in ("x86_64", "AMD64")
+    return replaceable and not _loaded
 
 
 def warn_if_late() -> None:
@@ -108,17 +109,6 @@ def _mkl() -> list[str]:
     with contextlib.suppress(metadata.PackageNotFoundError):
         files = metadata.files("mkl") or ()
     return [str(file.locate()) for file in files if file.name.startswith("libmkl_rt.so")]
-
-
-def _replaceable() -> bool:
-    return sys.platform == "linux" and platform.machine() in ("x86_64", "AMD64")
-
-
-def _load_library(label: str, path: str) -> None:
-    library = ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
-    _loaded.append((label, library))
-    # MKL's idle threads spin. Leave one core free for the thread that builds the graph.
-    _use_cores(-1)
 
 
 def _use_cores(more: int) -> None:
@@ -183,6 +173,14 @@ def allow_files(most: int) -> int:
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
+def hints(table: str) -> dict[str, str]:
+    """Return a table of hints.toml: what to do instead of each thing that was removed, or that only
+    other programs have."""
+    text = Path(__file__).with_name("hints.toml").read_text(encoding="utf-8")
+    entries: dict[str, str] = tomllib.loads(text)[table]
+    return {name: hint for names, hint in entries.items() for name in names.split(", ")}
+
+
 CACHE_VARIABLE = "MLX_SPECDEC_CACHE"
 """Environment variable that names a directory to use instead of the platform's cache directory."""
 
@@ -245,8 +243,7 @@ def clear_at_end() -> None:
 
 
 SHARD_BYTES = 4_000_000_000
-SHARD_SHARE_OF_MEMORY = 0.25
-"""Largest default size of a result's shard: in bytes, and as a share of the machine's memory."""
+"""Largest default size of a result's shard, in bytes."""
 CONTROL_GROUPS = (
     Path("/sys/fs/cgroup/memory.max"),
     Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
@@ -303,8 +300,8 @@ def check_room(
 
 
 def default_shard_bytes() -> int:
-    """Return 4 GB, or less on a machine with little memory."""
-    return max(1, min(SHARD_BYTES, int(SHARD_SHARE_OF_MEMORY * memory())))
+    """Return 4 GB, or a quarter of the machine's memory if that is less."""
+    return max(1, min(SHARD_BYTES, memory() // 4))
 
 
 def parse_size(flag: str, text: str, *, kilo: int = 1000, zero: bool = False) -> int:

@@ -14,11 +14,6 @@ import mlx.core as mx
 Progress = Callable[[int, int], None]
 """Called with (done, total) units of long work, first with done = 0 and last with done = total."""
 
-
-def ignore_progress(done: int, total: int) -> None:
-    """Ignore the progress of long work; the default `Progress`."""
-
-
 FINAL = "final"
 """Name of the hidden state that is the input of the output head."""
 NO_TOKEN = (1 << 31) - 1
@@ -28,17 +23,6 @@ NO_TOKEN = (1 << 31) - 1
 def after(layer: int) -> str:
     """Return the name of the output of layer `layer`, counted from 0."""
     return f"after.{layer}"
-
-
-def keys_of(layer: int) -> str:
-    """Return the name of the keys of layer `layer`, heads concatenated, before rotary embedding.
-    Few models return them."""
-    return f"keys.{layer}"
-
-
-def values_of(layer: int) -> str:
-    """Return the name of the values of layer `layer`; see `keys_of`."""
-    return f"values.{layer}"
 
 
 @dataclass(frozen=True)
@@ -63,18 +47,6 @@ class Scores:
         part = slice(sequence, sequence + 1)
         hidden = {name: states[part, :rows] for name, states in self.hidden.items()}
         return Scores(self.logits[part, :rows], hidden, self.encoded[part])
-
-
-def joined(parts: Sequence[Scores]) -> Scores:
-    """Join the results of successive passes over the same sequences into one."""
-    if len(parts) == 1:
-        return parts[0]
-    hidden = {
-        name: mx.concatenate([part.hidden[name] for part in parts], axis=1)
-        for name in parts[0].hidden
-    }
-    logits = mx.concatenate([part.logits for part in parts], axis=1)
-    return Scores(logits, hidden, parts[0].encoded)
 
 
 @dataclass(frozen=True)
@@ -233,8 +205,9 @@ class Context(Protocol):
             proposed: How many of the last tokens are not committed, so that `rewind` may drop
                 them. A pass with proposed = 0 makes all earlier tokens final.
             hidden: Names of hidden states to return: FINAL, `after(i)` for the output of layer i,
-                and `keys_of(i)` and `values_of(i)`. Raises OptionError if the model cannot return
-                one of them."""
+                and "keys.i" and "values.i" for its keys and values, which few models return: heads
+                concatenated, before rotary embedding. Raises OptionError if the model cannot
+                return one of them."""
 
     def rewind(self, lengths: tuple[int, ...]) -> None:
         """Drop all but the first `lengths` tokens, which are committed from then on.
@@ -276,11 +249,18 @@ def feed(context: Context, tokens: Sequence[Sequence[int]], hidden: Sequence[str
         if len(set(map(len, part))) > 1:
             context.rewind(tuple(ends))
         start, size = start + size, UNEVEN
-    return joined(scores)
+    if len(scores) == 1:
+        return scores[0]
+    parts = {name: [one.hidden[name] for one in scores] for name in scores[0].hidden}
+    states = {name: mx.concatenate(part, axis=1) for name, part in parts.items()}
+    logits = mx.concatenate([one.logits for one in scores], axis=1)
+    return Scores(logits, states, scores[0].encoded)
 
 
 class Model(Protocol):
-    """A loaded model: shared weights from which contexts are opened."""
+    """A loaded model: shared weights from which contexts are opened. It shares its embedding and
+    output head with hidden-state drafters. Both include the scaling, logit cap or weight tying of
+    the model family."""
 
     @property
     def vocabulary(self) -> int:
@@ -297,9 +277,6 @@ class Model(Protocol):
     def prefix(self, prompt: Sequence[int]) -> list[int]:
         """Return the committed tokens before the first generated one: the prompt of a decoder-only
         model, the decoder's start token of an encoder-decoder model. Never empty."""
-
-    def open(self, prompt: Sequence[int], cached: Cached | None = None) -> Context:
-        """Return the context of a batch of one sequence; see `open_batch`."""
 
     @property
     def why_not_batched(self) -> str:
@@ -319,11 +296,6 @@ class Model(Protocol):
             PromptError: A prompt is empty or longer than `max_length`.
             OptionError: There are several prompts, and the model does not support batches.
         """
-
-
-class TargetModel(Model, Protocol):
-    """A model that shares its embedding and output head with hidden-state drafters. Both include
-    the scaling, logit cap or weight tying of the model family."""
 
     @property
     def width(self) -> int:

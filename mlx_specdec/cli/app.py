@@ -15,20 +15,15 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from ..errors import OptionError, OutputError, message
+from ..system import hints
 from . import interrupts, render
 from .batch import batch
 from .bench import bench
-from .chat import chat
-from .convert import convert
-from .doctor import doctor
-from .estimate import estimate
+from .checkpoints import convert, inspect, models
 from .flags import Command, Version
-from .generate import generate
-from .hints import foreign_command, removed_flag
-from .inspect import inspect
+from .generate import chat, generate
 from .launch import PACKAGE, launch
-from .models import models
-from .pairs import pairs
+from .machine import doctor, estimate, pairs
 from .serve import serve
 from .train import train_draft, train_medusa
 
@@ -64,6 +59,9 @@ mlx-specdec writes the target model's own text, faster. First steps:
 """
 """The text for users who type no arguments in a terminal."""
 CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
+CERTAIN = 0.85
+"""The least similarity to a command of another program at which a word is taken for it, as difflib
+counts. The similarity of downlaod and download is 0.875, and listen and list have 0.8."""
 
 
 class PanelCommand(TyperCommand):
@@ -112,8 +110,11 @@ class Program(TyperGroup):
         typed = args[0]
         if typed.startswith("-") or typed in self.commands:
             return super().resolve_command(ctx, args)
-        near = get_close_matches(typed.lower(), self.commands, 1)
-        hint = foreign_command(typed.lower()) or "".join(f"perhaps you mean {one}" for one in near)
+        word, foreign = typed.lower(), hints("commands")
+        bare = word.removeprefix("mlx_lm.").removeprefix("llama-")
+        found = [foreign[near] for near in get_close_matches(bare, foreign, 1, CERTAIN)]
+        found += [f"perhaps you mean {near}" for near in get_close_matches(word, self.commands, 1)]
+        hint = next(iter(found), "")
         if hint and not ctx.resilient_parsing:
             prompt = shlex.quote(" ".join(takewhile(lambda word: not word.startswith("-"), args)))
             raise OptionError(
@@ -201,9 +202,9 @@ def _about_flags(problem: Exception) -> str | None:
     """Return a line about wrong flags, or None for any other problem. typer's exceptions are
     recognized by their attributes."""
     if option := getattr(problem, "option_name", None):
-        command = problem.ctx.command.name  # type: ignore[attr-defined]
-        if removed := removed_flag(command, option):
-            return removed
+        command, removed = problem.ctx.command.name, hints("flags")  # type: ignore[attr-defined]
+        if instead := removed.get(f"{command} {option}") or removed.get(option):
+            return f"{option} was removed in release 0.4: {instead}"
     if (describe := getattr(problem, "format_message", None)) is None:
         return None
     if similar := getattr(problem, "possibilities", None):

@@ -209,31 +209,28 @@ class BatchRun:
             report(len(self.journal.records), len(self.lines.prompts), label)
 
     def requests(self) -> Iterator[Request]:
-        """Yield the requests of lines, which are read when the scheduler needs them."""
+        """Yield the requests of lines, which are read when the scheduler needs them. In a line of
+        text, `\\n` means a line break."""
+        from ..core.row import Request
+
         for line, text in self.lines.prompts.items():
             if line in self.journal.records:
                 continue
             named: dict[str, Any] = {"line": line}
             try:
-                request = self._request(text, named)
+                if self.lines.as_json:
+                    entry = json_object(text, "the line")
+                    if (id := entry.get("id")) is not None:
+                        whole = isinstance(id, int) and not isinstance(id, bool)
+                        named["id"] = id if whole else _text("id", id)
+                    request = Request(_prompt(entry), _options(entry, self.options))
+                else:
+                    request = Request(text.replace("\\n", "\n"), self.options)
             except SpecdecError as problem:
                 self._fail(named, str(problem))
                 continue
             self.named.append(named)
             yield request
-
-    def _request(self, text: str, named: dict[str, Any]) -> Request:
-        """Return the request of a line. In a line of text, `\\n` means a line break. Raises
-        SpecdecError. named: The object to which the id of the line is added."""
-        from ..core.row import Request
-
-        if not self.lines.as_json:
-            return Request(text.replace("\\n", "\n"), self.options)
-        entry = json_object(text, "the line")
-        if (id := entry.get("id")) is not None:
-            whole = isinstance(id, int) and not isinstance(id, bool)
-            named["id"] = id if whole else _text("id", id)
-        return Request(_prompt(entry), _options(entry, self.options))
 
     def _write(self, named: Mapping[str, Any], last: Step) -> None:
         if (result := last.result) is None:

@@ -19,7 +19,6 @@ from ..version import __version__
 
 STANDARD_STREAM = Path("-")
 """The name of standard input as an input, and of standard output as an output."""
-JSON_LINES = (".jsonl", ".ndjson")
 BATCH_FORMAT = "mlx-specdec batch 3"
 
 
@@ -62,7 +61,7 @@ class PromptLines:
         self.prompts = {at: line.removesuffix("\r") for at, line in numbered if line.strip()}
         if not self.prompts:
             raise PromptError(f"{name} has no prompts: write one a line")
-        self.as_json = file.suffix.lower() in JSON_LINES
+        self.as_json = file.suffix.lower() in (".jsonl", ".ndjson")
         with suppress(ValueError, RecursionError):
             self.as_json |= isinstance(json.loads(next(iter(self.prompts.values()))), dict)
 

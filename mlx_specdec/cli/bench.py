@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import Literal
 
 from ..core.options import Options, proposers
 from ..errors import OptionError
@@ -14,10 +13,6 @@ from ..system import check_not_read
 from . import interrupts, render
 from .flags import Decoding, Flags, Json, command, flag
 from .loading import Models, load_pair
-
-if TYPE_CHECKING:
-    from ..measure.figures import Analysis
-    from ..measure.methods import Length
 
 LENGTHS = "1,2,3,5,8,auto"
 
@@ -52,16 +47,10 @@ class Measuring(Flags, panel="Measuring"):
         metavar="FILE",
     )
 
-    def sizes(self) -> list[int]:
-        """Return the batch sizes, or an empty list if single completions are measured. Raises
-        OptionError if --batch-size is wrong."""
-        words = [] if self.batch_size is None else self.batch_size.split(",")
-        return sorted({_count(word, "batch-size", "1,4,16") for word in words})
-
-    def lengths(self) -> list[Length]:
+    def lengths(self) -> list[int | Literal["auto"]]:
         """Return the draft lengths. Raises OptionError if --num-draft is wrong."""
         text = self.num_draft or (LENGTHS if self.batch_size is None else "auto")
-        lengths: list[Length] = [
+        lengths: list[int | Literal["auto"]] = [
             "auto" if word.strip() == "auto" else _count(word, "num-draft", "1,3,8,auto")
             for word in text.split(",")
         ]
@@ -96,7 +85,9 @@ def bench(measuring: Measuring, models: Compared, text: Decoding, output: Json) 
     Without arguments, the shipped translator is measured on its sample prompts. Ctrl-C shows the
     results so far."""
     options = Options(**text.for_options())
-    sizes, lengths = measuring.sizes(), measuring.lengths()
+    words = [] if measuring.batch_size is None else measuring.batch_size.split(",")
+    sizes = sorted({_count(word, "batch-size", "1,4,16") for word in words})
+    lengths = measuring.lengths()
     names = list(dict.fromkeys(measuring.proposer or []))
     drafts = models.draft_model or []
     # The table of pairs names one draft.
@@ -113,16 +104,14 @@ def bench(measuring: Measuring, models: Compared, text: Decoding, output: Json) 
     one = Models(**{**vars(models), "draft_model": drafts[0] if drafts else None})
     model, draft_model = one.named()
     from ..engine.loading import with_draft_model
-    from ..measure.figures import benchmark
-    from ..measure.plot import check, draw
-    from ..measure.setting import sample, setting, title
+    from ..measure import figures
     from ..text.prompts import read_prompts
 
-    file = measuring.prompts or sample(model)
+    file = measuring.prompts or figures.sample(model)
     if output.json:
         check_not_read("standard output", [1], [file])
     if measuring.plot is not None:
-        check(measuring.plot)
+        figures.check_plot(measuring.plot)
         check_not_read("--plot", [measuring.plot], [file, model, draft_model])
     prompts = read_prompts(file, measuring.limit)
     loading = one.loading()
@@ -136,32 +125,26 @@ def bench(measuring: Measuring, models: Compared, text: Decoding, output: Json) 
             pairs.append(with_draft_model(pairs[0], str(draft), **of_draft))
     measured = pairs, options, prompts, names, lengths, sizes
     with render.progress("measuring") as bar:
-        found, notes = benchmark(*measured, repeats=measuring.repeats, progress=bar)
+        found, notes = figures.benchmark(*measured, repeats=measuring.repeats, progress=bar)
     if found is None:
         raise KeyboardInterrupt  # it came before there were any figures
     if found.interrupted:
         interrupts.go_on()
-    taken_with = setting(pairs, options, file, notes)
-    heading = title(taken_with)
-    show(found, heading, notes, sys.stderr if output.json else sys.stdout)
+    taken_with = figures.setting(pairs, options, file, notes)
+    heading = figures.title(taken_with)
+    rows, best = [method.cells() for method in found.methods], figures.fastest(found.methods)
+    bold = next((row for row, one in zip(rows, found.methods, strict=True) if one is best), None)
+    stream = sys.stderr if output.json else sys.stdout
+    table = render.fitted(stream, rows, figures.DISPENSABLE, bold)
+    sentences = filter(None, (found.caption, found.verdict, *notes))
+    render.lay_out(stream, heading, table, *sentences)
     for line in found.different(exact=options.exact):
         print(line, file=sys.stderr)
     if output.json:
         payload = {"setting": taken_with, **asdict(found)}
         render.write(sys.stdout, render.as_json(payload))
     if measuring.plot is not None:
-        draw(found.methods, heading, measuring.plot)
+        figures.draw_plot(found.methods, heading, measuring.plot)
         render.tell(f"plot: {measuring.plot}")
     if found.interrupted:
         raise KeyboardInterrupt
-
-
-def show(found: Analysis, heading: str, notes: Sequence[str], stream: TextIO) -> None:
-    """Write the table to a stream. Raises as render.write does."""
-    from ..measure.figures import DISPENSABLE, fastest
-
-    rows, best = [method.cells() for method in found.methods], fastest(found.methods)
-    bold = next((row for row, one in zip(rows, found.methods, strict=True) if one is best), None)
-    laid = render.fitted(stream, rows, DISPENSABLE, bold)
-    lines = filter(None, (found.caption, found.verdict, *notes))
-    render.lay_out(stream, heading, laid, *lines)

@@ -93,8 +93,8 @@ def command(*examples: str) -> Callable[[Command], Command]:
             ]
             # Only generate has both flags.
             silent = values.get("quiet") or ("quiet" in values and values.get("json"))
-            with render.silence(bool(silent)):
-                function(*(flags.begin() for flags in filled))
+            render.silence(bool(silent))
+            function(*(flags.begin() for flags in filled))
 
         version = inspect.Parameter("version", KEYWORD, default=False, annotation=Version)
         run.__signature__ = inspect.Signature([*flat, version])  # type: ignore[attr-defined]

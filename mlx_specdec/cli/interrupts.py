@@ -18,7 +18,6 @@ PATIENCE = 1.5
 """Seconds after an interrupt in which a command may end by itself."""
 SLACK = 0.5
 """The largest delay, in seconds, between the command's and the thread's notice of a signal."""
-SHOW_CURSOR = "\x1b[?25h"
 
 _lock = threading.Lock()
 """Held while the thread judges an interrupt, so that it writes nothing after `go_on`."""
@@ -82,7 +81,7 @@ def _watch(read: int) -> None:
                 _write(f"{_again}\n")
             else:
                 # A progress bar hides the cursor.
-                _write(f"{SHOW_CURSOR}\n" if os.isatty(2) else "")
+                _write("\x1b[?25h\n" if os.isatty(2) else "")
                 if line := last_words():
                     _write(f"{line}\n")
                 os._exit(INTERRUPTED)

@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -69,8 +70,11 @@ def launch(machines: Machines) -> None:
         # Rank 0 writes this file on its own machine, which may lack the temporary directory.
         status = Path(made) / "status" if hosts[0] == LOCAL else Path(f"/tmp/{Path(made).name}")
         _run(mlx_launch(machines, status))
-        code = _status(hosts[0], status)
-    raise typer.Exit(code)
+        file = shlex.quote(str(status))
+        code = _ask(hosts[0], f"cat {file} && rm {file}").stdout.strip()
+    if not code.isdigit():
+        render.tell("error: rank 0 has not come so far as to say how it ended")
+    raise typer.Exit(int(code) if code.isdigit() else 1)
 
 
 def mlx_launch(machines: Machines, status: Path) -> list[str]:
@@ -146,7 +150,8 @@ def _run(words: Sequence[str]) -> None:
     follow."""
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
-            signal.signal(number, _interrupt)
+            # Since this handler is not Python's own, `interrupts` does not end the process.
+            signal.signal(number, partial(signal.default_int_handler))
     process = subprocess.Popen(words, start_new_session=True)
     while True:
         try:
@@ -159,19 +164,3 @@ def _run(words: Sequence[str]) -> None:
                 children = subprocess.run(pgrep, capture_output=True, text=True).stdout
             for child in children.split() or [str(process.pid)]:
                 os.kill(int(child), signal.SIGINT)
-
-
-def _interrupt(number: int, frame: object) -> None:
-    """Raise KeyboardInterrupt. Because this handler is not Python's own, `interrupts` does not end
-    the process before the ranks have ended."""
-    raise KeyboardInterrupt
-
-
-def _status(host: str, status: Path) -> int:
-    """Return the exit code that rank 0 has written, or 1 if there is none. status: The file on the
-    machine of rank 0."""
-    code = _ask(host, f"cat {shlex.quote(str(status))} && rm {shlex.quote(str(status))}").stdout
-    if not code.strip().isdigit():
-        render.tell("error: rank 0 has not come so far as to say how it ended")
-        return 1
-    return int(code)

@@ -12,7 +12,6 @@ from ..checkpoints.stored_models import names as stored_names
 from ..core.options import Options, proposers
 from ..engine.known_pairs import AUTO, FAST, TOKENS, USES, best_for, draft_for, this_machine
 from ..errors import OptionError
-from ..measure.published import told_speed
 from ..models.cache_settings import CacheSettings
 from ..models.drafters import DRAFTER_KINDS
 from ..system import parse_size, show_size
@@ -39,16 +38,6 @@ REVISION = "The branch, tag or commit of the model on the Hub."
 DTYPE = "The number format to compute in."
 
 
-def targets() -> list[str]:
-    """Return names that --model may have, for the completion of a shell."""
-    return [AUTO, f"{AUTO}:{USES[1]}", f"{AUTO}:{FAST}", *stored_names()]
-
-
-def drafts() -> list[str]:
-    """Return names that --draft-model may have, for the completion of a shell."""
-    return [AUTO, "mtp", *stored_names()]
-
-
 class Sources(Flags, panel="Model"):
     model: str | None = flag(
         "The target: a directory, a name on the Hub, lmstudio:PUBLISHER/NAME or ollama:NAME:TAG. "
@@ -57,7 +46,7 @@ class Sources(Flags, panel="Model"):
         None,
         "--model-name",
         show_default="the shipped translator",
-        autocompletion=targets,
+        autocompletion=lambda: [AUTO, f"{AUTO}:{USES[1]}", f"{AUTO}:{FAST}", *stored_names()],
     )
     draft_model: str | None = flag(
         "The draft model or hidden-state drafter: a directory or a name on the Hub. With mtp, the "
@@ -65,7 +54,7 @@ class Sources(Flags, panel="Model"):
         "from another model. With auto, the table of pairs names the fastest draft.",
         None,
         "--draft-model-name",
-        autocompletion=drafts,
+        autocompletion=lambda: [AUTO, "mtp", *stored_names()],
     )
     revision: str | None = flag(REVISION)
     dtype: Dtype = flag(DTYPE, "auto")
@@ -91,7 +80,7 @@ class Sources(Flags, panel="Model"):
         nbytes = pair.target.download(bits)
         if self.draft_model in (None, AUTO):
             nbytes += pair.draft.download(pair.draft_bits(bits))
-            speed = told_speed(pair, bits, USES[0] if use == FAST else use, machine)
+            speed = render.told_speed(pair, bits, USES[0] if use == FAST else use, machine)
             gain = f" Speed here: {speed}."
         else:
             draft, draft_q_bits, gain = self.draft_model, self.draft_q_bits, ""
@@ -146,8 +135,8 @@ class Models(Sources):
         # Only rank 0 needs a draft model. It reports errors of all ranks.
         target, _ = ranks.together(replace(self, draft_model=None).named)
         if ranks.rank:
-            with render.silence(True):
-                load_pair(target, **self.loading())
+            render.silence(True)
+            load_pair(target, **self.loading())
         return self
 
 
@@ -206,11 +195,6 @@ class TextFlags(ModelSampling, Models, panel="Drafting"):
     )
     regular_decode: bool = flag("Decode plainly, without speculation.")
 
-    @property
-    def searches(self) -> bool:
-        """Whether lookup searches documents."""
-        return bool(self.lookup_file) and not self.regular_decode
-
     def named(self) -> tuple[str, str | None]:
         target, draft = super().named()
         return target, None if self.regular_decode or self.proposer in DRAFTLESS else draft
@@ -230,7 +214,7 @@ class TextFlags(ModelSampling, Models, panel="Drafting"):
             for wrong in (name for name, drafting in drafts.items() if drafting):
                 raise OptionError(f"{plain} drafts nothing: leave out {wrong}, or {plain}")
         proposer = "auto" if self.lookup_file and self.proposer is None else self.proposer
-        if self.searches and proposer not in ("auto", "ngram"):
+        if self.lookup_file and not self.regular_decode and proposer not in ("auto", "ngram"):
             raise OptionError("--lookup-file is for lookup: give --proposer ngram or auto")
         count = count_or_auto("--num-draft", self.num_draft)
         own = {"proposer": proposer, "regular": self.regular_decode, "num_draft": count}
@@ -269,17 +253,22 @@ def load_drafting(
     Raises:
         SpecdecError: If `load_pair` or `engine.pair.with_documents` raises it."""
     pair = load_pair(*drafting.named(), **drafting.loading())
-    if drafting.searches:
+    if drafting.lookup_file and not drafting.regular_decode:
         from ..engine.pair import with_documents
 
         with render.progress("indexing what to look up") as report:
-            pair = with_documents(pair, drafting.lookup_file or (), progress=report)
+            pair = with_documents(pair, drafting.lookup_file, report)
     if sampling := drafting.recommended(pair.sampling):
         options = replace(options, **sampling)  # type: ignore[arg-type]
         shown = ", ".join(f"{name} {value:g}" for name, value in sampling.items())
         render.note(f"sampling as generation_config.json says: {shown}; --greedy decodes greedily")
     with render.slowly("trying whether passes over several tokens agree with single ones"):
-        pair.run_trials(options, rows)
+        # The models keep the results of trials, for which the first completion would wait.
+        _ = pair.target.rows_agree
+        if options.exact:
+            _ = pair.target.exact
+        elif rows > 1:
+            any(model.why_not_batched for model in (pair.target, pair.draft) if model is not None)
     if history:
         from ..engine.pair import with_history
 

@@ -20,10 +20,9 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from ..engine.known_pairs import KnownPair, Machine
     from ..results import Labels, Result, Step
 
-GREEN_UNDERLINED = "\x1b[32;4m"
-RESET = "\x1b[0m"
 A_LINE_AFTER = 2.0
 """Seconds without output after which a line says what the program does."""
 A_LINE_EVERY = 60
@@ -39,10 +38,10 @@ SHOWN_CONTROLS = {
 
 
 def marks(stream: TextIO) -> tuple[str, str]:
-    """Return what is written before and after accepted draft tokens: colors if the stream is a
-    terminal with colors and NO_COLOR is not set (no-color.org), otherwise brackets."""
+    """Return what is written before and after accepted draft tokens: green and underlined if the
+    stream is a terminal with colors and NO_COLOR is not set (no-color.org), otherwise brackets."""
     plain = os.environ.get("TERM") in ("dumb", "unknown") or os.environ.get("NO_COLOR")
-    return (GREEN_UNDERLINED, RESET) if stream.isatty() and not plain else ("⟨", "⟩")
+    return ("\x1b[32;4m", "\x1b[0m") if stream.isatty() and not plain else ("⟨", "⟩")
 
 
 def as_json(payload: Mapping[str, Any]) -> str:
@@ -181,14 +180,9 @@ class _Signs:
     bar: Callable[[str], object] | None = None
 
 
-@contextmanager
-def silence(wanted: bool) -> Iterator[None]:
-    """Show neither progress nor notes during the block, if this is wanted."""
+def silence(wanted: bool) -> None:
+    """Show neither progress nor notes from now on, or both again."""
     _Signs.silent = wanted
-    try:
-        yield
-    finally:
-        _Signs.silent = False
 
 
 @contextmanager
@@ -292,7 +286,7 @@ def tell(text: str) -> None:
 
 
 def note(text: str) -> None:
-    """Do the same as `tell`, but nothing inside `silence`, or if there is no text."""
+    """Do the same as `tell`, but nothing after `silence`, or if there is no text."""
     if text and not _Signs.silent:
         tell(text)
 
@@ -360,3 +354,28 @@ def lengths(reason: str, result: Result) -> str:
     rates = zip(stats.accepted_by_position, stats.drafted_by_position, strict=True)
     accepted = " ".join(f"{part / count:.2f}" for part, count in rates)
     return f"{reason}\naccepted by position: {accepted}" if accepted else reason
+
+
+def measured_by(one: KnownPair) -> str:
+    """Return the publisher of a pair's figures, and the machine."""
+    return " on ".join(filter(None, map((one.source or {}).get, ("by", "machine"))))
+
+
+def told_speed(one: KnownPair, bits: int, use: str, machine: Machine) -> str:
+    """Return a sentence on the speed of a pair on a machine, and on who has measured it."""
+    if not (speed := machine.speed * one.speed(bits, use)):
+        return "nobody has published what it gains"
+    plain = machine.speed * one.speed(bits, "plain")
+    gain = told_gain(one, bits, use)
+    return f"about {speed:.0f} tokens/s for {use}, {plain:.0f} without drafts; {gain}"
+
+
+def told_gain(one: KnownPair, bits: int, use: str) -> str:
+    """Return what others have measured at exactly these bits, and what contradicts it."""
+    if (gain := one.gain(bits, use)) is None or one.source is None:
+        return f"nobody has published the gain at {bits} bits"
+    source = f"{measured_by(one)}, {one.source['date']}, {one.source['where']}"
+    plain = one.plain.get(str(bits))
+    speeds = f"{plain:g} to {plain * gain:.1f} tokens/s, " if plain else ""
+    contrary = f"; others found {one.contrary}" if one.contrary else ""
+    return f"{speeds}{gain:.2f} times plain decoding for {use}, measured by {source}{contrary}"

@@ -5,8 +5,11 @@ from __future__ import annotations
 import logging
 import math
 import sys
-from collections.abc import Mapping, Sequence
+import tomllib
+import typing
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
+from difflib import get_close_matches
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,17 +20,26 @@ from .. import system
 from ..core.options import mtp_of
 from ..engine.known_pairs import AUTO
 from ..errors import OptionError
-from ..system import parse_size
-from .flags import Flags, ModelSampling, command, flag
+from ..system import parse_size, read_text
+from .flags import Flags, command, flag
 from .launch import PACKAGE
 from .loading import MemoryFlags, TextFlags, load_drafting
-from .presets import read_presets
 
 if TYPE_CHECKING:
     from ..engine.prompt_cache import Store
     from ..serve.registry import ServedModel
 
-SERVER_PACKAGES = ("fastapi", "uvicorn")
+SERVER_FLAGS = ("memory_budget", "distributed")
+"""Flags that concern the whole server, so that the table of a model must not set them."""
+FLAG_TYPES: Mapping[Any, tuple[str, Any]] = {
+    bool: ("true or false", bool),
+    int: ("a whole number", int),
+    float: ("a number", (int, float)),
+    str: ("a string", (str, int, float)),
+    Path: ("a string", str),
+}
+"""Type of a flag -> the words for its values in an error, and the types that are accepted in a
+table. Some numbers are flags of text, because they may also be "auto"."""
 
 
 class ServerFlags(Flags, panel="Server"):
@@ -72,25 +84,14 @@ class ServerFlags(Flags, panel="Server"):
         metavar="DIR",
     )
 
-    def cached_bytes(self) -> int | None:
-        """Return the bytes of the prompt cache, or None for the default. Raises OptionError if they
-        are no size."""
-        if self.prompt_cache_bytes is None:
-            return None
-        nbytes = parse_size("--prompt-cache-bytes", self.prompt_cache_bytes, zero=True)
-        if nbytes == 0 and self.prompt_cache_dir is not None:
-            raise OptionError("--prompt-cache-bytes 0 keeps nothing: leave --prompt-cache-dir out")
-        return nbytes
 
+class OneModel(MemoryFlags, TextFlags, panel="Server"):
+    """The settings of one model, and flags that change the completions of requests to it."""
 
-class Defaults(ModelSampling):
     max_tokens: int = flag(
         "The largest number of tokens of an answer whose request names none.", 512, "-m"
     )
     seed: int | None = flag("The seed of requests that name none.", show_default="random")  # type: ignore[assignment]
-
-
-class ModelLimits(Flags, panel="Server"):
     max_model_len: int | None = flag(
         "The largest number of tokens of a prompt and its answer together.",
         show_default="the model's own, or 4096",
@@ -108,10 +109,6 @@ class ModelLimits(Flags, panel="Server"):
         show_default="no limit",
         min=0,
     )
-
-
-class OneModel(Defaults, MemoryFlags, TextFlags, ModelLimits):
-    """The settings of one model, and flags that change the completions of requests to it."""
 
 
 class Requests(OneModel, panel="Model"):
@@ -145,7 +142,7 @@ class Requests(OneModel, panel="Model"):
                     "--models-preset names all models, on one machine: leave --model and "
                     "--distributed out"
                 )
-            tables = read_presets(self.models_preset, OneModel)
+            tables = read_presets(self.models_preset)
             return [(names, self._with(settings)) for names, settings in tables]
         names: list[str | None] = list(self.model or ()) or [None]
         if len(names) > 1 and self.distributed is not None:
@@ -182,7 +179,10 @@ def serve(server: ServerFlags, flags: Requests) -> None:
         raise OptionError(f"--port must lie between 0 and 65535, not {server.port}")
     if not server.timeout > 0:
         raise OptionError(f"--timeout must be more than 0, not {server.timeout}")
-    cached_bytes, memory_budget = server.cached_bytes(), flags.memory()
+    memory_budget, size = flags.memory(), server.prompt_cache_bytes
+    cached_bytes = None if size is None else parse_size("--prompt-cache-bytes", size, zero=True)
+    if cached_bytes == 0 and server.prompt_cache_dir is not None:
+        raise OptionError("--prompt-cache-bytes 0 keeps nothing: leave --prompt-cache-dir out")
     if "" in (server.api_key or ()):
         raise OptionError("--api-key is empty: give a key, or leave it out")
     for origin in server.cors_origin or ():
@@ -190,7 +190,7 @@ def serve(server: ServerFlags, flags: Requests) -> None:
             raise OptionError(
                 f"--cors-origin must be an origin such as https://example.org, not {origin:.80}"
             )
-    if missing := [name for name in SERVER_PACKAGES if find_spec(name) is None]:
+    if missing := [name for name in ("fastapi", "uvicorn") if find_spec(name) is None]:
         raise OptionError(f"the server needs {' and '.join(missing)}: {system.install('server')}")
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
     # Set the level of this package only, not of other libraries.
@@ -238,7 +238,6 @@ def _model(
     directory = store.directory
     if several and directory is not None:
         store = replace(store, directory=directory / quote(names[0], safe=""))
-
     history, rows = store.max_bytes != 0, server.batch_size
     return ServedModel(
         names[0],
@@ -255,3 +254,61 @@ def _model(
         sum(map(nbytes_of, filter(None, (target, draft)))),
         stays=flags.distributed is not None,
     )
+
+
+def read_presets(file: Path) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
+    """Yield the names and the settings of each table of a file for --models-preset: the name of the
+    table with the aliases in it, and the flags by name. Raises OptionError if the file cannot be
+    read or is no TOML, or a table is wrong."""
+    text = read_text(file, OptionError, "--models-preset: ")
+    try:
+        tables = tomllib.loads(text)
+    except ValueError as problem:
+        raise OptionError(f"--models-preset: {file} is not TOML: {problem}") from None
+    if not tables:
+        raise OptionError(f"--models-preset: {file} has no table: add one for each model")
+    hints = typing.get_type_hints(OneModel)
+    settable = {one.name: one for one in fields(OneModel) if one.name not in SERVER_FLAGS}
+    for name, table in tables.items():
+        where = f"{file}, [{name}]"
+        if not isinstance(table, dict):
+            raise OptionError(f"{file}: {name} must be a table with the flags of a model")
+        aliases = _converted(f"{where}: aliases", list[str], table.pop("aliases", []))
+        settings = {}
+        for key, value in table.items():
+            setting = key.replace("-", "_")
+            if setting not in settable:
+                near = get_close_matches(setting, settable, 1)
+                hint = f"did you mean {near[0].replace('_', '-')}?" if near else "leave it out"
+                raise OptionError(f"{where}: {key} is no flag of one model: {hint}")
+            least = settable[setting].metadata.get("min")
+            settings[setting] = _converted(f"{where}: {key}", hints[setting], value, least)
+        if not settings.get("model"):
+            raise OptionError(f'{where}: name the model, such as model = "weights/py-llama"')
+        yield (name, *aliases), settings
+
+
+def _converted(where: str, kind: Any, value: Any, least: float | None = None) -> Any:
+    """Return a value of a table as the type of its flag. Raises OptionError if it has another type.
+
+    Args:
+        where: The flag, for the error message.
+        kind: The type of the flag.
+        least: The least value of a number; None without a limit."""
+    inner = [one for one in typing.get_args(kind) if one is not type(None)]
+    if typing.get_origin(kind) is list:
+        items = value if isinstance(value, list) else [None]
+        return [_converted(f"an entry of {where}", inner[0], item) for item in items]
+    if typing.get_origin(kind) is Literal:
+        wanted, fits = " or ".join(map(repr, inner)), value in inner
+    elif inner:  # a flag that may be None, such as int | None
+        return _converted(where, inner[0], value, least)
+    else:
+        wanted, accepted = FLAG_TYPES.get(kind, FLAG_TYPES[Path])
+        fits = isinstance(value, accepted) and isinstance(value, bool) == (kind is bool)
+        value = kind(value) if fits else value
+        if fits and least is not None and value < least:
+            wanted, fits = f"at least {least:g}", False
+    if not fits:
+        raise OptionError(f"{where} must be {wanted}, not {value!r:.80}")
+    return value

@@ -64,15 +64,6 @@ class TrainingFlags(Flags, panel="Training"):
         values["self_distill"] = not self.no_self_distill
         return {name: value for name, value in values.items() if value is not None}
 
-    def directory(self, what: str, *inputs: str | None) -> Path:
-        """Return the directory to write to. Raises OutputError if the training reads it. what: The
-        end of its default name."""
-        if self.output is None:
-            name = os.path.basename(os.path.normpath(os.path.expanduser(self.model)))
-            return Path("weights") / f"{name}-{what}"
-        check_not_read("--output", [self.output], [self.model, self.data, *inputs])
-        return self.output
-
 
 class Heads(TrainingFlags, panel="Heads"):
     heads: int = flag("The number of heads. Each head drafts one token.", FITTING.heads)
@@ -126,9 +117,12 @@ def _run(
     what: str,
     draft_model: str | None = None,
 ) -> None:
-    """Train with progress bars and a line after every epoch, and print the result. what: The end of
-    the default name of the output."""
-    output = flags.directory(what, draft_model)
+    """Train with progress bars and a line after every epoch, and print the result. Raises
+    OutputError if the training reads the output. what: The end of the output's default name."""
+    name = os.path.basename(os.path.normpath(os.path.expanduser(flags.model)))
+    output = flags.output or Path("weights") / f"{name}-{what}"
+    if flags.output is not None:
+        check_not_read("--output", [output], [flags.model, flags.data, draft_model])
     pair = load_pair(flags.model, draft_model, dtype=flags.dtype)
     if pair.heads is not None:
         raise OptionError(f"{pair.name} is Medusa heads: give the base model that they name")

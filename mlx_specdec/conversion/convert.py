@@ -299,5 +299,5 @@ def _score_text(loaded: Loaded, tokenizer: Path) -> tuple[mx.array, mx.array]:
 def _log_probabilities(model: Base, prompt: Sequence[int], text: Sequence[int]) -> mx.array:
     """Return the log-probabilities that predict a text, (tokens, vocabulary)."""
     fed = mx.array([[*model.prefix(prompt)[-1:], *text[:-1]]], dtype=mx.int32)
-    logits = model.open(prompt).advance(fed).logits[0].astype(mx.float32)
+    logits = model.open_batch([prompt]).advance(fed).logits[0].astype(mx.float32)
     return logits - mx.logsumexp(logits, axis=-1, keepdims=True)

@@ -1,7 +1,6 @@
 """The drafters of a pair: which it has, which of them the options choose, and how long they
 draft."""
 
-import functools
 import sys
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -38,9 +37,8 @@ MISSING = {
     ),
 }
 """Name of a proposer -> the error message for pairs that do not have it. The other messages are in
-`models.drafters`."""
-_version = functools.cache(version)
-"""Looking it up takes as long as a step of a small model."""
+`models/drafters/`."""
+MLX_VERSION = version("mlx")  # looking it up takes as long as a step of a small model
 
 
 def available(pair: Pair) -> list[Drafter]:
@@ -61,7 +59,7 @@ def available(pair: Pair) -> list[Drafter]:
 
 def pair_key(pair: Pair) -> dict[str, object]:
     """Return the properties of a pair and a machine on which the costs of rounds depend."""
-    machine = {"device": system.device_name(), "mlx": _version("mlx"), "blas": system.blas_name()}
+    machine = {"device": system.device_name(), "mlx": MLX_VERSION, "blas": system.blas_name()}
     target = {"target": pair.name, "target_bytes": pair.target.nbytes, "dtype": pair.dtype}
     return machine | target
 

@@ -37,30 +37,24 @@ def embed(pair: Pair, texts: Sequence[Sequence[int]]) -> Generator[None, None, l
     for ids in texts:
         special = pair.tokenizer.special_ids
         left_out = frozenset() if special.issuperset(ids) else special
-        total = mx.zeros((pair.target.width,))
-        for states, tokens in _states(pair, ids):
+        context, total = pair.target.open_batch([ids]), mx.zeros((pair.target.width,))
+        encodes = pair.target.kind == "encoder-decoder"
+        size = len(ids) if encodes else PREFILL_CHUNK
+        for begin in range(0, len(ids), size):
+            tokens = ids[begin : begin + size]
+            if encodes:
+                start = mx.array([pair.target.prefix(ids)], dtype=mx.int32)
+                states = context.advance(start).encoded[0][0]
+            else:
+                states = feed(context, [tokens], (FINAL,)).hidden[FINAL][0]
             counted = mx.array([token not in left_out for token in tokens], dtype=mx.float32)
             total = total + counted @ states.astype(mx.float32)
             mx.eval(total)
+            if not encodes:
+                context.evaluate()
             yield
         vector: Any = total / mx.linalg.norm(total)
         if not mx.all(mx.isfinite(vector)).item():
             raise DecodingError(DAMAGED)
         vectors.append(np.array(vector))
     return vectors
-
-
-def _states(
-    pair: Pair, ids: Sequence[int]
-) -> Generator[tuple[mx.array, Sequence[int]], None, None]:
-    """Yield the hidden states, (n, width), of each chunk of a text, and the n tokens of the
-    chunk."""
-    context = pair.target.open(ids)
-    if pair.target.kind == "encoder-decoder":
-        start = mx.array([pair.target.prefix(ids)], dtype=mx.int32)
-        yield context.advance(start).encoded[0][0], ids
-        return
-    for begin in range(0, len(ids), PREFILL_CHUNK):
-        tokens = ids[begin : begin + PREFILL_CHUNK]
-        yield feed(context, [tokens], (FINAL,)).hidden[FINAL][0], tokens
-        context.evaluate()

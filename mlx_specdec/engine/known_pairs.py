@@ -40,7 +40,6 @@ CPU_SHARE = 0.25
 """The share of the room that `--model auto` may take on a CPU, on which large models are slow."""
 TYPICAL_CHIP = "M4 Pro"
 """The chip that is assumed if none is known. Most of the table was measured on it."""
-_TABLE = Path(__file__).resolve().parents[1] / "pairs.json"
 SLOW_CHIPS = ("M1", "M2")
 """The beginnings of the names of chips whose GPU (of a generation below 15) reads quantized weights
 again for every row of a pass."""
@@ -317,4 +316,4 @@ def known_pairs() -> list[KnownPair]:
 
 def _table() -> Any:
     """Return the content of pairs.json."""
-    return json.loads(_TABLE.read_text(encoding="utf-8"))
+    return json.loads((Path(__file__).parents[1] / "pairs.json").read_text(encoding="utf-8"))

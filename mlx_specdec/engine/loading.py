@@ -18,21 +18,18 @@ from ..checkpoints.source import as_directory, check, resolve
 from ..core.options import Options, mtp_of
 from ..errors import CheckpointError, OptionError, SourceError, check_one_of
 from ..models import families
-from ..models.base import Base
 from ..models.cache_settings import CacheSettings
 from ..models.distributed.group import Mode, join
 from ..models.drafters import kinds, medusa, mtp_fetch, mtp_files
 from ..models.drafters.files import DrafterFiles
-from ..models.drafters.medusa import MedusaFiles, MedusaHeads
+from ..models.drafters.medusa import MedusaFiles
 from ..models.encoder_decoder.context import share_equal_encoder
 from ..models.loading import Loaded, load_model
 from ..models.number_format import NumberFormat
 from ..text.tokenizer import Tokenizer, load_tokenizer
 from ..text.vocabulary import Translation, common_size, shared_tokens
-from ..types import Progress, ignore_progress
+from ..types import Progress
 from .pair import Pair
-
-DRAFT_VOCABS = ("same", "intersect")
 
 
 def load(
@@ -92,23 +89,30 @@ def load(
     Example:
         pair = load("mlx-community/Qwen3-8B-4bit", "mlx-community/Qwen3-0.6B-4bit")
     """
-    check_one_of("draft-vocab", draft_vocab, DRAFT_VOCABS)
+    check_one_of("draft-vocab", draft_vocab, ("same", "intersect"))
     system.clear_at_end()
     ranks = None if distributed is None else join()
     system.warn_if_late()
     loader = Loader(dtype, expand_weights, caches, progress, announce)
-    find = partial(loader.find, str(model), revision)
     adapter = None if adapter_path is None else Path(adapter_path)
     named = draft_model if ranks is None or not ranks.rank else None  # rank 0 alone drafts
     together = operator.call if ranks is None else ranks.together
-    source, directory, heads_files = together(partial(find, named))
+    source, directory, heads_files = together(partial(loader.find, str(model), revision, named))
     started = time.perf_counter()
-    read = partial(loader.load_target, directory, heads_files, q_bits=q_bits, adapter=adapter)
+    read = partial(loader.read, directory, q_bits=q_bits, adapter=adapter)
     if ranks is not None:
         ranks.meet(directory)
         read = partial(read, group=ranks.group, pipeline=distributed == "pipeline")
-    target, tokenizer, heads = together(read)
-    network = target.model.network
+    target, tokenizer = together(read)
+    attach = None if heads_files is None else partial(medusa.attach, heads_files, target.model)
+    heads = None if attach is None else together(attach)
+    network, note = target.model.network, ""
+    if caches is not None and caches.bits is not None:
+        note = (
+            f"the KV cache is quantized to {caches.bits} bits, which amplifies rounding: outputs "
+            "with drafts can differ from plain decoding's; leave kv-bits out, or take "
+            "--regular-decode"
+        )
     if ranks is not None:
         target = replace(target, model=ranks.share(target.model))
     pair = Pair(
@@ -124,7 +128,7 @@ def load(
         heads=heads,
         task_prefix=target.task_prefix,
         languages=families.of_network(network).languages(network, tokenizer),
-        notes=tuple(filter(None, (target.note, _note_on_caches(caches)))),
+        notes=tuple(filter(None, (target.note, note))),
         sampling=_usable(target.sampling),
     )
     if source is not None:
@@ -132,15 +136,6 @@ def load(
     elif heads is None:
         pair = _with_mtp_layers(pair, directory, loader.numbers(draft_q_bits))
     return replace(pair, load_seconds=time.perf_counter() - started)
-
-
-def _note_on_caches(caches: CacheSettings | None) -> str:
-    if caches is None or caches.bits is None:
-        return ""
-    return (
-        f"the KV cache is quantized to {caches.bits} bits, which amplifies rounding: outputs with "
-        "drafts can differ from plain decoding's; leave kv-bits out, or take --regular-decode"
-    )
 
 
 def with_draft_model(
@@ -200,32 +195,21 @@ class Loader:
         return source, directory, heads
 
     def find_draft(self, draft_model: str | Path, model: str, revision: str | None) -> DraftSource:
-        """Return the source of the draft for the target `model`."""
-        name = str(draft_model)
-        if (original := mtp_of(name)) is not None:
-            return self._mtp(original, model, revision)
-        directory = self._fetch(name, None)
+        """Return the source of the draft for the target `model`. Layers for multi-token prediction
+        come from the repository that `draft_model` names, or else from the target or the model that
+        it was converted from."""
+        if (original := mtp_of(draft_model)) is None:
+            directory = self._fetch(str(draft_model), None)
+        else:
+            target = self._fetch(model, revision)
+            if not original:
+                own = mtp_files.of_target(target, files.read_config(target))
+                if own is not None:
+                    return own
+                original = mtp_fetch.original_of(model, target, revision)
+            report = self.progress or (lambda done, total: None)
+            directory = mtp_fetch.fetch(original, self.announce, report)
         return kinds.read(directory) or directory
-
-    def _mtp(self, original: str, model: str, revision: str | None) -> DraftSource:
-        """Return layers for multi-token prediction: of the repository `original` or, if that is
-        empty, of the target or of the model that it was converted from."""
-        target = self._fetch(model, revision)
-        if not original:
-            own = mtp_files.of_target(target, files.read_config(target))
-            if own is not None:
-                return own
-            original = mtp_fetch.original_of(model, target, revision)
-        directory = mtp_fetch.fetch(original, self.announce, self.progress or ignore_progress)
-        return kinds.read(directory) or directory
-
-    def load_target(
-        self, directory: Path, heads: MedusaFiles | None, **settings: Any
-    ) -> tuple[Loaded, Tokenizer, MedusaHeads | None]:
-        """Return a target, its tokenizer and its heads. settings: More arguments of
-        `load_model`."""
-        target, tokenizer = self._load(directory, **settings)
-        return target, tokenizer, None if heads is None else medusa.attach(heads, target.model)
 
     def with_draft(
         self, pair: Pair, source: DraftSource, q_bits: int | None, draft_vocab: str
@@ -234,15 +218,22 @@ class Loader:
         if isinstance(source, DrafterFiles):
             network = kinds.attach(source, pair.target, self.numbers(q_bits))
             return replace(pair, drafter_network=network, draft_bytes=network.nbytes)
-        loaded, tokenizer = self._load_draft(source, q_bits)
+        try:
+            loaded, tokenizer = self.read(source, q_bits=q_bits)
+        except OptionError:
+            # The draft may not support these caches. Any other error is raised again.
+            loaded, tokenizer = replace(self, caches=None).read(source, q_bits=q_bits)
         kind, wanted = loaded.model.kind, pair.target.kind
         if kind != wanted:
             kinds_differ = f"the draft model is {kind} and the target {wanted}"
             raise OptionError(f"{kinds_differ}: give a draft of the target's own kind")
         draft = loaded.model
         notes = (*pair.notes, loaded.note) if loaded.note else pair.notes
-        shares = share_equal_encoder(draft, pair.target)
-        added = _added(draft, pair.target) if shares else draft.nbytes
+        added = draft.nbytes
+        if share_equal_encoder(draft, pair.target):
+            of_target = {id(array) for _, array in tree_flatten(pair.target.network.parameters())}
+            own = tree_flatten(draft.network.parameters())
+            added = sum(array.nbytes for _, array in own if id(array) not in of_target)
         pair = replace(pair, notes=notes, draft=draft, draft_bytes=added)
         widths = pair.target.vocabulary, draft.vocabulary
         if draft_vocab == "intersect":
@@ -264,14 +255,8 @@ class Loader:
             raise CheckpointError(f"{name}, the base model of {heads}, is Medusa heads too")
         return base
 
-    def _load_draft(self, directory: Path, q_bits: int | None) -> tuple[Loaded, Tokenizer]:
-        try:
-            return self._load(directory, q_bits=q_bits)
-        except OptionError:
-            # The draft may not support these caches. Any other error is raised again.
-            return replace(self, caches=None)._load(directory, q_bits=q_bits)
-
-    def _load(self, source: Path, **settings: Any) -> tuple[Loaded, Tokenizer]:
+    def read(self, source: Path, **settings: Any) -> tuple[Loaded, Tokenizer]:
+        """Return a model and its tokenizer. settings: More arguments of `load_model`."""
         with ExitStack() as opened:
             directory = opened.enter_context(as_directory(source))
             settings |= {"expand": self.expand_weights, "caches": self.caches}
@@ -280,12 +265,6 @@ class Loader:
             # Keep the directory, since the chat template's files are read at its first use.
             weakref.finalize(tokenizer, opened.pop_all().close)
         return loaded, tokenizer
-
-
-def _added(draft: Base, target: Base) -> int:
-    """Return the bytes of a draft model's weights that it does not share with the target."""
-    shared = {id(array) for _, array in tree_flatten(target.network.parameters())}
-    return sum(a.nbytes for _, a in tree_flatten(draft.network.parameters()) if id(a) not in shared)
 
 
 def _usable(sampling: Mapping[str, object]) -> dict[str, float]:

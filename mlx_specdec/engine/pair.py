@@ -20,7 +20,7 @@ from ..proposers.text_index import BETWEEN, DEPTH, History, TextIndex
 from ..text import prompts as documents
 from ..text.tokenizer import Tokenizer
 from ..text.vocabulary import Translation, written_texts
-from ..types import Progress, ignore_progress
+from ..types import Progress
 
 
 @dataclass(frozen=True)
@@ -83,20 +83,6 @@ class Pair:
             return self
         return replace(self, target=target, draft=draft)
 
-    def run_trials(self, options: Options, rows: int) -> None:
-        """Try which passes the models can take. Otherwise, the first completion waits for these
-        trials. The models keep the results.
-
-        Args:
-            options: The settings of the completions.
-            rows: The number of completions in the largest batch."""
-        _ = self.target.rows_agree
-        if options.exact:
-            _ = self.target.exact
-        elif rows > 1:
-            models = [self.target] if self.draft is None else [self.target, self.draft]
-            any(model.why_not_batched for model in models)
-
     def constraint(self, options: Options, *, open_end: bool = False) -> Constraint | None:
         """Return the constraint of a new completion, or None without a grammar. A bias of -inf bans
         a token. open_end: See `Constraint`.
@@ -128,39 +114,24 @@ def alphabet_of(tokenizer: Tokenizer, vocabulary: int) -> Alphabet:
 
 
 def with_history(pair: Pair, texts: Iterable[Sequence[int]] = ()) -> Pair:
-    """Let n-gram lookup also search the completions that the pair generates from now on.
-
-    Args:
-        pair: The models that `load` returns.
-        texts: The token ids of earlier texts to search, the oldest first.
-
-    Returns:
-        Another pair of the same models.
-    """
+    """Return the pair with a history: n-gram lookup then also searches the completions that it
+    generates from now on. texts: The token ids of earlier texts to search, the oldest first."""
     history = History()
     for text in texts:
         history.add("", text, text)
     return replace(pair, history=history)
 
 
-def with_documents(
-    pair: Pair, files: Sequence[str | Path], *, progress: Progress | None = None
-) -> Pair:
-    """Let n-gram lookup also search documents.
+def with_documents(pair: Pair, files: Sequence[Path], progress: Progress) -> Pair:
+    """Return the pair with documents, which n-gram lookup then searches, too.
 
     Args:
-        pair: The models that `load` returns.
-        files: The paths of UTF-8 texts. Their index is held in memory, about 25 bytes per token.
-        progress: Called with the numbers of bytes that are read and that there are.
-
-    Returns:
-        Another pair of the same models.
-
+        files: UTF-8 texts. Their index is held in memory, about 25 bytes per token.
+        progress: Called with the numbers of characters that are read and that there are.
     Raises:
         DocumentError: A file is missing, empty, too large, or not text.
     """
-    paths = [Path(file) for file in files]
-    texts = documents.tokens(paths, pair.tokenizer, progress or ignore_progress)
+    texts = documents.tokens(files, pair.tokenizer, progress)
     tokens = np.concatenate([np.append(text, BETWEEN) for text in texts])
     index = TextIndex(DEPTH + len(tokens))
     index.add(np.where(tokens < pair.vocabulary, tokens, BETWEEN))

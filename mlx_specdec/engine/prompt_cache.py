@@ -62,9 +62,8 @@ class PromptCache:
     @property
     def sequences(self) -> Iterator[list[int]]:
         """The cached blocks of the target's sequences, from the least recently used one."""
-        for part in list(self._parts):
-            if part.model == self._models[TARGET]:
-                yield part.tokens
+        target = self._models[TARGET]
+        return (part.tokens for part in list(self._parts) if part.model == target)
 
     def close(self) -> None:
         """Wait until all parts are on disk."""

@@ -86,11 +86,11 @@ def rule_name(options: Options) -> str:
 
 def make_rule(options: Options) -> Rule:
     """Return the rule of the options."""
-    exact = rules.coupled, rules.token, rules.block
-    named: dict[str, Rule] = {rule.__name__: rule for rule in (*exact, rules.lenient)}
-    epsilon, alpha = options.posterior_threshold, options.posterior_alpha
-    named["typical"] = functools.partial(rules.typical, epsilon=epsilon, alpha=alpha)
-    return named[rule_name(options)]
+    if options.rule == "typical":
+        epsilon, alpha = options.posterior_threshold, options.posterior_alpha
+        return functools.partial(rules.typical, epsilon=epsilon, alpha=alpha)
+    rule: Rule = getattr(rules, rule_name(options))
+    return rule
 
 
 def make_noise(pair: Pair, prompt: Sequence[int], options: Options) -> SilentNoise:

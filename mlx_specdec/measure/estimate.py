@@ -25,13 +25,11 @@ from ..checkpoints.files import LAYER_COUNT_KEYS, Weights, read_config
 from ..checkpoints.source import as_directory, resolve, temporary_directory
 from ..checkpoints.tensors import DTYPES, dtype_name
 from ..core.worth import values
-from ..engine.known_pairs import USES, known_pair
 from ..errors import OptionError
 from ..models.drafters.kinds import kind_of
 from ..models.families import is_encoder_decoder
 from ..models.number_format import NumberFormat, evaluate, nbytes, on_cpu, stored_dtype
 from ..system import usable_memory
-from .published import told_gain
 
 ACCEPTANCE_RATES = (0.5, 0.6, 0.7, 0.8, 0.9)
 """The rates to show the gain for. The pair's own rate is unknown."""
@@ -177,8 +175,8 @@ def probe(bits: int | None, dtype: str) -> dict[int, float]:
 def estimate(
     names: tuple[str, str], revision: str | None, numbers: Sequence[NumberFormat], prompt: int
 ) -> dict[str, Any]:
-    """Return what a pair takes and gains, as `estimate --json` prints it. Raises as `side` does,
-    and OptionError if the draft cannot draft for the target.
+    """Return what a pair takes and gains. Raises as `side` does, and OptionError if the draft
+    cannot draft for the target.
 
     Args:
         names: The names of target and draft.
@@ -195,7 +193,6 @@ def estimate(
         )
     need = sum(one.weights_bytes + one.caches_bytes for one in (target, draft))
     fits = need <= (limit := usable_memory())
-    pair = known_pair(*names)
     return {
         "target": asdict(target),
         "draft": asdict(draft),
@@ -203,7 +200,6 @@ def estimate(
         "memory_limit_bytes": limit,
         "fits": fits,
         "gains": gains(target, draft) if fits else [],
-        "known_gain": pair and told_gain(pair, target.bits or 16, USES[0]),
     }
 
 

@@ -1,19 +1,30 @@
-"""Runs a benchmark, and computes the figures of its methods from samples."""
+"""Runs a benchmark and reports on it: the figures of its methods, its setting, and a plot."""
 
+import platform
+import subprocess
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from itertools import groupby, zip_longest
 from operator import itemgetter
+from pathlib import Path
 from statistics import median
 from typing import Any
 
+from .. import system
+from ..checkpoints.stored_models import ROOT
 from ..core.options import Options
 from ..core.statistics import ratio
 from ..engine.pair import Pair
+from ..engine.prompt_cache import common
+from ..errors import OptionError, OutputError
 from ..text.prompts import Prompt
+from ..version import __version__
 from .methods import (
-    Case,
     Key,
     Length,
     Measurements,
@@ -38,6 +49,8 @@ ROUNDING = (
     "In half precision a GPU sums one row and several rows in different orders, so outputs can "
     "part where two tokens tie: that is no error, and --exact prevents it (docs/platforms.md)."
 )
+SAMPLES = {"t5-enfr": "translation.jsonl", "py-llama": "python.jsonl"}
+"""Files of sample prompts, by the name of a shipped target's directory."""
 
 
 def figure(value: float | None, form: str) -> str:
@@ -222,10 +235,14 @@ def analyse(measured: Measurements) -> Analysis | None:
 def figures_of(measured: Measurements, method: Method) -> Figures:
     """Return the figures of a method."""
     samples = measured.samples[method.name]
-    stats = [sample.stats for sample in samples.values() if sample.stats is not None]
+    made = samples.values()
+    stats = [sample.stats for sample in made if sample.stats is not None]
+    drafted = zip_longest(*(one.drafted_by_position for one in stats), fillvalue=0)
+    accepted = zip_longest(*(one.accepted_by_position for one in stats), fillvalue=0)
+    by_position = zip(map(sum, accepted), map(sum, drafted), strict=True)
     cases = {key: measured.cases[key[0]] for key in samples}
     differences = [
-        _difference(cases[key], plain.tokens, sample.tokens)
+        Difference(cases[key].prompt, cases[key].turn, common(plain.tokens, sample.tokens))
         for key, sample in sorted(samples.items())
         if method.same_text
         and (plain := measured.plain.get(key)) is not None
@@ -253,21 +270,16 @@ def figures_of(measured: Measurements, method: Method) -> Figures:
         over_plain=None if base is method else _speed_up(same_size, samples),
         spread=(min(spread), max(spread)) if spread else None,
         by_category={name: gain for name, gain in gains.items() if isinstance(name, str) and gain},
-        tokens_per_round=tokens_per_round(samples.values()),
+        tokens_per_round=ratio(
+            sum(sample.counted for sample in made if sample.rounds),
+            sum(sample.rounds or 0 for sample in made),
+        ),
         acceptance_rate=ratio(sum(s.accepted for s in stats), sum(s.drafted for s in stats)),
-        acceptance=acceptance_by_position(samples.values()),
+        acceptance=tuple(part / count for part, count in by_position if count),
         peak_memory_bytes=measured.peak_memory.get(method.name),
         compared=len(samples) if method.same_text else 0,
         differences=tuple(differences),
     )
-
-
-def _difference(case: Case, plain: Sequence[int], tokens: Sequence[int]) -> Difference:
-    """Return where two different outputs part."""
-    pairs = enumerate(zip(plain, tokens, strict=False))
-    shorter = min(len(plain), len(tokens))
-    position = next((at for at, (mine, yours) in pairs if mine != yours), shorter)
-    return Difference(case.prompt, case.turn, position)
 
 
 def _speed_up(plain: Mapping[Key, Sample], samples: Mapping[Key, Sample]) -> float | None:
@@ -275,21 +287,6 @@ def _speed_up(plain: Mapping[Key, Sample], samples: Mapping[Key, Sample]) -> flo
     both = plain.keys() & samples.keys()
     speeds = [tokens_per_second({key: made[key] for key in both}) for made in (samples, plain)]
     return speeds[0] / speeds[1] if speeds[0] and speeds[1] else None
-
-
-def acceptance_by_position(samples: Iterable[Sample]) -> tuple[float, ...]:
-    """Return a_i for i = 1, 2, ... over all rounds with at least i draft tokens."""
-    stats = [sample.stats for sample in samples if sample.stats is not None]
-    drafted = zip_longest(*(entry.drafted_by_position for entry in stats), fillvalue=0)
-    accepted = zip_longest(*(entry.accepted_by_position for entry in stats), fillvalue=0)
-    totals = zip(map(sum, accepted), map(sum, drafted), strict=True)
-    return tuple(part / count for part, count in totals if count)
-
-
-def tokens_per_round(samples: Iterable[Sample]) -> float | None:
-    """Return the acceptance length over the samples whose rounds were counted."""
-    counts = [(sample.counted, sample.rounds) for sample in samples if sample.rounds]
-    return ratio(sum(tokens for tokens, _ in counts), sum(rounds for _, rounds in counts))
 
 
 def seconds(samples: Mapping[Key, Sample]) -> float:
@@ -302,3 +299,105 @@ def tokens_per_second(samples: Mapping[Key, Sample]) -> float | None:
     """Return the tokens per second of all sequences, with the median time of the repeats."""
     first = {key[0]: samples[key] for key in sorted(samples, reverse=True)}
     return ratio(sum(sample.counted for sample in first.values()), seconds(samples))
+
+
+def setting(
+    pairs: Sequence[Pair], options: Options, prompts: Path, notes: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Describe a benchmark that runs now on this machine. All pairs have one target. notes:
+    Sentences on models that cannot decode several sequences at once."""
+    versions = {"mlx-specdec": __version__}
+    for name in ("mlx", "mlx-lm", "transformers", "torch"):
+        with suppress(PackageNotFoundError):
+            versions[name] = version(name)
+    return {
+        "model": pairs[0].name,
+        "draft_model": ", ".join(pair.draft_name for pair in pairs if pair.draft_name) or None,
+        "dtype": pairs[0].dtype,
+        "prompts": prompts.name,
+        "max_tokens": options.max_tokens,
+        "temperature": options.temperature,
+        "rule": options.rule_name,
+        "lossy": options.lossy,
+        "seed": options.seed,
+        "device": system.device_name(),
+        "machine": processor(),
+        "system": f"{platform.system()} {platform.release()}",
+        "blas": system.blas_name(),
+        "python": platform.python_version(),
+        "versions": versions,
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "notes": [*notes],
+    }
+
+
+def sample(model: str) -> Path:
+    """Return the prompt file of a shipped target. Raises OptionError for any other target."""
+    name = SAMPLES.get(Path(model).name.removesuffix("-medusa"))
+    if name is None or not (ROOT / "prompts" / name).is_file():
+        raise OptionError("no prompts: name a file with one prompt a line")
+    return ROOT / "prompts" / name
+
+
+def title(setting: Mapping[str, Any]) -> str:
+    """Return a benchmark's models, number format, temperature and device in one line."""
+    models = " with ".join(filter(None, (setting["model"], setting["draft_model"])))
+    form = "{}, {dtype}, temperature {temperature:g}; {device}, BLAS {blas}"
+    return form.format(models, **setting)
+
+
+def processor() -> str:
+    """Return the processor's name, or the architecture if the system does not name it."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text("utf-8", "replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    with suppress(OSError, subprocess.SubprocessError):
+        words = ("sysctl", "-n", "machdep.cpu.brand_string")
+        sysctl = subprocess.run(words, capture_output=True, text=True, check=True)
+        return sysctl.stdout.strip()
+    return platform.processor() or platform.machine()
+
+
+def check_plot(file: Path) -> None:
+    """Raise OptionError if a plot cannot be drawn into this file."""
+    if file.suffix not in (".png", ".svg"):
+        raise OptionError(f"--plot must name a file that ends with .png or .svg, not {file.name}")
+    if not file.absolute().parent.is_dir():
+        raise OptionError(f"--plot: there is no directory {file.parent}")
+    if find_spec("matplotlib") is None:
+        needed = system.install("plot")
+        raise OptionError(f"--plot needs matplotlib, the extra mlx-specdec[plot]: {needed}")
+
+
+def draw_plot(methods: Sequence[Figures], title: str, file: Path) -> None:
+    """Write the plot. Bars span the repeats. Raises OutputError if the file cannot be written."""
+    from matplotlib.figure import Figure as Picture
+
+    picture = Picture(figsize=(7, 4.5), layout="constrained")
+    axes = picture.subplots()
+    axes.axhline(1.0, color="gray", linewidth=1)
+    for family in dict.fromkeys(method.family for method in methods[1:]):
+        points = [
+            (int(one.num_draft), one.speed_up, one.spread)
+            for one in methods
+            if one.family == family and one.num_draft != "auto" and one.speed_up and one.spread
+        ]
+        if not points:
+            continue
+        lengths, speeds, spreads = zip(*sorted(points), strict=True)
+        below = [max(0.0, speed - low) for speed, (low, _) in zip(speeds, spreads, strict=True)]
+        above = [max(0.0, high - speed) for speed, (_, high) in zip(speeds, spreads, strict=True)]
+        axes.errorbar(lengths, speeds, (below, above), marker="o", capsize=3, label=family)
+    for one in methods:
+        if one.num_draft == "auto" and one.speed_up:
+            axes.axhline(one.speed_up, linestyle="--", linewidth=1, label=one.name, color="C7")
+    axes.set(title=title, xlabel="draft length", ylabel="speed relative to plain decoding")
+    axes.set_ylim(bottom=0)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend()
+    try:
+        with system.replacing(file, make_parents=False) as stream:
+            picture.savefig(stream, format=file.suffix[1:])
+    except OSError as problem:
+        raise OutputError(f"cannot write the plot to {file}: {problem.strerror}") from None

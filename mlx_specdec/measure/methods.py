@@ -2,29 +2,27 @@
 decodes one prompt at a time, or all prompts of a file in batches."""
 
 import functools
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
-from typing import Literal, TypeVar
+from typing import Literal
 
 import mlx.core as mx
 
 from ..core.options import Options
 from ..engine.drafters import FREE, drafters, proposer_kind
-from ..engine.generate import stream_generate, stream_many
+from ..engine.generate import stream_many
 from ..engine.pair import Pair
 from ..engine.request import encode
 from ..errors import DecodingError, OptionError, PromptError
 from ..models.base import check_prompt
 from ..results import Statistics
 from ..text.prompts import Prompt
-from ..types import Progress, ignore_progress
+from ..types import Progress
 
 Length = int | Literal["auto"]
 Prompts = Sequence[Sequence[int]]
-T = TypeVar("T")
 Key = tuple[int, int]
 """The number of a case, and the number of its repeat."""
 
@@ -43,7 +41,6 @@ class Sample:
     stats: Statistics | None = None
 
 
-Runner = Callable[[Sequence[int]], Sample]
 Texts = Iterator[tuple[int, Sample]]
 """Yields the index and the sample of each prompt when it is complete."""
 
@@ -120,7 +117,8 @@ def own_methods(
     if not proposers and "auto" in lengths:
         compared += [(pair, "auto", "auto") for pair in pairs if _default(pair, options) != FREE]
     names = ["auto" if name == n else f"{name} {n}" for _, name, n in compared]
-    methods = [Method("plain", "plain", 0, True, _runner(pairs[0], replace(options, regular=True)))]
+    plain = functools.partial(_decoded, pairs[0], replace(options, regular=True), 1)
+    methods = [Method("plain", "plain", 0, True, plain)]
     for name, (pair, proposer, length) in zip(names, compared, strict=True):
         drafting = replace(options, regular=False, proposer=proposer, num_draft=length)
         methods.append(
@@ -129,7 +127,7 @@ def own_methods(
                 family=proposer_kind(drafters(pair, drafting)),
                 num_draft=length,
                 same_text=keeps_text(drafting),
-                run=_runner(pair, drafting),
+                run=functools.partial(_decoded, pair, drafting, 1),
             )
         )
     return methods
@@ -165,40 +163,17 @@ def _compared(
 
 def keeps_text(options: Options) -> bool:
     """Return whether not only the distribution but also the tokens must equal plain decoding."""
-    if options.lossy:
-        return False
-    return options.temperature == 0 or options.rule_name == "coupled"
-
-
-def room(pair: Pair, options: Options, prompt: Sequence[int]) -> int:
-    """Return the maximum number of tokens to generate. Raises PromptError if there is no room."""
-    longest = pair.target.max_length
-    check_prompt(prompt, pair.target.vocabulary, longest)
-    prefix = len(pair.target.prefix(prompt))
-    if longest is not None and prefix >= longest:
-        raise PromptError(f"the prompt has {prefix} tokens and the model takes {longest}")
-    return min(options.max_tokens, sys.maxsize if longest is None else longest - prefix)
+    return not options.lossy and (options.temperature == 0 or options.rule_name == "coupled")
 
 
 def encoded(pair: Pair, options: Options, text: str) -> list[int]:
     """Return the token ids of a prompt. Raises PromptError if there is no room for a completion."""
-    ids = encode(pair, text, options)
-    room(pair, options, ids)
+    ids, longest = encode(pair, text, options), pair.target.max_length
+    check_prompt(ids, pair.target.vocabulary, longest)
+    prefix = len(pair.target.prefix(ids))
+    if longest is not None and prefix >= longest:
+        raise PromptError(f"the prompt has {prefix} tokens and the model takes {longest}")
     return ids
-
-
-def one_by_one(run: Runner) -> Callable[[Prompts], Texts]:
-    """Return a method's function that decodes each prompt alone by `run`."""
-    return lambda prompts: ((at, run(prompt)) for at, prompt in enumerate(prompts))
-
-
-def _runner(pair: Pair, options: Options) -> Callable[[Prompts], Texts]:
-    def run(prompt: Sequence[int]) -> Sample:
-        made = stream_generate(pair, prompt, options).result()
-        tokens, stats = made.tokens, made.stats
-        return Sample(tokens, len(tokens), stats.seconds.decoding, stats.rounds, made.text, stats)
-
-    return one_by_one(run)
 
 
 def file_methods(
@@ -220,21 +195,22 @@ def file_methods(
         compared: list[tuple[str, str, Length, Options]] = [("plain", "plain", 0, plain)]
         compared += [(name, kind, length, drafting)] if size in sizes else []
         for label, family, n, how in compared:
-            run = functools.partial(_batches, pair, how, size)
-            label = f"{label}, batch {size}"
+            label, run = f"{label}, batch {size}", functools.partial(_decoded, pair, how, size)
             methods.append(Method(label, family, n, keeps_text(how), run, size))
             if size > 1 and (why := stream_many(pair, [], how, batch_size=size).why_not):
                 reasons.append(why)
     return methods, [f"texts were made in turns: {why}" for why in dict.fromkeys(reasons)]
 
 
-def _batches(pair: Pair, options: Options, size: int, prompts: Prompts) -> Texts:
+def _decoded(pair: Pair, options: Options, size: int, prompts: Prompts) -> Texts:
+    """Decode prompts with a batch size."""
     for part in stream_many(pair, prompts, options, batch_size=size):
         if part.error is not None:
             raise DecodingError(part.error)
         if (made := part.result) is not None:
             tokens, stats = made.tokens, made.stats
-            yield part.number, Sample(tokens, len(tokens), 0.0, stats.rounds, stats=stats)
+            took = len(tokens), stats.seconds.decoding, stats.rounds
+            yield part.number, Sample(tokens, *took, made.text, stats)
 
 
 def measure(
@@ -243,7 +219,7 @@ def measure(
     encode: Callable[[str], Sequence[int]],
     *,
     repeats: int = 3,
-    progress: Progress = ignore_progress,
+    progress: Progress = lambda done, total: None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Measurements:
     """Run every method on every prompt, and return the samples. The first output of each method, or
@@ -276,11 +252,10 @@ def measure(
         return encode("\n\n".join([*chain.from_iterable(talk), last]))
 
     def usable(index: int) -> bool:
-        if index not in measured.skipped:
-            try:
-                ids(index)
-            except PromptError as problem:
-                measured.skipped[index] = str(problem)
+        try:
+            ids(index)
+        except PromptError as problem:
+            measured.skipped[index] = str(problem)
         return index not in measured.skipped
 
     def run(method: Method, indices: Sequence[int]) -> dict[int, Sample]:
@@ -317,7 +292,8 @@ def measure(
         for repeat in range(repeats):
             for number, group in enumerate(groups):
                 left = list(filter(usable, group))
-                for method in turned(methods, number + repeat) if left else ():
+                first = (number + repeat) % len(methods)
+                for method in (*methods[first:], *methods[:first]) if left else ():
                     for index, sample in run(method, left).items():
                         measured.samples[method.name][index, repeat] = sample
                         if method is methods[0]:
@@ -329,9 +305,3 @@ def measure(
     if len(measured.skipped) == len(cases):
         raise PromptError(f"no prompt can be measured; the first: {measured.skipped[0]}")
     return measured
-
-
-def turned(methods: Sequence[T], by: int) -> list[T]:
-    """Return the list, rotated to the left by `by` items."""
-    first = by % len(methods) if methods else 0
-    return [*methods[first:], *methods[:first]]

@@ -17,14 +17,14 @@ from mlx.utils import tree_flatten
 
 from ..errors import OptionError, PromptError
 from ..text.tokenizer import Kind
-from ..types import TargetModel, after
+from ..types import Model, after
 from ..version import __version__
 from .cache_settings import OWN_CACHES, CacheSettings
 from .exact import ExactPasses
 from .number_format import NumberFormat
 
 
-class Base(TargetModel, Protocol):
+class Base(Model, Protocol):
     """A loaded model of either family, with its modules.
 
     Attributes:
@@ -112,7 +112,7 @@ def identity_of(
 
 
 def check_prompt(prompt: Sequence[int], vocabulary: int, longest: int | None) -> None:
-    """Raise PromptError for a prompt that `types.Model.open` refuses."""
+    """Raise PromptError for a prompt that `types.Model.open_batch` refuses."""
     if not prompt:
         raise PromptError("the prompt is empty: give at least one token")
     if longest is not None and len(prompt) > longest:

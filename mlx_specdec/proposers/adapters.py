@@ -1,7 +1,7 @@
 """Proposers that ask others: several in turn, or the one that a caller wrote for one row."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
@@ -10,19 +10,18 @@ from ..core.row import Row
 from ..errors import DecodingError
 from ..types import Cached, Noise, Proposal, Proposer, Reusable, Scores, no_proposal
 
-Limit = Callable[[str, int, int], int]
-"""Returns how many tokens a proposer may draft now. Arguments: the proposer's name, the draft
-length, and the number of rows."""
 
-
+@dataclass(eq=False)
 class FirstOf(GroupProposer):
     """A proposer that uses the first of several that does not abstain, so cheap proposers belong
-    before expensive ones. A proposal names its proposer."""
+    before expensive ones. A proposal names its proposer. limit: Returns how many tokens a proposer
+    may draft now, for its name, the draft length, and the number of rows."""
 
-    def __init__(self, proposers: Mapping[str, GroupProposer], limit: Limit) -> None:
-        self._proposers = proposers
-        self._limit = limit
-        parts = proposers.values()
+    proposers: Mapping[str, GroupProposer]
+    limit: Callable[[str, int, int], int]
+
+    def __post_init__(self) -> None:
+        parts = self.proposers.values()
         self.hidden = tuple(dict.fromkeys(name for part in parts for name in part.hidden))
         self.needs = tuple(dict.fromkeys(name for part in parts for name in part.needs))
 
@@ -46,21 +45,21 @@ class FirstOf(GroupProposer):
 
     def observe(self, rows: Sequence[Row], scores: Scores) -> None:
         """See GroupProposer. All proposers observe, whichever of them drafted."""
-        for part in self._proposers.values():
+        for part in self.proposers.values():
             part.observe(rows, scores)
 
     def snapshot(self, row: Row) -> Mapping[str, Reusable]:
-        states = (part.snapshot(row) for part in self._proposers.values())
+        states = (part.snapshot(row) for part in self.proposers.values())
         return {name: state for each in states for name, state in each.items()}
 
     def restore(self, row: Row, parts: Mapping[str, Cached]) -> None:
-        for part in self._proposers.values():
+        for part in self.proposers.values():
             part.restore(row, parts)
 
     def _allowed(self, limits: Sequence[int]) -> Iterator[tuple[str, GroupProposer, list[int]]]:
         """Yield the name, the proposer and the limits of each proposer that may draft now."""
-        for name, part in self._proposers.items():
-            most = self._limit(name, max(limits), len(limits))
+        for name, part in self.proposers.items():
+            most = self.limit(name, max(limits), len(limits))
             if (limited := [min(limit, most) for limit in limits]) and max(limited) > 0:
                 yield name, part, limited
 

@@ -94,10 +94,10 @@ def command():
         while True: pass
     except KeyboardInterrupt:
         pass  # a library has swallowed it, or the answer has just ended
-    chat._read()
+    generate._read()
 """
     main = "start.main()\n"
-    harness = BLOCKED.replace("import app,", "import app, chat,").replace("COMMAND", "command()")
+    harness = BLOCKED.replace("app,", "app, generate,").replace("COMMAND", "command()")
     words = [sys.executable, "-c", harness.replace(main, "") + loop + main]
     pipe = subprocess.PIPE
     process = subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=pipe, text=True)

@@ -27,6 +27,7 @@ def wait_until(holds: Callable[[], bool]) -> None:
 def lines(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Lines on standard error. The time after which silence is broken is over at once."""
     told: list[str] = []
+    render.silence(False)
     monkeypatch.setattr(render, "tell", told.append)
     monkeypatch.setattr(render, "A_LINE_AFTER", 0.0)
     return told
@@ -80,6 +81,7 @@ def test_without_a_terminal_there_is_a_line_after_two_seconds_and_one_a_minute(
     in_bytes: bool, lines: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream, clock = io.StringIO(), iter([0.0, 3.0, 3.0, 60.0, 62.0, 64.0, 64.0])
+    render.silence(False)
     monkeypatch.setattr(sys, "stderr", stream)
     with render.progress("converting", in_bytes=in_bytes, clock=clock.__next__) as report:
         for done in (1, 2, 3):

@@ -3,7 +3,8 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from mlx_specdec.measure.methods import Method, Sample, measure, one_by_one
+from benchmarks.compare import one_by_one
+from mlx_specdec.measure.methods import Method, Sample, measure
 from mlx_specdec.text.prompts import Prompt
 
 

@@ -12,7 +12,7 @@ import mlx.nn as nn
 
 from ...checkpoints.files import FULL_ATTENTION, LM_HEAD, SLIDING_ATTENTION, Weights
 from ...errors import CheckpointError
-from ...types import FINAL, keys_of, values_of
+from ...types import FINAL
 from ..base import Base
 from ..per_layer import spelled_old
 from ..rows import KVCache, Place, Rows
@@ -66,7 +66,7 @@ class TargetAttention:
     `window` is None for full attention."""
 
     def __init__(self, number: int, attention: Any, window: int | None) -> None:
-        self.hidden = (keys_of(number), values_of(number))
+        self.hidden = (f"keys.{number}", f"values.{number}")
         self.heads, self.head_dim = attention.n_kv_heads, attention.head_dim
         self.width = self.heads * self.head_dim
         self._window = window

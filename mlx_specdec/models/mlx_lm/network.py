@@ -21,7 +21,7 @@ LENT = {"keys": "k_norm", "values": "v_norm"}
 
 def lent_of(name: str, layers: Sequence[Any]) -> nn.Module | None:
     """Return the module that computes the keys or values of a layer, or None if there is none.
-    name: Such as `keys_of(0)`."""
+    name: Such as "keys.0"."""
     part, _, number = name.partition(".")
     if part not in LENT or not number.isdecimal() or int(number) >= len(layers):
         return None
