@@ -76,6 +76,8 @@ class T5Config:
         sizes = {name: whole_number(config, name) for name in names}
         depth = whole_number(config, "num_layers", most=MOST_LAYERS)
         start = (config.get(name) for name in ("decoder_start_token_id", "pad_token_id"))
+        is_byt5 = config.get("tokenizer_class") == "ByT5Tokenizer"
+        usual = LONGER if is_byt5 or config.get("model_type") in ("mt5", "umt5") else TRAINED_LENGTH
         return cls(
             **sizes,
             num_layers=depth,
@@ -89,7 +91,7 @@ class T5Config:
             decoder_start_token_id=next((token for token in start if token is not None), 0),
             bias_per_layer=config.get("model_type") == "umt5",
             scales_output=scales_output(config),
-            trained_length=_trained_length(config),
+            trained_length=config.get("n_positions") or usual,
         )
 
 
@@ -106,12 +108,6 @@ def scales_output(config: Mapping[str, Any]) -> bool:
     return config.get("tie_word_embeddings") is not False
 
 
-def _trained_length(config: Mapping[str, Any]) -> int:
-    is_byt5 = config.get("tokenizer_class") == "ByT5Tokenizer"
-    longer = is_byt5 or config.get("model_type") in ("mt5", "umt5")
-    return config.get("n_positions") or (LONGER if longer else TRAINED_LENGTH)
-
-
 class T5Attention(Attention):
     """T5's attention, which does not scale scores."""
 
@@ -120,14 +116,6 @@ class T5Attention(Attention):
         super().__init__(config.d_model, heads, heads, head_dim, scale=1.0, names="qkvo")
         if has_bias:
             self.relative_attention_bias = nn.Embedding(config.num_buckets, config.num_heads)
-
-    def shard(self, group: mx.distributed.Group) -> None:
-        for name in "qkv":
-            shard_inplace(self[name], "all-to-sharded", group=group)
-        self["o"] = shard_inputs(self["o"], group)
-        if "relative_attention_bias" in self:
-            # The rows of the table are buckets, and the columns are heads.
-            shard_inplace(self.relative_attention_bias, lambda path, table: 1, group=group)
 
 
 class Dense(nn.Module):
@@ -140,11 +128,6 @@ class Dense(nn.Module):
         for name in self._names:
             self[name] = nn.Linear(config.d_model, config.d_ff, bias=False)
         self.wo = nn.Linear(config.d_ff, config.d_model, bias=False)
-
-    def shard(self, group: mx.distributed.Group) -> None:
-        for name in self._names:
-            shard_inplace(self[name], "all-to-sharded", group=group)
-        self.wo = shard_inputs(self.wo, group)
 
     def __call__(self, states: mx.array) -> mx.array:
         inner = self._act(self[self._names[0]](states))
@@ -166,12 +149,6 @@ class T5Block(nn.Module):
         for place, (name, part) in zip(self.layer, parts.items(), strict=True):
             place[name] = part
             place.layer_norm = nn.RMSNorm(config.d_model, config.epsilon)
-
-    def shard(self, group: mx.distributed.Group) -> None:
-        first, *cross, last = self.layer
-        for attention in (first.SelfAttention, *(part.EncDecAttention for part in cross)):
-            attention.shard(group)
-        last.DenseReluDense.shard(group)
 
     def __call__(
         self, states: mx.array, attend: Attend, source: KeysValues = (), hidden: Mask = None
@@ -292,8 +269,16 @@ class T5(Network):
     def shard(self, group: mx.distributed.Group) -> None:
         """Keep only this rank's heads and its part of the feed-forward networks, without computing
         anything yet. Raises OptionError if quantization groups would have to be split."""
-        for block in (*self.encoder.block, *self.decoder.block):
-            block.shard(group)
+        for part in self.modules():
+            for name in ("q", "k", "v", "wi", "wi_0", "wi_1"):
+                if name in part:
+                    shard_inplace(part[name], "all-to-sharded", group=group)
+            for name in ("o", "wo"):
+                if name in part:
+                    part[name] = shard_inputs(part[name], group)
+            if "relative_attention_bias" in part:
+                # The rows of the table are buckets, and the columns are heads.
+                shard_inplace(part.relative_attention_bias, lambda path, table: 1, group=group)
         for name in ("heads", "inner", "row"):
             setattr(self, name, getattr(self, name) // group.size())
 
