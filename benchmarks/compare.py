@@ -87,7 +87,7 @@ def threads_kept() -> Iterator[None]:
 
 def as_mlx_has_it(network: nn.Module) -> nn.Module:
     """Return a copy of a network with MLX's own layers. The copy shares the parameters."""
-    copied = twin_of(network)
+    copied: nn.Module = twin_of(network, {})
     for module in copied.modules():
         LIGHT_LAYERS.undo(module)
     return copied

@@ -15,7 +15,7 @@ from ..errors import CheckpointError, OptionError
 from . import families
 from .base import Base, LoadSettings, Trainable, family_of
 from .cache_settings import OWN_CACHES, CacheSettings
-from .number_format import NumberFormat, dequantize, twin_of
+from .number_format import NumberFormat, dequantized
 
 
 @dataclass(frozen=True)
@@ -101,8 +101,7 @@ def task_prefix(config: Mapping[str, Any]) -> str:
 def trainable(model: Base) -> Trainable:
     """Return a copy of a model that can be trained. Raises OptionError if layers have no
     gradient."""
-    network = twin_of(model.network)
-    dequantize(network)
+    network = dequantized(model.network)
     trained = families.of_network(model.network).trainable(network)
     inputs = trained.inputs([[1, 2], [1]], [[2, 1], [1]])
     try:

@@ -29,7 +29,7 @@ from ..models.base import Base, Trainable
 from ..models.cpu_layers import lighten
 from ..models.encoder_decoder.family import EncoderDecoderFamily
 from ..models.loading import trainable
-from ..models.number_format import dequantize, twin_of
+from ..models.number_format import dequantized
 from ..system import default_shard_bytes
 from .config import DataConfig, TrainConfig
 from .fit import STORED_DTYPE, Task, Training, Watcher, stored_type, work_directory
@@ -262,9 +262,7 @@ def _copied(
     """Yield the arrays of the small network, from the layers of the target that it copies."""
     path = next((path for path, module in network.named_modules() if module is layers[0]), "")
     before = path.removesuffix("0")
-    dequantized = twin_of(network)
-    dequantize(dequantized)
-    arrays = dict(tree_flatten(dequantized.parameters()))
+    arrays = dict(tree_flatten(dequantized(network).parameters()))
     for name, array in tree_flatten(small.parameters()):
         source = name
         if before and name.startswith(before):
