@@ -21,7 +21,7 @@ from ..models import families
 from ..models.base import Base
 from ..models.cache_settings import CacheSettings
 from ..models.distributed.group import Mode, join
-from ..models.drafters import kinds, medusa, mtp_fetch, mtp_files
+from ..models.drafters import kinds, medusa, mtp_files, mtp_layers
 from ..models.drafters.files import DrafterFiles
 from ..models.drafters.medusa import MedusaFiles, MedusaHeads
 from ..models.encoder_decoder.context import share_equal_encoder
@@ -215,8 +215,8 @@ class Loader:
             own = mtp_files.of_target(target, files.read_config(target))
             if own is not None:
                 return own
-            original = mtp_fetch.original_of(model, target, revision)
-        directory = mtp_fetch.fetch(original, self.announce, self.progress or ignore_progress)
+            original = mtp_layers.original_of(model, target, revision)
+        directory = mtp_layers.fetch(original, self.announce, self.progress or ignore_progress)
         return kinds.read(directory) or directory
 
     def load_target(

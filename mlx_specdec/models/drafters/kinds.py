@@ -154,6 +154,6 @@ def _unsupported(config: Mapping[str, Any], names: Collection[str]) -> str | Non
     if isinstance(by_speculators, str):
         return f"a drafter that says it is {by_speculators!a:.40}"
     marks = {str(config.get("model_type")), *stated, *names}
-    is_mtp = names and all(map(mtp_layers.looks_so, names))
+    is_mtp = names and all(map(mtp_layers.MTP_NAME.fullmatch, names))
     foreign_mtp = "layers for multi-token prediction of another family" if is_mtp else None
     return next((what for mark, what in _UNSUPPORTED.items() if mark in marks), foreign_mtp)

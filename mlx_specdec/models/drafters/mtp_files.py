@@ -109,10 +109,10 @@ def recognizes(config: Config, names: Collection[str]) -> bool:
 
 def read(kind: str, directory: Path, config: Config, weights: Weights | None) -> MtpFiles:
     assert weights is not None, "config.json alone does not describe the layer"
+    tensors = mtp_layers.without_copies(weights.infos, weights.read)
     inner = config.get("transformer_layer_config")
     if not isinstance(inner, Mapping):
-        original = not mtp_layers.is_split(config) and mtp_layers.is_original(weights, config)
-        return _files(directory, config, mtp_layers.all_of(weights), original)
+        return _files(directory, config, tensors, mtp_layers.is_original(weights, config))
     family = mtp_layers.family(inner)
     stored = MLX_LM_TYPES.get(family, family)
     if stored not in (supported := (WITHOUT_LAYERS, "qwen3_5", "qwen3_5_moe", "qwen3_next")):
@@ -127,7 +127,7 @@ def read(kind: str, directory: Path, config: Config, weights: Weights | None) ->
     # `speculators` omits entries that have transformers' default values.
     complete = AutoConfig.for_model(**{**stated, "model_type": text}).to_dict()
     # Norms of Qwen 3 are stored as they are. Other families store their distance from 1.
-    return _files(directory, complete, mtp_layers.all_of(weights), family != WITHOUT_LAYERS)
+    return _files(directory, complete, tensors, family != WITHOUT_LAYERS)
 
 
 def of_target(directory: Path, config: Config) -> MtpFiles | None:
