@@ -14,10 +14,10 @@ from ..checkpoints.files import Weights
 from ..checkpoints.quantization import ALL_PARTS, Quantization, WeightFormat
 from ..checkpoints.tensors import DTYPES, MAY_BE_COPIES, Tensor, same, summary_of
 from ..errors import CheckpointError, OptionError
-from ..models import families
 from ..models.drafters import kinds
 from ..models.drafters.files import IN_16_BITS
 from ..models.encoder_decoder.family import EncoderDecoderFamily
+from ..models.loading import family_of_config, is_encoder_decoder
 from .plan import Plan, gguf_notes
 from .report import TensorReport, report_tensors
 
@@ -138,9 +138,9 @@ def _encoder_decoder(
 ) -> Plan | None:
     """Return the plan of an encoder-decoder model, whose tensors keep Hugging Face's names; None
     for another model."""
-    if not families.is_encoder_decoder(config):
+    if not is_encoder_decoder(config):
         return None
-    family = families.of_config(config)
+    family = family_of_config(config)
     assert isinstance(family, EncoderDecoderFamily)
     weights, places, network = family.opened(directory, config)
     stored = {

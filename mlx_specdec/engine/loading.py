@@ -17,7 +17,6 @@ from ..checkpoints import files
 from ..checkpoints.source import as_directory, check, resolve
 from ..core.options import Options, mtp_of
 from ..errors import CheckpointError, OptionError, SourceError, check_one_of
-from ..models import families
 from ..models.base import Base
 from ..models.cache_settings import CacheSettings
 from ..models.distributed.group import Mode, join
@@ -25,7 +24,7 @@ from ..models.drafters import kinds, medusa, mtp_files, mtp_layers
 from ..models.drafters.files import DrafterFiles
 from ..models.drafters.medusa import MedusaFiles, MedusaHeads
 from ..models.encoder_decoder.context import share_equal_encoder
-from ..models.loading import Loaded, load_model
+from ..models.loading import Loaded, family_of_network, load_model
 from ..models.number_format import NumberFormat
 from ..text.tokenizer import Tokenizer, load_tokenizer
 from ..text.vocabulary import Translation, common_size, shared_tokens
@@ -123,7 +122,7 @@ def load(
         load_seconds=0.0,
         heads=heads,
         task_prefix=target.task_prefix,
-        languages=families.of_network(network).languages(network, tokenizer),
+        languages=family_of_network(network).languages(network, tokenizer),
         notes=tuple(filter(None, (target.note, _note_on_caches(caches)))),
         sampling=_usable(target.sampling),
     )

@@ -28,7 +28,7 @@ from ..core.worth import values
 from ..engine.known_pairs import USES, known_pair
 from ..errors import OptionError
 from ..models.drafters.kinds import kind_of
-from ..models.families import is_encoder_decoder
+from ..models.loading import is_encoder_decoder
 from ..models.number_format import NumberFormat, evaluate, nbytes, on_cpu, stored_dtype
 from ..system import usable_memory
 from .published import told_gain

@@ -1,5 +1,5 @@
 """BART, mBART, Marian, M2M100, NLLB and Pegasus: the network, whose layers are named as in Hugging
-Face checkpoints, and the family, which reads checkpoints; see `families.Family`."""
+Face checkpoints, and the family, which reads checkpoints; see `loading.Family`."""
 
 import math
 import re

@@ -1,5 +1,5 @@
 """T5, mT5, UMT5, ByT5 and MADLAD-400: the network, whose layers are named as in Hugging Face
-checkpoints, and the family, which reads checkpoints; see `families.Family`."""
+checkpoints, and the family, which reads checkpoints; see `loading.Family`."""
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -370,7 +370,7 @@ class T5Family(EncoderDecoderFamily):
         }
 
     def languages(self, network: Network, tokenizer: Tokenizer) -> Languages | None:
-        """See `families.Family`. MADLAD-400 has a tag for every language (Kudugunta et al., arXiv
+        """See `loading.Family`. MADLAD-400 has a tag for every language (Kudugunta et al., arXiv
         2309.04662)."""
         return LanguageTags.of(tokenizer, "<2{}>")
 

@@ -24,11 +24,10 @@ from ..checkpoints.tensors import Tensor
 from ..checkpoints.writer import ResultTensor, write_config, write_weights
 from ..conversion.report import PROVENANCE, combined, digests_of, maker
 from ..engine.pair import Pair
-from ..models import families
 from ..models.base import Base, Trainable
 from ..models.cpu_layers import lighten
 from ..models.encoder_decoder.family import EncoderDecoderFamily
-from ..models.loading import trainable
+from ..models.loading import family_of_config, family_of_network, trainable
 from ..models.number_format import dequantized
 from ..system import default_shard_bytes
 from .config import DataConfig, TrainConfig
@@ -193,7 +192,7 @@ def _config(network: nn.Module, config: Mapping[str, Any]) -> dict[str, Any]:
     left = ("quantization", "torch_dtype")
     changed = {key: value for key, value in config.items() if not key.startswith(left)}
     changed["dtype"] = str(STORED_DTYPE).rpartition(".")[2]
-    family = families.of_config(config)
+    family = family_of_config(config)
     if isinstance(family, EncoderDecoderFamily):
         return family.written_config(changed, dict(tree_flatten(network.parameters())))
     return changed
@@ -240,7 +239,7 @@ def shaped(model: Base, config: Mapping[str, Any], layers: int) -> tuple[Base, d
     """Copy a model with fewer decoder layers, which are evenly spaced and include the first and the
     last, and return the copy with its config.json. Raises OptionError if the family cannot have
     this number of layers. config: The target's config.json."""
-    family, network = families.of_network(model.network), model.network
+    family, network = family_of_network(model.network), model.network
     depth = len(network.layers)
     if layers > depth:
         raise OptionError(f"layers must be 1 to the target's {depth}, not {layers}")

@@ -18,7 +18,7 @@ from ...checkpoints.files import Weights, whole_number
 from ...checkpoints.quantization import PARTS, Quantization, stored_quantization
 from ...checkpoints.tensors import MOST_LAYERS
 from ...errors import CheckpointError
-from ..families import is_encoder_decoder
+from ..loading import is_encoder_decoder
 
 Shapes = dict[str, tuple[int, ...]]
 ATTENDS = "encoder_attention"

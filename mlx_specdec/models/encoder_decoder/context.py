@@ -39,7 +39,7 @@ class Network(nn.Module, ABC):
     """The modules of an encoder-decoder model, named as in Hugging Face checkpoints.
 
     Attributes:
-        model_type: The family's name in `families.ENCODER_DECODERS`.
+        model_type: The family's name in `loading.ENCODER_DECODERS`.
         source_vocabulary: Size of the encoder's vocabulary if it has one of its own.
         width: Width of the encoder's output and of hidden states.
         start: The tokens that every decoder sequence begins with, at least one.

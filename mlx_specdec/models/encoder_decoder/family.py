@@ -1,5 +1,5 @@
 """The base class of encoder-decoder families: loading and training. See
-`families.Family`."""
+`loading.Family`."""
 
 import re
 from abc import ABC, abstractmethod
@@ -42,7 +42,7 @@ _LABELS = ("classification_head.", "classifier.", "qa_outputs.")
 
 
 class EncoderDecoderFamily(ABC):
-    """A `families.Family` of encoder-decoder models. A new family defines the abstract methods.
+    """A `loading.Family` of encoder-decoder models. A new family defines the abstract methods.
 
     Attributes:
         overflows: Whether float16 is too small for the hidden states of some checkpoints.
@@ -63,7 +63,7 @@ class EncoderDecoderFamily(ABC):
         CheckpointError."""
 
     def with_layers(self, config: Config, chosen: Sequence[int]) -> dict[str, Any]:
-        """See `families.Family`."""
+        """See `loading.Family`."""
         return {**config, self.decoder_depth: len(chosen)}
 
     def divider(self, config: Config, group: mx.distributed.Group) -> Callable[[Any], None]:
@@ -153,7 +153,7 @@ class EncoderDecoderFamily(ABC):
         return EncoderDecoderModel(network, identity), files.eos_token_ids(directory, config), words
 
     def trainable(self, network: Network) -> Trainable:
-        """See `families.Family`. The encoder reads prompts; the decoder predicts completions."""
+        """See `loading.Family`. The encoder reads prompts; the decoder predicts completions."""
 
         def inputs(prompts: Sequence[Ids], texts: Sequence[Ids]) -> tuple[mx.array, ...]:
             start = network.start
@@ -171,7 +171,7 @@ class EncoderDecoderFamily(ABC):
         return Trainable(network, inputs, logits)
 
     def empty(self, config: Config, like: Network) -> Base:
-        """See `families.Family`. The network has tensors of the same names as `like`."""
+        """See `loading.Family`. The network has tensors of the same names as `like`."""
         tensors = [name for name, _ in tree_flatten(like.parameters())]
         return EncoderDecoderModel(self.network(config, tensors))
 

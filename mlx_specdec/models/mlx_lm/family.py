@@ -1,4 +1,4 @@
-"""The family of all decoder-only models that mlx-lm implements; see `families.Family`. It adapts,
+"""The family of all decoder-only models that mlx-lm implements; see `loading.Family`. It adapts,
 casts and quantizes a model of mlx-lm, and divides it among ranks. mlx-lm applies the adapters that
 it has trained (LoRA, DoRA, or whole layers)."""
 
@@ -31,7 +31,7 @@ from .model import DecoderOnlyModel
 
 
 def trainable(network: nn.Module) -> Trainable:
-    """See `families.Family`. Raises OptionError for a model that hides the input of its head."""
+    """See `loading.Family`. Raises OptionError for a model that hides the input of its head."""
     # Outside training mode some models use a kernel that has no gradient.
     network.train()
     model = DecoderOnlyModel(network)
@@ -56,7 +56,7 @@ def languages(network: nn.Module, tokenizer: Tokenizer) -> None:
 
 
 def empty(config: Mapping[str, Any], like: nn.Module) -> Base:
-    """See `families.Family`. Raises OptionError for a shape that the family cannot build, such as
+    """See `loading.Family`. Raises OptionError for a shape that the family cannot build, such as
     too few layers for one of each kind."""
     try:
         network = network_of(config, "the draft")
@@ -70,7 +70,7 @@ def empty(config: Mapping[str, Any], like: nn.Module) -> Base:
 
 
 def with_layers(config: Mapping[str, Any], chosen: Sequence[int]) -> dict[str, Any]:
-    """See `families.Family`. Lists with one entry per layer keep the entries of the chosen
+    """See `loading.Family`. Lists with one entry per layer keep the entries of the chosen
     layers."""
     changed = dict(config)
     inner = config.get("text_config")
@@ -111,7 +111,7 @@ ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapters.safetensors"
 def load(
     directory: Path, config: Mapping[str, Any], how: LoadSettings
 ) -> tuple[DecoderOnlyModel, tuple[int, ...], str]:
-    """Load a model as `families.Family.load` says. `how.numbers.q_bits` applies to the layers that
+    """Load a model as `loading.Family.load` says. `how.numbers.q_bits` applies to the layers that
     mlx-lm's converter quantizes."""
     caches, group, pipeline = how.caches, how.group, how.pipeline
     if group is not None and not pipeline:
