@@ -1,5 +1,7 @@
 """Hidden-state drafters: networks that draft from a target's hidden states, one module per family.
-This module imports no MLX, so that the command line can list the kinds quickly."""
+The modules import mlx-lm in functions only, because T5 targets also import the drafters and must
+not import mlx-lm. This module imports no MLX, so that the command line can list the kinds quickly.
+"""
 
 from collections.abc import Mapping
 

@@ -33,11 +33,6 @@ from .layers import (
 )
 from .network import Config, DrafterContext, DrafterKind, DrafterNetwork
 
-LAYER_IDS = "aux_hidden_state_layer_ids"
-DFLASH_HIDDEN_LAYERS = 5
-"""Default number of the target's layers whose hidden states are read."""
-QWEN3_VOCABULARY = 151936
-"""Size of the target's vocabulary if a file of `speculators` lacks it: Qwen 3's."""
 MARKOV = ("vanilla", "gated", "rnn")
 W1 = "markov_head.markov_w1.weight"
 CONFIDENCE = "confidence_head.proj.weight"
@@ -71,10 +66,10 @@ def read(kind: str, directory: Path, config: Config, weights: Weights | None) ->
         adapted(config),
         weights,
         own_name=_own_name,
-        ids=LAYER_IDS,
-        usual_count=DFLASH_HIDDEN_LAYERS,
+        ids="aux_hidden_state_layer_ids",
+        usual_count=5,
         usual_layers=_usual_layers,
-        usual_vocabulary=QWEN3_VOCABULARY,
+        usual_vocabulary=151936,  # Qwen 3's
         # Training freezes the embedding and the head.
         copies=("embed_tokens.weight", "lm_head.weight"),
     )

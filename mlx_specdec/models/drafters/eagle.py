@@ -27,11 +27,6 @@ from .network import Chain, ChainContext, Config, DrafterContext, DrafterKind, g
 EAGLE_UNUSED = ("embed_tokens.weight", "lm_head.weight", "layers.0.self_attn.rotary_emb.inv_freq")
 """Tensors that are not read: copies of the target's embedding and head, which training does not
 change, and the rotary frequencies, which config.json determines."""
-EAGLE_LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
-EAGLE_HIDDEN_LAYERS = 3
-"""Default number of the target's layers whose hidden states are read."""
-LLAMA2_VOCABULARY = 32000
-"""Size of the target's vocabulary if a file of `speculators` lacks it: Llama 2's."""
 MASK_HIDDEN = "mask_hidden"
 MASK_TOKENS = ("mask_token_id", "pard_token", "ptd_token_id")
 """The mask token's name in the files of `speculators`, AMD and Amazon."""
@@ -61,7 +56,7 @@ def read_eagle(kind: str, directory: Path, config: Config, weights: Weights | No
         sizes=sizes,
         target_width=sizes.width,
         vocabulary=int(settings["vocab_size"]),
-        tensors=StoredTensors.of(directory, weights, _own_name, EAGLE_UNUSED),
+        tensors=StoredTensors(directory, weights, _own_name, EAGLE_UNUSED),
     )
 
 
@@ -99,11 +94,11 @@ def read_eagle3(
         config,
         weights,
         own_name=_own_name,
-        ids=EAGLE_LAYER_IDS,
-        usual_count=EAGLE_HIDDEN_LAYERS,
+        ids="eagle_aux_hidden_state_layer_ids",
+        usual_count=3,
         # The layers before a low, a middle and a high layer, whose inputs are read.
         usual_layers=lambda count, layers: (1, layers // 2 - 1, layers - 4),
-        usual_vocabulary=LLAMA2_VOCABULARY,
+        usual_vocabulary=32000,  # Llama 2's
     )
     if "sliding_attention" in str(files.settings.get("layer_types")):
         raise files.settings.wrong("layer_types", "full_attention for each layer of an EAGLE-3")

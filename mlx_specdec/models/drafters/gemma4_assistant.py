@@ -58,7 +58,7 @@ def _stored(directory: Path, weights: Weights | None) -> StoredTensors:
         return renamed.get(short, short)
 
     unused = filter(KEY_VALUE_TENSORS.fullmatch, map(own_name, names))
-    return StoredTensors.of(directory, weights, own_name, (EMBEDDING_WEIGHT, *unused))
+    return StoredTensors(directory, weights, own_name, (EMBEDDING_WEIGHT, *unused))
 
 
 class TargetAttention:
@@ -95,7 +95,6 @@ class Assistant(DrafterNetwork):
     """
 
     def __init__(self, files: DrafterFiles) -> None:
-        # Imported here, because T5 targets also import the drafters and must not import mlx-lm.
         from mlx_lm.models.gemma4_text import DecoderLayer, ModelArgs
 
         super().__init__(files)

@@ -24,7 +24,6 @@ def rope_of(sizes: LayerSizes) -> Callable[..., mx.array]:
     """Return a module that rotates (batch, heads, m, head_dim) from position `offset` on."""
     if sizes.rope_scaling is None:
         return nn.RoPE(sizes.head_dim, traditional=sizes.interleaved, base=sizes.rope_theta)
-    # Imported here, because T5 targets also import the drafters and must not import mlx-lm.
     from mlx_lm.models.rope_utils import initialize_rope
 
     from ..mlx_lm.mends import yarn
@@ -210,7 +209,6 @@ class Gemma4Attention(DrafterAttention):
     computed from the same projection as keys if there is no other."""
 
     def __init__(self, files: DrafterFiles, number: int) -> None:
-        # Imported here, because T5 targets also import the drafters and must not import mlx-lm.
         from mlx_lm.models.rope_utils import initialize_rope
 
         super().__init__(files, number)

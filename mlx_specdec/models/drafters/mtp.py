@@ -35,7 +35,6 @@ class Mtp(Chain):
     """
 
     def __init__(self, files: MtpFiles) -> None:
-        # Imported here, because T5 targets also import the drafters and must not import mlx-lm.
         from mlx_lm.models.cache import make_prompt_cache
 
         from ..mlx_lm.caches import BatchedCache, batched, leaves

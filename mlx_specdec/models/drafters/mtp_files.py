@@ -4,6 +4,7 @@ mlx-lm builds each layer as a model of one layer, which needs other names and a 
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -172,6 +173,8 @@ def _files(
         settings = ConfigEntries(directory / "config.json", block)
         width = int(settings["hidden_size"])
         eps = settings.get("rms_norm_eps", settings.get("layer_norm_epsilon", 1e-6))
+        stored = StoredTensors(directory)
+        stored.update({name: partial(tensors.__getitem__, name) for name in tensors})
         files = MtpFiles(
             directory=directory,
             kind="mtp",
@@ -180,7 +183,7 @@ def _files(
             hidden_layers=None,
             target_width=width,
             vocabulary=int(settings["vocab_size"]),
-            tensors=StoredTensors.made(directory, tensors),
+            tensors=stored,
             block=block,
             renamed=renamed,
             family=family,
@@ -223,7 +226,6 @@ def _own_names(arrays: Mapping[str, mx.array], family: str) -> list[dict[str, mx
 def _in_mlx_lm_layout(tensors: dict[str, mx.array], *, zero_centered: bool) -> dict[str, mx.array]:
     """Convert the tensors of Qwen or Step 3.5 to mlx-lm's layout, in which one tensor holds all
     experts, and norms are around 1."""
-    # Imported here, because T5 targets also import the drafters and must not import mlx-lm.
     from ..mlx_lm.spellings import stacked
 
     if zero_centered:
