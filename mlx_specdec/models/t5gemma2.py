@@ -109,23 +109,17 @@ def _ropes(config: Config) -> dict[str, tuple[float, float]]:
     return ropes
 
 
-def _attention(shape: StackConfig, rope: tuple[float, float]) -> RotaryAttention:
-    """Return grouped-query attention with normed and rotated queries and keys."""
-    heads, (base, scale) = (shape.heads, shape.kv_heads, shape.head_dim), rope
-    rotate = nn.RoPE(shape.head_dim, base=base, scale=scale)
-    attention = RotaryAttention(shape.hidden_size, *heads, scale=shape.scale, rope=rotate)
-    attention.q_norm = RMSNorm(shape.head_dim, shape.epsilon)
-    attention.k_norm = RMSNorm(shape.head_dim, shape.epsilon)
-    return attention
-
-
 class T5Gemma2Layer(nn.Module):
     """One layer of either stack. `window` is None if it attends to all positions."""
 
     def __init__(self, shape: StackConfig, number: int) -> None:
         super().__init__()
         self.window = shape.windows[number]
-        self.self_attn = _attention(shape, shape.ropes[number])
+        heads, (base, scale) = (shape.heads, shape.kv_heads, shape.head_dim), shape.ropes[number]
+        rope = nn.RoPE(shape.head_dim, base=base, scale=scale)
+        self.self_attn = RotaryAttention(shape.hidden_size, *heads, scale=shape.scale, rope=rope)
+        for name in ("q_norm", "k_norm"):
+            self.self_attn[name] = RMSNorm(shape.head_dim, shape.epsilon)
         self.mlp = MLP(shape.hidden_size, shape.intermediate_size)
         for name in ("self_attn", "feedforward"):
             for place in ("pre", "post"):

@@ -36,18 +36,6 @@ def read(kind: str, directory: Path, config: Config, weights: Weights | None) ->
     settings = ConfigEntries(directory / "config.json", config.get("text_config"), config)
     if feature := next((name for name in NEVER if settings.get(name)), None):
         raise settings.wrong(feature, "0 or false in an assistant")
-    return DrafterFiles(
-        directory=directory,
-        kind=kind,
-        settings=settings,
-        sizes=layer_sizes(settings, None),
-        target_width=int(settings["backbone_hidden_size"]),
-        vocabulary=int(settings["vocab_size"]),
-        tensors=_stored(directory, weights),
-    )
-
-
-def _stored(directory: Path, weights: Weights | None) -> StoredTensors:
     names = () if weights is None else weights.infos
     renamed = {"pre_projection.weight": "fc.weight"}
     if LM_HEAD not in names:  # the head is tied to the embedding, which has no other use here
@@ -58,7 +46,15 @@ def _stored(directory: Path, weights: Weights | None) -> StoredTensors:
         return renamed.get(short, short)
 
     unused = filter(KEY_VALUE_TENSORS.fullmatch, map(own_name, names))
-    return StoredTensors(directory, weights, own_name, (EMBEDDING_WEIGHT, *unused))
+    return DrafterFiles(
+        directory=directory,
+        kind=kind,
+        settings=settings,
+        sizes=layer_sizes(settings, None),
+        target_width=int(settings["backbone_hidden_size"]),
+        vocabulary=int(settings["vocab_size"]),
+        tensors=StoredTensors(directory, weights, own_name, (EMBEDDING_WEIGHT, *unused)),
+    )
 
 
 class TargetAttention:

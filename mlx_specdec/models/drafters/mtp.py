@@ -136,7 +136,12 @@ class Mtp(Chain):
             able = hasattr(module, "to_quantized") and f"{path}.scales" in weights
             return able and infer_quant_config(path, module, weights)
 
-        weights = self._own_tensors(files)
+        # mlx-lm's `sanitize` converts tensors as if they belonged to a model's first layer.
+        inside, prefix = re.compile(r"layers\.\d+\."), f"{self._path}."
+        weights = {name: files.tensors[name] for name in files.tensors if not inside.match(name)}
+        layer = {prefix + n: files.tensors[n] for n in files.tensors if inside.match(n)}
+        renamed = layer if files.renamed else self._renamed(layer)
+        weights |= {name.replace(prefix, "block.", 1): array for name, array in renamed.items()}
         nn.quantize(self, class_predicate=stored_bits)
         own = ((name, array) for name, array in tree_flatten(self.parameters()))
         shapes = {name: array.shape for name, array in own if not name.startswith("later.")}
@@ -146,17 +151,6 @@ class Mtp(Chain):
     def quant_predicate(self, path: str, module: nn.Module) -> Any:
         path = re.sub(r"^later\.\d+\.", "", path)
         return path not in IN_16_BITS and (self._own_bits is None or self._own_bits(path, module))
-
-    def _own_tensors(self, files: MtpFiles) -> dict[str, mx.array]:
-        """Return the tensors by this network's names. mlx-lm's `sanitize` converts them as
-        if they belonged to a model's first layer."""
-        inside, prefix = re.compile(r"layers\.\d+\."), f"{self._path}."
-        weights = {name: files.tensors[name] for name in files.tensors if not inside.match(name)}
-        layer = {prefix + n: files.tensors[n] for n in files.tensors if inside.match(n)}
-        renamed = layer if files.renamed else self._renamed(layer)
-        return weights | {
-            name.replace(prefix, "block.", 1): array for name, array in renamed.items()
-        }
 
 
 class MtpContext(ChainContext):

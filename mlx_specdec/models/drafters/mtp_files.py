@@ -2,7 +2,7 @@
 mlx-lm builds each layer as a model of one layer, which needs other names and a configuration."""
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -44,6 +44,10 @@ _ALONE: Mapping[str, Any] = {
     "moe_layer_freq": 1,
     "decoder_sparse_step": 1,
     "mlp_only_layers": [],
+    "moe_layers_enum": None,
+    "moe_layer_start_index": 0,
+    "moe_layer_end_index": 0,
+    "moe_layer_interval": 1,
 }
 """Settings that make a model of one attention layer, with experts if the family has them."""
 _OF_OTHER_LAYERS = ("layer_types", "quantization", "quantization_config", "text_config")
@@ -60,30 +64,6 @@ one input of the layer's projection `fc`. In all other families the embedding co
 RAW = ("step3p5", "ernie4_5", "ernie4_5_moe")
 """Families whose layers read the output of the target's last layer, or of the layer before them,
 without the norm that follows that output."""
-
-
-def _ernie(text: Mapping[str, Any], experts: bool) -> Mapping[str, Any]:
-    last = {"moe_layer_end_index": 0, "moe_layer_interval": 1}
-    return {"moe_layer_start_index": 0, **last} if experts else {"moe_layer_start_index": 1}
-
-
-def _nemotron(text: Mapping[str, Any], experts: bool) -> Mapping[str, Any]:
-    kinds = text.get("mtp_layers_block_type") or ["attention", "moe"]
-    pattern = text.get("mtp_hybrid_override_pattern")
-    return {
-        "layers_block_type": None if pattern else list(kinds),
-        "hybrid_override_pattern": list(pattern) if pattern else None,
-        "num_hidden_layers": len(pattern or kinds),
-    }
-
-
-SETTINGS: Mapping[str, Callable[[Mapping[str, Any], bool], Mapping[str, Any]]] = {
-    "nemotron_h": _nemotron,
-    "step3p5": lambda text, experts: {"moe_layers_enum": None},
-    **dict.fromkeys(("ernie4_5", "ernie4_5_moe"), _ernie),
-}
-"""Family -> a function that returns additional entries for the configuration of mlx-lm's model. Its
-arguments are the target's configuration and whether the layer has experts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,5 +230,11 @@ def _block(text: Mapping[str, Any], family: str, depth: int, *, experts: bool) -
         if isinstance(values := text.get(key), list) and len(values) > number:
             block[key] = [values[number]]
     if not experts:
-        block |= {"num_experts": 0, "n_routed_experts": None}
-    return {**block, **(SETTINGS[family](text, experts) if family in SETTINGS else {})}
+        block |= {"num_experts": 0, "n_routed_experts": None, "moe_layer_start_index": 1}
+    if family == "nemotron_h":
+        kinds = text.get("mtp_layers_block_type") or ["attention", "moe"]
+        pattern = text.get("mtp_hybrid_override_pattern")
+        block["layers_block_type"] = None if pattern else list(kinds)
+        block["hybrid_override_pattern"] = list(pattern) if pattern else None
+        block["num_hidden_layers"] = len(pattern or kinds)
+    return block
