@@ -14,7 +14,7 @@ from ...checkpoints.files import FULL_ATTENTION, LM_HEAD, SLIDING_ATTENTION, Wei
 from ...errors import CheckpointError
 from ...types import FINAL, keys_of, values_of
 from ..base import Base
-from ..per_layer import spelled_old
+from ..foreign import spelled_old
 from ..rows import KVCache, Place, Rows
 from .files import ConfigEntries, DrafterFiles, StoredTensors, layer_sizes
 from .network import Config, DrafterContext, DrafterKind, DrafterNetwork, gathered

@@ -13,7 +13,7 @@ import mlx.nn as nn
 
 from ..attention_parts import attend_by_kernel
 from ..encoder_decoder.layers import Attention, Mask, Offset, RotaryAttention
-from ..per_layer import spelled_old
+from ..foreign import spelled_old
 from .files import DrafterFiles, LayerSizes, is_named
 
 SINKS = "attention_sink_bias"

@@ -28,7 +28,7 @@ from ...checkpoints.files import (
 from ...checkpoints.quantization import Quantization
 from ...checkpoints.tensors import UNFIT, check_weights, same
 from ...errors import CheckpointError, first_line
-from .. import foreign, per_layer
+from .. import foreign
 from ..drafters import mtp_layers
 from ..patches import CAUGHT_WEIGHTS
 from . import mends, rotary, spellings
@@ -114,7 +114,7 @@ def open_model(
         full_config = foreign.without_entry(full_config)
     tensors.clear()
     caught.clear()
-    full_config = per_layer.spelled_old(full_config)
+    full_config = foreign.spelled_old(full_config)
     arguments = classes(full_config)[1]
     full_config = spellings.spelled(rotary.spelled_old(full_config, arguments), arguments)
     full_config["model_type"] = spellings.family_type(full_config)
@@ -235,7 +235,7 @@ def _catching(
 
 def arguments_of(config: Mapping[str, Any], arguments: Any) -> Any:
     """Return a family's arguments, of its class `arguments`, from a config.json in any of the
-    spellings that `rotary`, `spellings` and `per_layer` translate. Raises CheckpointError, and
+    spellings that `rotary`, `spellings` and `foreign` translate. Raises CheckpointError, and
     whatever the family raises."""
-    spelled = rotary.spelled_both(per_layer.spelled_old(config), arguments)
+    spelled = rotary.spelled_both(foreign.spelled_old(config), arguments)
     return arguments.from_dict(spellings.spelled(spelled, arguments))

@@ -14,7 +14,7 @@ import mlx.nn as nn
 
 from ...checkpoints.files import text_config
 from ...errors import CheckpointError
-from ..per_layer import with_parts
+from ..foreign import with_parts
 
 NEW = "rope_parameters"
 GLOBAL = ("full_attention", "main")
