@@ -264,10 +264,10 @@ class DFlashContext(DrafterContext):
     _network: DFlash
 
     def _process(self, hidden: mx.array, following: Sequence[Sequence[int]]) -> None:
-        _, place = self._advance(following)
+        self._advance(following)
         states = self._network.features(hidden)
         for layer, cache in zip(self._network.layers, self._caches, strict=True):
-            cache.append(*layer.self_attn.keys_values(states, place.offset))
+            cache.append(*layer.self_attn.keys_values(states, self._rows.place.offset))
 
     def _begin(self, hidden: mx.array, following: Sequence[Sequence[int]], count: int) -> mx.array:
         self._process(hidden, following)

@@ -189,12 +189,12 @@ class PEagleContext(ChainContext):
 
     def _begin(self, hidden: mx.array, following: Sequence[Sequence[int]], count: int) -> mx.array:
         network, masked = self._network, count - 1
-        tokens, place = self._advance(following, [network.mask_token] * masked)
+        tokens = self._advance(following, [network.mask_token] * masked)
         ends = mx.array([len(row) for row in following])[:, None, None]
         hidden = mx.pad(hidden.astype(network.dtype), [(0, 0), (0, masked), (0, 0)])
         is_known = mx.arange(tokens.shape[1])[:, None] < ends
         hidden = mx.where(is_known, hidden, network.mask_hidden.reshape(1, 1, -1))
-        head, _ = self._step(tokens, network.features(hidden), place)
+        head, _ = self._step(tokens, network.features(hidden))
         drafting = [range(len(row) - 1, len(row) + masked) for row in following]
         self._drafted, self._index = self._logits(gathered(head, drafting)), 0
         return self._drafted[:, :1]

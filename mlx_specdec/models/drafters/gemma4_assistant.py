@@ -86,6 +86,7 @@ class Assistant(DrafterNetwork):
     """The network of an assistant.
 
     Attributes:
+        kinds: The kind of attention of each layer.
         head_dims: Width of a head, by kind of attention.
         window: Number of positions that sliding attention covers, including the token's own.
     """
@@ -95,12 +96,12 @@ class Assistant(DrafterNetwork):
 
         super().__init__(files)
         sizes, settings = files.sizes, files.settings
-        self._kinds = tuple(settings["layer_types"])
+        self.kinds = tuple(settings["layer_types"])
         dims = {
             SLIDING_ATTENTION: sizes.head_dim,
             FULL_ATTENTION: int(settings.get("global_head_dim", sizes.head_dim)),
         }
-        self.head_dims = {kind: dims[kind] for kind in self._kinds}
+        self.head_dims = {kind: dims[kind] for kind in self.kinds}
         self.window = max(1, int(settings.get("sliding_window", 512)))
         given = {
             "head_dim": dims[SLIDING_ATTENTION],
@@ -155,24 +156,6 @@ class Assistant(DrafterNetwork):
     def caches(self, rows: Rows) -> list[Any]:
         return [KVCache(rows) for _ in self.attentions]
 
-    def step(
-        self, token: mx.array, state: mx.array, shared: dict[str, Any], offset: int | mx.array
-    ) -> tuple[mx.array, mx.array]:
-        """Return the inputs of the head, and the states for the next step.
-
-        Args:
-            token: (batch, 1) int32.
-            state: The states before the tokens, (batch, 1, target's width).
-            shared: The target's keys and values, and a mask or None, by kind of attention.
-            offset: Position of the tokens, for all rows or (batch,) int32.
-        """
-        states = self.fc(mx.concatenate([self.embed(token), state], axis=-1))
-        for layer, kind in zip(self.layers, self._kinds, strict=True):
-            *pair, mask = shared[kind]
-            states, *_ = layer(states, mask, shared_kv=pair, offset=offset)
-        states = self.norm(states)
-        return states, self.post_projection(states)
-
     def own_logits(self, states: mx.array) -> mx.array:
         """See `DrafterNetwork`; tokens outside of the likeliest clusters get -inf."""
         if "masked_embedding" not in self:
@@ -195,19 +178,21 @@ class AssistantContext(DrafterContext):
 
     def _process(self, hidden: mx.array, following: Sequence[Sequence[int]]) -> None:
         network = self._network
-        _, place = self._advance(following)
+        self._advance(following)
+        offset = self._rows.place.offset
         ends = list(accumulate(map(network.width_of, network.hidden)))
         self._final, *rows = mx.split(hidden.astype(network.dtype), ends[:-1], axis=-1)
         attentions = network.attentions.values()
         parts = zip(attentions, rows[::2], rows[1::2], self._caches, strict=True)
         for attention, keys, values, cache in parts:
-            cache.append(attention.keys(keys, place.offset), attention.values(values))
+            cache.append(attention.keys(keys, offset), attention.values(values))
 
     def _begin(self, hidden: mx.array, following: Sequence[Sequence[int]], count: int) -> mx.array:
         self._process(hidden, following)
         newest = [range(len(tokens) - 1, len(tokens)) for tokens in following]
         self._fed_back = gathered(self._final, newest)
         self._place = Place(self.lengths, 1)
+        # The target's keys and values, and a mask or None, by kind of attention.
         self._shared: dict[str, Any] = {}
         for (kind, attention), cache in zip(
             self._network.attentions.items(), self._caches, strict=True
@@ -222,10 +207,14 @@ class AssistantContext(DrafterContext):
         return self.next_logits(mx.array([tokens[-1:] for tokens in following]))
 
     def next_logits(self, tokens: mx.array) -> mx.array:
-        states, self._fed_back = self._network.step(
-            tokens, self._fed_back, self._shared, self._place.offset
-        )
-        return self._network.own_logits(states)
+        network = self._network
+        states = network.fc(mx.concatenate([network.embed(tokens), self._fed_back], axis=-1))
+        for layer, kind in zip(network.layers, network.kinds, strict=True):
+            *pair, mask = self._shared[kind]
+            states, *_ = layer(states, mask, shared_kv=pair, offset=self._place.offset)
+        states = network.norm(states)
+        self._fed_back = network.post_projection(states)
+        return network.own_logits(states)
 
 
 ASSISTANT = DrafterKind(recognizes, read, Assistant, by_speculators=False)

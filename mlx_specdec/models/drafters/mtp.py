@@ -20,9 +20,8 @@ from ...errors import CheckpointError
 from ...types import Reusable, after
 from ..base import Base
 from ..number_format import NumberFormat, evaluate
-from ..rows import Place, Rows
+from ..rows import Rows
 from .files import IN_16_BITS, DrafterFiles
-from .layers import Source
 from .mtp_files import HIDDEN_FIRST, RAW, MtpFiles, read, recognizes
 from .network import Chain, ChainContext, DrafterContext, DrafterKind
 
@@ -85,14 +84,9 @@ class Mtp(Chain):
         return (1 + len(self.later)) * super().cache_nbytes(source, positions)
 
     def step(
-        self,
-        tokens: mx.array,
-        states: mx.array,
-        caches: list[Any],
-        place: Place,
-        sources: Sequence[Source] = (),
+        self, tokens: mx.array, states: mx.array, caches: list[Any]
     ) -> tuple[mx.array, mx.array]:
-        """See `Chain.step`. The layer ignores `sources`, and finds `place` in its caches."""
+        """See `ChainContext._step`."""
         both = [self.pre_fc_norm_embedding(self.embed(tokens)), self.pre_fc_norm_hidden(states)]
         if self._hidden_first:
             both.reverse()
@@ -184,8 +178,7 @@ class MtpContext(ChainContext):
             outputs = outputs[:, :-1]
             if not (rows := outputs.shape[1]):
                 break
-            tokens, place = layer._advance([following[0][-rows:]])
-            _, outputs = layer._step(tokens, outputs, place)
+            _, outputs = layer._step(layer._advance([following[0][-rows:]]), outputs)
         self._processed = [layer.lengths for layer in self._later]
         return head, states
 
@@ -201,17 +194,19 @@ class MtpContext(ChainContext):
             return super().next_logits(tokens)
         if number >= len(self._outputs):
             layer = self._later[-1]
-            head, self._fed_back = layer._step(
-                tokens, self._fed_back, layer._rows.advance(tokens, 1)
-            )
+            layer._rows.advance(tokens, 1)
+            head, self._fed_back = layer._step(tokens, self._fed_back)
             return layer._logits(head)
         # The layer also reads the positions that had to wait for these draft tokens.
         layer, tokens = self._later[number], mx.concatenate(self._drafted, axis=1)
         states = mx.concatenate([self._outputs[number], self._inputs], axis=1)
-        place = layer._rows.advance(tokens, tokens.shape[1])
-        head, self._inputs = layer._step(tokens, states, place)
+        layer._rows.advance(tokens, tokens.shape[1])
+        head, self._inputs = layer._step(tokens, states)
         self._fed_back = self._inputs[:, -1:]
         return layer._logits(head[:, -1:])
+
+    def _step(self, tokens: mx.array, states: mx.array) -> tuple[mx.array, mx.array]:
+        return self._network.step(tokens, states, self._entries)
 
     def rewind(self, lengths: tuple[int, ...]) -> None:
         for layer, processed in zip(self._later, self._processed, strict=True):

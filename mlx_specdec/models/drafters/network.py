@@ -23,7 +23,7 @@ from ..base import Base
 from ..encoder_decoder.context import EncodedSources
 from ..encoder_decoder.layers import attend_cached
 from ..number_format import NumberFormat, count, evaluate, expand, nbytes, quantize
-from ..rows import STEP, KVCache, Place, Rows, RowsContext
+from ..rows import STEP, KVCache, Rows, RowsContext
 from .files import IN_16_BITS, DrafterFiles
 from .layers import Source
 
@@ -356,17 +356,14 @@ class DrafterContext(RowsContext, ABC):
         ]
         return mx.take_along_axis(joined, rectangle(places)[..., None], axis=1)
 
-    def _advance(
-        self, following: Sequence[Sequence[int]], drafted: Sequence[int] = ()
-    ) -> tuple[mx.array, Place]:
+    def _advance(self, following: Sequence[Sequence[int]], drafted: Sequence[int] = ()) -> mx.array:
         """Begin a pass over these tokens of each row and the tokens `drafted` after them. The
-        latter are rewound at once. Return all tokens, (batch, m) int32, and the place of the
-        pass."""
+        latter are rewound at once. Return all tokens, (batch, m) int32."""
         tokens = rectangle([[*row, *drafted] for row in following])
         counts, starts = list(map(len, following)), self.lengths
-        place = self._rows.advance(tokens, tokens.shape[1] - min(counts))
+        self._rows.advance(tokens, tokens.shape[1] - min(counts))
         self._rows.rewind(tuple(map(add, starts, counts)))
-        return tokens, place
+        return tokens
 
     def _state(self) -> list[list[mx.array]]:
         return [cache.state for cache in self._caches]
@@ -397,26 +394,6 @@ class Chain(DrafterNetwork):
         after the other."""
         return hidden.astype(self.dtype)
 
-    def step(
-        self,
-        tokens: mx.array,
-        states: mx.array,
-        caches: list[Any],
-        place: Place,
-        sources: list[Source],
-    ) -> tuple[mx.array, mx.array]:
-        """Run all layers over tokens, (batch, m), and the states of the positions before them,
-        (batch, m, width). Add keys and values to the layers' caches, at `place`, and return the
-        inputs of the head and of the next step. `sources` has an entry per layer."""
-        mask, offset = place.causal_mask(), place.offset
-        residual, rows = self.first(tokens, states)
-        for number, layer in enumerate(self.layers):
-            if number:
-                residual, rows = states, layer.input_layernorm(states)
-            attended = attend_cached(caches[number], mask, layer.self_attn, rows, offset)
-            states = layer.finish(residual, attended, sources[number])
-        return self.ends(states)
-
 
 class ChainContext(DrafterContext):
     """The rows of a group in a `Chain`, with one cached position per hidden state of the target."""
@@ -426,8 +403,7 @@ class ChainContext(DrafterContext):
     def _process(
         self, hidden: mx.array, following: Sequence[Sequence[int]]
     ) -> tuple[mx.array, mx.array]:
-        tokens, place = self._advance(following)
-        return self._step(tokens, self._network.features(hidden), place)
+        return self._step(self._advance(following), self._network.features(hidden))
 
     def _begin(self, hidden: mx.array, following: Sequence[Sequence[int]], count: int) -> mx.array:
         newest = [range(len(tokens) - 1, len(tokens)) for tokens in following]
@@ -436,11 +412,23 @@ class ChainContext(DrafterContext):
         return self._logits(gathered(head, newest))
 
     def next_logits(self, tokens: mx.array) -> mx.array:
-        head, self._fed_back = self._step(tokens, self._fed_back, self._rows.advance(tokens, 1))
+        self._rows.advance(tokens, 1)
+        head, self._fed_back = self._step(tokens, self._fed_back)
         return self._logits(head)
 
-    def _step(self, tokens: mx.array, states: mx.array, place: Place) -> tuple[mx.array, mx.array]:
-        return self._network.step(tokens, states, self._entries, place, self._sources)
+    def _step(self, tokens: mx.array, states: mx.array) -> tuple[mx.array, mx.array]:
+        """Run all layers over tokens, (batch, m), and the states of the positions before them,
+        (batch, m, width). Return the inputs of the head and of the next step."""
+        network, place = self._network, self._rows.place
+        mask, offset = place.causal_mask(), place.offset
+        residual, rows = network.first(tokens, states)
+        parts = zip(network.layers, self._caches, self._sources, strict=True)
+        for number, (layer, cache, source) in enumerate(parts):
+            if number:
+                residual, rows = states, layer.input_layernorm(states)
+            attended = attend_cached(cache, mask, layer.self_attn, rows, offset)
+            states = layer.finish(residual, attended, source)
+        return network.ends(states)
 
     def _logits(self, head: mx.array) -> mx.array:
         return self._network.over_target(self._network.own_logits(head))
