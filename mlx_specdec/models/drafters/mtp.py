@@ -22,7 +22,7 @@ from ..base import Base
 from ..number_format import NumberFormat, evaluate
 from ..rows import Rows
 from .files import IN_16_BITS, DrafterFiles
-from .mtp_files import HIDDEN_FIRST, RAW, MtpFiles, read, recognizes
+from .mtp_files import HIDDEN_FIRST, RAW, RENAMED, MtpFiles, read, recognizes
 from .network import Chain, ChainContext, DrafterContext, DrafterKind
 
 
@@ -42,8 +42,8 @@ class Mtp(Chain):
 
         self.normed = "norm.weight" in files.tensors
         super().__init__(files)
-        self._reads_raw = files.family in RAW
-        self._hidden_first = files.family in HIDDEN_FIRST
+        family = files.block["model_type"]
+        self._reads_raw, self._hidden_first = family in RAW, family in HIDDEN_FIRST
         self.pre_fc_norm_embedding = nn.RMSNorm(files.sizes.width, files.sizes.eps)
         self.pre_fc_norm_hidden = nn.RMSNorm(files.sizes.width, files.sizes.eps)
         model: Any = network_of(files.block, str(files.directory))
@@ -134,7 +134,7 @@ class Mtp(Chain):
         inside, prefix = re.compile(r"layers\.\d+\."), f"{self._path}."
         weights = {name: files.tensors[name] for name in files.tensors if not inside.match(name)}
         layer = {prefix + n: files.tensors[n] for n in files.tensors if inside.match(n)}
-        renamed = layer if files.renamed else self._renamed(layer)
+        renamed = layer if files.block["model_type"] in RENAMED else self._renamed(layer)
         weights |= {name.replace(prefix, "block.", 1): array for name, array in renamed.items()}
         nn.quantize(self, class_predicate=stored_bits)
         own = ((name, array) for name, array in tree_flatten(self.parameters()))

@@ -61,6 +61,8 @@ _PER_LAYER = (
 HIDDEN_FIRST = ("mimo",)
 """Families in which the hidden state comes before the token's embedding when the two are joined to
 one input of the layer's projection `fc`. In all other families the embedding comes first."""
+RENAMED = CENTERED | {WITHOUT_LAYERS}
+"""Families whose tensors get mlx-lm's names here, and not by mlx-lm's `sanitize`."""
 RAW = ("step3p5", "ernie4_5", "ernie4_5_moe")
 """Families whose layers read the output of the target's last layer, or of the layer before them,
 without the norm that follows that output."""
@@ -72,14 +74,10 @@ class MtpFiles(DrafterFiles):
 
     Attributes:
         block: The configuration of mlx-lm's model that has only this layer.
-        renamed: Whether the layer's tensors already have mlx-lm's names.
-        family: The family of the target.
         later: The layers that draft the tokens after this layer's, in their order.
     """
 
     block: Mapping[str, Any]
-    renamed: bool
-    family: str
     later: tuple["MtpFiles", ...] = ()
 
 
@@ -141,10 +139,9 @@ def _files(
             f"{directory} has an embedding of its own for multi-token prediction, which is not "
             "supported"
         )
-    renamed = family in CENTERED | {WITHOUT_LAYERS}
     made = []
     for depth, tensors in enumerate(_own_names(arrays, family)):
-        if renamed:
+        if family in RENAMED:
             centered = original and family in CENTERED
             tensors = _in_mlx_lm_layout(tensors, zero_centered=centered)
         experts = any(".gate." in name for name in tensors)
@@ -165,8 +162,6 @@ def _files(
             vocabulary=int(settings["vocab_size"]),
             tensors=stored,
             block=block,
-            renamed=renamed,
-            family=family,
         )
         made.append(files)
     return replace(made[0], later=tuple(made[1:]))
