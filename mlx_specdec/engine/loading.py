@@ -20,7 +20,7 @@ from ..errors import CheckpointError, OptionError, SourceError, check_one_of
 from ..models.base import Base
 from ..models.cache_settings import CacheSettings
 from ..models.distributed.group import Mode, join
-from ..models.drafters import kinds, medusa, mtp_files, mtp_layers
+from ..models.drafters import kinds, medusa, mtp, mtp_layers
 from ..models.drafters.files import DrafterFiles
 from ..models.drafters.medusa import MedusaFiles, MedusaHeads
 from ..models.encoder_decoder.context import share_equal_encoder
@@ -211,7 +211,7 @@ class Loader:
         empty, of the target or of the model that it was converted from."""
         target = self._fetch(model, revision)
         if not original:
-            own = mtp_files.of_target(target, files.read_config(target))
+            own = mtp.of_target(target, files.read_config(target))
             if own is not None:
                 return own
             original = mtp_layers.original_of(model, target, revision)
@@ -301,7 +301,7 @@ def _with_mtp_layers(pair: Pair, directory: Path, numbers: NumberFormat) -> Pair
     if not (directory / "config.json").is_file():
         return pair
     try:
-        layers = mtp_files.of_target(directory, files.read_config(directory))
+        layers = mtp.of_target(directory, files.read_config(directory))
         if layers is None:
             return pair
         network = kinds.attach(layers, pair.target, numbers)
