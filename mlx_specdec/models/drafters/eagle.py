@@ -30,8 +30,6 @@ change, and the rotary frequencies, which config.json determines."""
 MASK_HIDDEN = "mask_hidden"
 MASK_TOKENS = ("mask_token_id", "pard_token", "ptd_token_id")
 """The mask token's name in the files of `speculators`, AMD and Amazon."""
-USUAL_DEPTHS = 8
-"""Default number of tokens that a P-EAGLE drafts in one pass."""
 
 
 def _own_name(name: str) -> str:
@@ -175,7 +173,7 @@ class PEagle(Eagle3):
         self.mask_hidden = mx.zeros((1,) * (axes - 1) + (files.inputs,))
         name = next((entry for entry in MASK_TOKENS if entry in settings), MASK_TOKENS[0])
         self.mask_token = settings.token(name, files.vocabulary)
-        self.most = int(settings.get("speculative_tokens", USUAL_DEPTHS))
+        self.most = int(settings.get("speculative_tokens", 8))
 
     def open(self, count: int = 1) -> DrafterContext:
         return PEagleContext(self, count)

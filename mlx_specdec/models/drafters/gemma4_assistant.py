@@ -128,6 +128,7 @@ class Assistant(DrafterNetwork):
         self.attentions = {kind: self._attention(kind, files, target) for kind in self.head_dims}
         attentions = self.attentions.values()
         self.hidden = (FINAL, *(name for attention in attentions for name in attention.hidden))
+        self.widths = (target.width, *(a.width for a in attentions for _ in a.hidden))
 
     def _attention(self, kind: str, files: DrafterFiles, target: Base) -> TargetAttention:
         """Return the attention of the target's last layer of this kind that computes its own keys
@@ -145,10 +146,6 @@ class Assistant(DrafterNetwork):
             f"{files.directory} is an assistant of Gemma 4, and the target has no {kind} for "
             f"{heads} heads of width {size}: the drafter belongs to another target"
         )
-
-    def width_of(self, name: str) -> int:
-        widths = (a.width for a in self.attentions.values() if name in a.hidden)
-        return next(widths, super().width_of(name))
 
     def open(self, count: int = 1) -> DrafterContext:
         return AssistantContext(self, count)
@@ -180,7 +177,7 @@ class AssistantContext(DrafterContext):
         network = self._network
         self._advance(following)
         offset = self._rows.place.offset
-        ends = list(accumulate(map(network.width_of, network.hidden)))
+        ends = list(accumulate(network.widths))
         self._final, *rows = mx.split(hidden.astype(network.dtype), ends[:-1], axis=-1)
         attentions = network.attentions.values()
         parts = zip(attentions, rows[::2], rows[1::2], self._caches, strict=True)

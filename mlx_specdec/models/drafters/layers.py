@@ -123,8 +123,6 @@ class DrafterLayer(nn.Module):
 
 
 MUSE_GLIMMER = "muse_glimmer_assistant"
-ASSISTANT_VOCABULARY = 202048
-"""Size of Muse Glimmer's vocabulary, which the config.json of its assistant lacks."""
 GATED = "enable_qwen35_gated_q_proj"
 ROTATED = "partial_rotary_factor"
 FREQUENCIES = 64
@@ -147,7 +145,8 @@ def adapted(config: Mapping[str, Any]) -> Mapping[str, Any]:
             ROTATED: None,
         }
     if config.get("model_type") == MUSE_GLIMMER:
-        return {"vocab_size": ASSISTANT_VOCABULARY, "is_causal": False, **config}
+        # The entries that its config.json lacks.
+        return {"vocab_size": 202048, "is_causal": False, **config}
     if config.get(GATED):
         ropes = config.get("rope_parameters", {})
         return {**config, "rotated_share": ropes.get(ROTATED, config.get(ROTATED)), ROTATED: None}

@@ -69,6 +69,7 @@ class DrafterNetwork(nn.Module, ABC):
     Attributes:
         hidden: Names of the target's hidden states that the network reads, concatenated in this
             order. If the files name no layers, the network reads the inputs of the target's head.
+        widths: The width of each of these hidden states.
         normed: Whether a norm follows the layers.
         batched: Whether the rows of a group share passes.
         most: Maximum number of draft tokens in a round.
@@ -83,7 +84,6 @@ class DrafterNetwork(nn.Module, ABC):
         self.kind = files.kind
         self.sizes = files.sizes
         present, width = files.tensors, files.sizes.width
-        self.target_ids = files.target_ids
         self.fc = nn.Linear(files.inputs, width, bias="fc.bias" in present)
         if self.normed:
             self.norm = nn.RMSNorm(width, files.sizes.eps)
@@ -102,11 +102,12 @@ class DrafterNetwork(nn.Module, ABC):
         self.hidden = tuple(after(layer) for layer in files.hidden_layers_of(target.layers)) or (
             FINAL,
         )
+        self.widths = (target.width,) * len(self.hidden)
         # For each token of the target, its index in the drafter's logits, (vocabulary,) int32. A
         # token that the drafter lacks has the index after the last logit. None if both
         # vocabularies are the same.
         self._places: Any = None
-        if (ids := self.target_ids) is not None:
+        if (ids := files.target_ids) is not None:
             self._places = mx.full((target.vocabulary,), len(ids), dtype=mx.int32)
             self._places[mx.array(ids)] = mx.arange(len(ids), dtype=mx.int32)
 
@@ -127,7 +128,7 @@ class DrafterNetwork(nn.Module, ABC):
     @property
     def inputs(self) -> int:
         """The width of all hidden states of one position, concatenated."""
-        return sum(map(self.width_of, self.hidden))
+        return sum(self.widths)
 
     def cache_nbytes(self, source: int, positions: int) -> int:
         """Return the bytes that the drafter's cache takes for one row: keys and values, and the
@@ -176,9 +177,6 @@ class DrafterNetwork(nn.Module, ABC):
                 self, numbers.q_bits, numbers.q_group_size, lambda path, _: path not in IN_16_BITS
             )
         evaluate(self)
-
-    def width_of(self, name: str) -> int:
-        return self._target.width
 
     def embed(self, tokens: mx.array) -> mx.array:
         """Return the embeddings, (batch, m, width), of the target's tokens, (batch, m) int32."""
