@@ -108,16 +108,6 @@ def scales_output(config: Mapping[str, Any]) -> bool:
     return config.get("tie_word_embeddings") is not False
 
 
-class T5Attention(Attention):
-    """T5's attention, which does not scale scores."""
-
-    def __init__(self, config: T5Config, *, has_bias: bool) -> None:
-        heads, head_dim = config.num_heads, config.d_kv
-        super().__init__(config.d_model, heads, heads, head_dim, scale=1.0, names="qkvo")
-        if has_bias:
-            self.relative_attention_bias = nn.Embedding(config.num_buckets, config.num_heads)
-
-
 class Dense(nn.Module):
     """The feed-forward network, gated or not."""
 
@@ -137,13 +127,18 @@ class Dense(nn.Module):
 
 
 class T5Block(nn.Module):
-    """One layer of a stack, whose parts are numbered and named as in the checkpoints."""
+    """One layer of a stack, whose parts are numbered and named as in the checkpoints. Attention
+    scores are not scaled."""
 
     def __init__(self, config: T5Config, *, has_bias: bool, is_decoder: bool) -> None:
         super().__init__()
-        parts: dict[str, nn.Module] = {"SelfAttention": T5Attention(config, has_bias=has_bias)}
-        if is_decoder:
-            parts["EncDecAttention"] = T5Attention(config, has_bias=False)
+        parts: dict[str, nn.Module] = {}
+        for name in ("SelfAttention", "EncDecAttention") if is_decoder else ("SelfAttention",):
+            sizes = config.d_model, config.num_heads, config.num_heads, config.d_kv
+            parts[name] = Attention(*sizes, scale=1.0, names="qkvo")
+        if has_bias:
+            table = nn.Embedding(config.num_buckets, config.num_heads)
+            parts["SelfAttention"].relative_attention_bias = table
         parts["DenseReluDense"] = Dense(config)
         self.layer = [nn.Module() for _ in parts]
         for place, (name, part) in zip(self.layer, parts.items(), strict=True):
@@ -296,7 +291,7 @@ class T5(Network):
             states = block(states, partial(attend_in_parts, partial(visible, bias)))
         return self.encoder.final_layer_norm(states)
 
-    def source_attention(self, layer: nn.Module) -> T5Attention:
+    def source_attention(self, layer: nn.Module) -> Attention:
         return layer.layer[1].EncDecAttention
 
     def tables(self, reach: int) -> list[mx.array]:
