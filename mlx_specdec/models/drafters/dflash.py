@@ -359,42 +359,32 @@ class ConvolvedLayer(DrafterLayer):
         return states + self.mlp_conv.behind(self.mlp(rows), kernels)
 
 
-class Selector(nn.Module):
-    """The module that adds a bonus to the logits of a slot's likeliest tokens. The bonus depends on
-    the token before the slot and on the slot's state."""
-
-    def __init__(self, files: DrafterFiles) -> None:
-        super().__init__()
-        self._top_k = int(files.settings.get("selector_top_k", 16))
-        vocabulary, rank = files.vocabulary, int(files.settings.get("selector_rank", 256))
-        self.predecessor_codebook = nn.Embedding(vocabulary, rank)
-        self.successor_codebook = nn.Embedding(vocabulary, rank)
-        self.hidden_projection = nn.Linear(files.sizes.width, rank, bias=False)
-
-    def step(self, logits: mx.array, token: mx.array, state: mx.array) -> mx.array:
-        """Return new logits, (batch, 1, vocabulary), which are -inf except for the likeliest
-        tokens. `DFlash.slot_logits` has the same arguments."""
-        likeliest = indices_of_largest(logits, self._top_k)
-        wanted = self.predecessor_codebook(token) * self.hidden_projection(state)
-        bonus = (self.successor_codebook(likeliest) @ wanted[..., None])[..., 0]
-        scores = mx.take_along_axis(logits, likeliest, axis=-1) + bonus.astype(logits.dtype)
-        nothing = mx.full(logits.shape, -mx.inf, dtype=logits.dtype)
-        return mx.put_along_axis(nothing, likeliest, scores, axis=-1)
-
-
 class DFlash2(DFlash):
-    """The network of a DFlash 2."""
+    """The network of a DFlash 2. Its selector adds a bonus to the logits of a slot's likeliest
+    tokens, and gives -inf to the others. The bonus depends on the token before the slot and on the
+    slot's state."""
 
     layer_class = ConvolvedLayer
 
     def __init__(self, files: DrafterFiles) -> None:
         super().__init__(files)
-        self.candidate_selector = Selector(files)
+        vocabulary, rank = files.vocabulary, int(files.settings.get("selector_rank", 256))
+        self._top_k = int(files.settings.get("selector_top_k", 16))
+        self.candidate_selector = nn.Module()
+        self.candidate_selector.predecessor_codebook = nn.Embedding(vocabulary, rank)
+        self.candidate_selector.successor_codebook = nn.Embedding(vocabulary, rank)
+        projection = nn.Linear(files.sizes.width, rank, bias=False)
+        self.candidate_selector.hidden_projection = projection
 
     def slot_logits(
         self, logits: mx.array, token: mx.array, state: mx.array, carried: mx.array | None
     ) -> tuple[mx.array, mx.array | None]:
-        return self.candidate_selector.step(logits, token, state), None
+        selector, likeliest = self.candidate_selector, indices_of_largest(logits, self._top_k)
+        wanted = selector.predecessor_codebook(token) * selector.hidden_projection(state)
+        bonus = (selector.successor_codebook(likeliest) @ wanted[..., None])[..., 0]
+        scores = mx.take_along_axis(logits, likeliest, axis=-1) + bonus.astype(logits.dtype)
+        nothing = mx.full(logits.shape, -mx.inf, dtype=logits.dtype)
+        return mx.put_along_axis(nothing, likeliest, scores, axis=-1), None
 
 
 DSPARK = DrafterKind(is_dspark, read, DFlash)
