@@ -321,16 +321,12 @@ class Convolution(nn.Module):
         self.base_kernel = mx.zeros((2, reach, width))
         self.kernel_projection = nn.Linear(width, 2 * reach * self._groups, bias=False)
 
-    def before(self, states: mx.array) -> tuple[mx.array, mx.array]:
-        """Return the inputs of the part, and the kernels for `behind`, from states, (batch, slots,
-        width)."""
+    def __call__(self, part: Callable[[mx.array], mx.array], states: mx.array) -> mx.array:
+        """Return the output of a part of a layer for states, (batch, slots, width)."""
         added = self.kernel_projection(states)
         added = added.reshape(*states.shape[:2], 2, -1, self._groups)
-        return self._convolved(states, 0, added[:, :, 0]), added[:, :, 1]
-
-    def behind(self, states: mx.array, kernels: mx.array) -> mx.array:
-        """Return the convolved output of the part, which is added to the residual."""
-        return self._convolved(states, 1, kernels)
+        inner = part(self._convolved(states, 0, added[:, :, 0]))
+        return self._convolved(inner, 1, added[:, :, 1])
 
     def _convolved(self, states: mx.array, which: int, added: mx.array) -> mx.array:
         slots, width = states.shape[1:]
@@ -352,11 +348,9 @@ class ConvolvedLayer(DrafterLayer):
     def __call__(
         self, states: mx.array, attend: Callable[[mx.array], mx.array], source: Source = None
     ) -> mx.array:
-        rows, kernels = self.attention_conv.before(self.input_layernorm(states))
-        states = states + self.attention_conv.behind(attend(rows), kernels)
+        states = states + self.attention_conv(attend, self.input_layernorm(states))
         states = self.look_at(source, states)
-        rows, kernels = self.mlp_conv.before(self.post_attention_layernorm(states))
-        return states + self.mlp_conv.behind(self.mlp(rows), kernels)
+        return states + self.mlp_conv(self.mlp, self.post_attention_layernorm(states))
 
 
 class DFlash2(DFlash):
