@@ -92,27 +92,22 @@ def _own_name(name: str) -> str:
     return re.sub(r"_codebook$", "_codebook.weight", name)
 
 
-def _windows(settings: ConfigEntries, layers: int) -> tuple[int | None, ...]:
-    """Return for each layer how many positions it looks back; None without a limit."""
+def _sight(settings: ConfigEntries, layers: int, kind: str) -> tuple[tuple[int | None, bool], ...]:
+    """Return for each layer how many positions it looks back, or None without a limit, and whether
+    a slot attends only to itself and to slots before it. If config.json does not say the latter,
+    layers with a window are causal, except in a DFlash 2 of `speculators`."""
     kinds = settings.get("layer_types") or ["full_attention"] * layers
     if len(kinds) != layers or not {*kinds} <= {"full_attention", "sliding_attention"}:
         raise settings.wrong("layer_types", "full_attention or sliding_attention for each layer")
-    sliding = (kind == "sliding_attention" for kind in kinds)
-    return tuple(int(settings["sliding_window"]) if slides else None for slides in sliding)
-
-
-def _causal(
-    settings: ConfigEntries, windows: tuple[int | None, ...], kind: str
-) -> tuple[bool, ...]:
-    """Return for each layer whether a slot attends only to itself and to slots before it. If
-    config.json does not say it, layers with a window are causal, except in a DFlash 2 of
-    `speculators`."""
+    sliding = [kind == "sliding_attention" for kind in kinds]
+    windows = [int(settings["sliding_window"]) if slides else None for slides in sliding]
     names = ("is_causal", "causal", "dflash_query_causal")
     if (stated := next((settings[name] for name in names if name in settings), None)) is not None:
-        return (bool(stated),) * len(windows)
+        return tuple((window, bool(stated)) for window in windows)
     seeing = kind == "dflash2" and "speculators_model_type" in settings
-    sliding = not settings.get("sliding_window_non_causal", seeing)
-    return tuple(window is not None and sliding for window in windows)
+    if settings.get("sliding_window_non_causal", seeing):
+        return tuple((window, False) for window in windows)
+    return tuple(zip(windows, sliding, strict=True))
 
 
 def _drafts_first(settings: ConfigEntries, kind: str, slots: int) -> bool:
@@ -192,8 +187,7 @@ class DFlash(DrafterNetwork):
             self.confidence_head = nn.Module()
             self.confidence_head.proj = nn.Linear(inputs, 1, bias=CONFIDENCE_BIAS in files.tensors)
             self._is_told_token = inputs != sizes.width
-        windows = _windows(settings, sizes.count)
-        self.sight = tuple(zip(windows, _causal(settings, windows, files.kind), strict=True))
+        self.sight = _sight(settings, sizes.count, files.kind)
         self.window_behind_block = settings.layered
         self.slots = int(settings.get("block_size", 8))
         self.skipped = int(not _drafts_first(settings, files.kind, self.slots))
