@@ -97,13 +97,8 @@ def import_without_tokenizers() -> None:
     package, tokenizers = importlib.util.module_from_spec(spec), ModuleType(_TOKENIZERS)
 
     def complete(name: str) -> Any:
-        # Run the `__init__` of mlx_lm, and put mlx-lm's tokenizers into mlx_lm.utils.
         if vars(package).pop("__getattr__", None) is not None:
-            importlib.reload(package)
-            real, utils = (importlib.import_module(n) for n in (_TOKENIZERS, "mlx_lm.utils"))
-            for key, value in list(vars(utils).items()):
-                if isinstance(value, partial) and value.func is _call_tokenizers:
-                    setattr(utils, key, getattr(real, *value.args))
+            importlib.reload(package)  # runs its `__init__`
         return getattr(package, name)
 
     vars(package)["__getattr__"] = complete
