@@ -228,8 +228,6 @@ class DFlash(DrafterNetwork):
         return self.confidence_head.proj(mx.concatenate(inputs, axis=-1)).astype(mx.float32)[..., 0]
 
     def features(self, hidden: mx.array) -> mx.array:
-        """Return the inputs of keys and values, (batch, m, width), from the target's hidden states,
-        (batch, m, number of hidden states x target's width)."""
         return self.hidden_norm(self.fc(hidden.astype(self.dtype)))
 
     def masks(self, place: Place) -> list[mx.array | None]:

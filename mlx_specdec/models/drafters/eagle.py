@@ -22,7 +22,7 @@ from .files import (
     read_layers,
 )
 from .layers import DrafterLayer
-from .network import Chain, ChainContext, Config, DrafterContext, DrafterKind, gathered
+from .network import ChainContext, Config, DrafterContext, DrafterKind, DrafterNetwork, gathered
 
 EAGLE_UNUSED = ("embed_tokens.weight", "lm_head.weight", "layers.0.self_attn.rotary_emb.inv_freq")
 """Tensors that are not read: copies of the target's embedding and head, which training does not
@@ -58,7 +58,7 @@ def read_eagle(kind: str, directory: Path, config: Config, weights: Weights | No
     )
 
 
-class Eagle(Chain):
+class Eagle(DrafterNetwork):
     """The network of an EAGLE-1, EAGLE-2 or HASS. Its first layer begins without a norm."""
 
     normed = False
@@ -103,7 +103,7 @@ def read_eagle3(
     return files
 
 
-class Eagle3(Chain):
+class Eagle3(DrafterNetwork):
     """The network of an EAGLE-3. The attention of the first layer reads each token's embedding,
     concatenated with the hidden state of the position before it.
 

@@ -29,7 +29,7 @@ from ..rows import Rows
 from . import mtp_layers
 from .files import IN_16_BITS, UNUSED, ConfigEntries, DrafterFiles, LayerSizes, StoredTensors
 from .mtp_layers import CENTERED, MTP_FAMILIES
-from .network import Chain, ChainContext, Config, DrafterContext, DrafterKind
+from .network import ChainContext, Config, DrafterContext, DrafterKind, DrafterNetwork
 
 WITHOUT_LAYERS = "qwen3"
 """A family whose own checkpoints carry no such layers. Only `speculators` trains layers for it."""
@@ -246,7 +246,7 @@ def _block(text: Mapping[str, Any], family: str, depth: int, *, experts: bool) -
     return block
 
 
-class Mtp(Chain):
+class Mtp(DrafterNetwork):
     """The network of a layer for multi-token prediction. The first layer's contains the later ones.
 
     Attributes:

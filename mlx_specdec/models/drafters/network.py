@@ -63,7 +63,7 @@ class DrafterKind:
     )
 
 
-class DrafterNetwork(nn.Module, ABC):
+class DrafterNetwork(nn.Module):
     """A network that drafts from hidden states of a target. Parameters are named as in files.
 
     Attributes:
@@ -150,9 +150,9 @@ class DrafterNetwork(nn.Module, ABC):
         per_token = [sum(a.nbytes // a.shape[2] for a in arrays) for arrays in (encoded, cached)]
         return per_token[0], per_token[1]
 
-    @abstractmethod
     def open(self, count: int = 1) -> DrafterContext:
         """Return a context of `count` new rows."""
+        return ChainContext(self, count)
 
     def caches(self, rows: Rows) -> list[Any]:
         """Return new caches of these rows, as the layers get them."""
@@ -183,6 +183,11 @@ class DrafterNetwork(nn.Module, ABC):
         embed = self.embed_tokens if "embed_tokens" in self else self._target.embed
         rows: mx.array = embed(tokens)
         return rows.astype(self.dtype)
+
+    def features(self, hidden: mx.array) -> mx.array:
+        """Return the drafter's inputs, (batch, m, width), in its dtype. `hidden`, (batch, m, number
+        of hidden states x target's width), has the target's hidden states side by side."""
+        return hidden.astype(self.dtype)
 
     def project_encoded(self, encoded: mx.array) -> list[mx.array]:
         """Return each layer's keys and values of the encoder's output, (batch, n, encoder's width),
@@ -375,28 +380,14 @@ def gathered(states: mx.array, places: Sequence[range]) -> mx.array:
     return mx.take_along_axis(states, rectangle(places)[..., None], axis=1)
 
 
-class Chain(DrafterNetwork):
-    """A network that drafts one token per step. In the next step, its own output takes the place of
-    the target's hidden state. A subclass defines two methods:
+class ChainContext(DrafterContext):
+    """The rows of a group in a network that drafts one token per step, with one cached position per
+    hidden state of the target. In the next step, the network's own output takes the place of the
+    hidden state. The network defines two methods:
 
     - `first(tokens, states)` returns the residual and the inputs of the first layer's attention.
     - `ends(states)` turns the last layer's output into the inputs of the head and of the next step.
     """
-
-    def open(self, count: int = 1) -> DrafterContext:
-        return ChainContext(self, count)
-
-    def features(self, hidden: mx.array) -> mx.array:
-        """Return the drafter's inputs for its first step, (batch, m, width), in its dtype.
-        `hidden`, (batch, m, layers x width), has the target's hidden states of several layers, one
-        after the other."""
-        return hidden.astype(self.dtype)
-
-
-class ChainContext(DrafterContext):
-    """The rows of a group in a `Chain`, with one cached position per hidden state of the target."""
-
-    _network: Chain
 
     def _process(
         self, hidden: mx.array, following: Sequence[Sequence[int]]
