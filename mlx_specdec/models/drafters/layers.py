@@ -248,10 +248,7 @@ class NoiseLevel(nn.Module):
 
     def __init__(self, files: DrafterFiles, slots: int) -> None:
         super().__init__()
-        width, settings = files.sizes.width, files.settings
-        least, most = float(settings["min_log_snr"]), float(settings["max_log_snr"])
-        if not least < most:
-            raise settings.wrong("max_log_snr", "more than min_log_snr")
+        width = files.sizes.width
         self.fc1 = nn.Linear(2 * FREQUENCIES, width)
         self.fc2 = nn.Linear(width, width)
         levels = mx.where(mx.arange(slots) == 0, 1000.0, 0.0)[:, None]
