@@ -1,6 +1,6 @@
 """Recognize, open and load hidden-state drafters from directories."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -45,21 +45,36 @@ def kind_named(name: str) -> DrafterKind:
 
 def kind_of(directory: Path) -> str | None:
     """Return the kind of drafter that a directory holds, or None if it holds a whole model or no
-    drafter. Raises CheckpointError for a drafter of a known kind that is not supported."""
+    drafter. If the package `speculators` states a kind, the tensors are not considered. Raises
+    CheckpointError for a drafter of a known kind that is not supported."""
     file = directory / "config.json"
     if not file.is_file():
         return None
     config = read_json(file)
     has_weights = shards.format_of(directory) in ("safetensors", "torch")
     names = Weights(directory).infos.keys() if has_weights else ()
-    if kind := _recognized(config, names):
-        return kind
-    if what := _unsupported(config, names):
-        raise CheckpointError(
-            f"{directory} holds {what}, a drafter of a kind that is not supported: give a draft "
-            f"model, or a drafter of one of the kinds {', '.join(sorted(DRAFTER_KINDS))}"
-        )
-    return None
+    merged, stated = nested(config), config.get("speculators_model_type")
+    if merged.get("projector_type") in (None, "dflash", "dspark"):
+        for name in DRAFTER_KINDS:
+            if stated is None and kind_named(name).recognizes(config, names):
+                return name
+            if name == stated and kind_named(name).by_speculators:
+                return name
+    if merged.get("projector_type") == "domino":
+        what: str | None = "a Domino"
+    elif isinstance(stated, str):
+        what = f"a drafter that says it is {stated!a:.40}"
+    else:
+        marks = {str(config.get("model_type")), *merged, *names}
+        what = next((what for mark, what in _UNSUPPORTED.items() if mark in marks), None)
+        if what is None and names and all(map(mtp_layers.MTP_NAME.fullmatch, names)):
+            what = "layers for multi-token prediction of another family"
+    if what is None:
+        return None
+    raise CheckpointError(
+        f"{directory} holds {what}, a drafter of a kind that is not supported: give a draft "
+        f"model, or a drafter of one of the kinds {', '.join(sorted(DRAFTER_KINDS))}"
+    )
 
 
 def check_is_none(directory: Path) -> None:
@@ -130,30 +145,3 @@ def attach(files: DrafterFiles, target: Base, numbers: NumberFormat) -> DrafterN
     network.load(files, numbers)
     lighten(network)
     return network
-
-
-def _recognized(config: Mapping[str, Any], names: Collection[str]) -> str | None:
-    """Return the kind of a drafter, from its configuration and the names of its tensors. If the
-    package `speculators` states a kind, the tensors are not considered."""
-    if nested(config).get("projector_type") not in (None, "dflash", "dspark"):
-        return None
-    if (stated := config.get("speculators_model_type")) is not None:
-        if not isinstance(stated, str) or stated not in DRAFTER_KINDS:
-            return None
-        return stated if kind_named(stated).by_speculators else None
-    return next(
-        (name for name in DRAFTER_KINDS if kind_named(name).recognizes(config, names)), None
-    )
-
-
-def _unsupported(config: Mapping[str, Any], names: Collection[str]) -> str | None:
-    stated = nested(config)
-    if stated.get("projector_type") == "domino":
-        return "a Domino"
-    by_speculators = config.get("speculators_model_type")
-    if isinstance(by_speculators, str):
-        return f"a drafter that says it is {by_speculators!a:.40}"
-    marks = {str(config.get("model_type")), *stated, *names}
-    is_mtp = names and all(map(mtp_layers.MTP_NAME.fullmatch, names))
-    foreign_mtp = "layers for multi-token prediction of another family" if is_mtp else None
-    return next((what for mark, what in _UNSUPPORTED.items() if mark in marks), foreign_mtp)
