@@ -3,6 +3,7 @@ its cache. A rewind changes only lengths, for windows as well: they drop entries
 
 import copy
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -11,7 +12,7 @@ from mlx_lm.models.cache import create_attention_mask, create_causal_mask
 
 from ..cpu_layers import FEW_ROWS
 from ..number_format import on_cpu
-from ..rows import KVCache, Place, QuantizedBuffer, Rows, Window
+from ..rows import KVCache, Place, Rows, Window
 
 
 class BatchedCache(KVCache):
@@ -41,12 +42,12 @@ class BatchedCache(KVCache):
     def values(self) -> mx.array | None:
         """The values that the newest pass sees, from which `latent` computes a part of Mistral 4's
         scores. A model may replace the buffer."""
-        array = self._values.parts[0].array
+        array = self._values.array
         return array[:, :, self.begin() :] if array is not None and self.begin() else array
 
     @values.setter
     def values(self, array: mx.array) -> None:
-        self._values.parts[0].array = array
+        self._values.array = array
 
     def begin(self) -> int:
         """Return the first position that a row of the newest pass sees."""
@@ -91,9 +92,16 @@ class BatchedQuantizedCache(BatchedCache):
     """A BatchedCache with quantized keys and values. Models read `bits` and `group_size`."""
 
     def __init__(self, rows: Rows, group_size: int, bits: int) -> None:
-        super().__init__(rows, lambda: QuantizedBuffer(group_size, bits))
+        super().__init__(rows, parts=3)
         self.group_size = group_size
         self.bits = bits
+
+    def append(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
+        quantize = partial(mx.quantize, group_size=self.group_size, bits=self.bits)
+        arrays = *quantize(keys), *quantize(values)
+        pairs = zip(self.buffers, arrays, strict=True)
+        written = [buffer.write(array, self._rows.place) for buffer, array in pairs]
+        return tuple(written[:3]), tuple(written[3:])
 
 
 class WindowCache(BatchedCache):
