@@ -31,7 +31,7 @@ from .layers import (
     center_norms,
     layer_of,
 )
-from .network import Config, DrafterContext, DrafterKind, DrafterNetwork
+from .network import Config, DrafterContext, DrafterNetwork
 
 MARKOV = ("vanilla", "gated", "rnn")
 W1 = "markov_head.markov_w1.weight"
@@ -44,45 +44,6 @@ def _usual_layers(count: int, layers: int) -> tuple[int, ...]:
     if count == 1:
         return (layers // 2,)
     return tuple(round(1 + at * (layers - 4) / (count - 1)) for at in range(count))
-
-
-def is_dspark(config: Config, names: Collection[str]) -> bool:
-    return bool(nested(config).get("markov_rank")) or is_named(config, r"\w*DSpark\w*")
-
-
-def is_dflash2(config: Config, names: Collection[str]) -> bool:
-    return is_named(config, ".*DFlash2.*") or bool(nested(config).get("selector_rank"))
-
-
-def is_dflash(config: Config, names: Collection[str]) -> bool:
-    named = is_named(config, r"\w*DFlash\w*") or config.get("model_type") == MUSE_GLIMMER
-    return named or isinstance(config.get("dflash_config"), Mapping)
-
-
-def read(kind: str, directory: Path, config: Config, weights: Weights | None) -> DrafterFiles:
-    files = read_layers(
-        kind,
-        directory,
-        adapted(config),
-        weights,
-        own_name=_own_name,
-        ids="aux_hidden_state_layer_ids",
-        usual_count=5,
-        usual_layers=_usual_layers,
-        usual_vocabulary=151936,  # Qwen 3's
-        # Training freezes the embedding and the head.
-        copies=("embed_tokens.weight", "lm_head.weight"),
-    )
-    # DeepSpec's trainer writes the target's type.
-    copied = files.settings.layered or is_named(config, r"\w*DSparkModel")
-    types = (None, "qwen3", "llama", "speculator_model", MUSE_GLIMMER)
-    if config.get("model_type") not in types and not copied:
-        raise files.settings.wrong("model_type", "qwen3")
-    if files.settings.get(GATED):
-        center_norms(files)
-    if kind == "dflash2" and files.target_ids is not None:
-        raise files.settings.wrong("draft_vocab_size", "the target's whole vocabulary")
-    return files
 
 
 def _own_name(name: str) -> str:
@@ -174,6 +135,37 @@ class DFlash(DrafterNetwork):
     """
 
     layer_class: type[DrafterLayer] = DrafterLayer
+
+    @staticmethod
+    def recognizes(config: Config, names: Collection[str]) -> bool:
+        named = is_named(config, r"\w*DFlash\w*") or config.get("model_type") == MUSE_GLIMMER
+        return named or isinstance(config.get("dflash_config"), Mapping)
+
+    @staticmethod
+    def read(kind: str, directory: Path, config: Config, weights: Weights | None) -> DrafterFiles:
+        files = read_layers(
+            kind,
+            directory,
+            adapted(config),
+            weights,
+            own_name=_own_name,
+            ids="aux_hidden_state_layer_ids",
+            usual_count=5,
+            usual_layers=_usual_layers,
+            usual_vocabulary=151936,  # Qwen 3's
+            # Training freezes the embedding and the head.
+            copies=("embed_tokens.weight", "lm_head.weight"),
+        )
+        # DeepSpec's trainer writes the target's type.
+        copied = files.settings.layered or is_named(config, r"\w*DSparkModel")
+        types = (None, "qwen3", "llama", "speculator_model", MUSE_GLIMMER)
+        if config.get("model_type") not in types and not copied:
+            raise files.settings.wrong("model_type", "qwen3")
+        if files.settings.get(GATED):
+            center_norms(files)
+        if kind == "dflash2" and files.target_ids is not None:
+            raise files.settings.wrong("draft_vocab_size", "the target's whole vocabulary")
+        return files
 
     def __init__(self, files: DrafterFiles) -> None:
         super().__init__(files)
@@ -300,6 +292,14 @@ class DFlashContext(DrafterContext):
         return mx.concatenate(self._chances, axis=1) if self._chances else None
 
 
+class DSpark(DFlash):
+    """The network of a DSpark."""
+
+    @staticmethod
+    def recognizes(config: Config, names: Collection[str]) -> bool:
+        return bool(nested(config).get("markov_rank")) or is_named(config, r"\w*DSpark\w*")
+
+
 class Convolution(nn.Module):
     """Two causal convolutions over the slots of a block. They wrap a part of a layer (attention or
     feed-forward): one runs over its inputs and one over its outputs. Each slot's kernel is a
@@ -352,6 +352,10 @@ class DFlash2(DFlash):
 
     layer_class = ConvolvedLayer
 
+    @staticmethod
+    def recognizes(config: Config, names: Collection[str]) -> bool:
+        return is_named(config, ".*DFlash2.*") or bool(nested(config).get("selector_rank"))
+
     def __init__(self, files: DrafterFiles) -> None:
         super().__init__(files)
         vocabulary, rank = files.vocabulary, int(files.settings.get("selector_rank", 256))
@@ -371,8 +375,3 @@ class DFlash2(DFlash):
         scores = mx.take_along_axis(logits, likeliest, axis=-1) + bonus.astype(logits.dtype)
         nothing = mx.full(logits.shape, -mx.inf, dtype=logits.dtype)
         return mx.put_along_axis(nothing, likeliest, scores, axis=-1), None
-
-
-DSPARK = DrafterKind(is_dspark, read, DFlash)
-DFLASH = DrafterKind(is_dflash, read, DFlash)
-DFLASH2 = DrafterKind(is_dflash2, read, DFlash2)

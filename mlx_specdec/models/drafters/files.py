@@ -371,7 +371,7 @@ def read_layers(
     """Open a drafter with Llama's or Qwen 3's layers.
 
     Args:
-        kind, directory, config, weights, own_name: See `DrafterFiles`, `DrafterKind.read` and
+        kind, directory, config, weights, own_name: See `DrafterFiles`, `DrafterNetwork.read` and
             `StoredTensors`.
         ids: The entry that lists the target's layers whose inputs are read.
         usual_count, usual_layers: The default number and choice of the target's layers.

@@ -17,7 +17,7 @@ from ..base import Base
 from ..foreign import spelled_old
 from ..rows import KVCache, Place, Rows
 from .files import ConfigEntries, DrafterFiles, StoredTensors, layer_sizes
-from .network import Config, DrafterContext, DrafterKind, DrafterNetwork, gathered
+from .network import Config, DrafterContext, DrafterNetwork, gathered
 
 ASSISTANT_TYPES = ("gemma4_assistant", "gemma4_unified_assistant")
 EMBEDDING_WEIGHT = "embed_tokens.weight"
@@ -25,36 +25,6 @@ NEVER = ("hidden_size_per_layer_input", "enable_moe_block", "use_double_wide_mlp
 """Features of Gemma 4's layers that an assistant's layers do not have."""
 KEY_VALUE_TENSORS = re.compile(r"layers\.\d+\.self_attn\.[kv]_(proj|norm)\.weight")
 """Tensors that compute keys and values, which an assistant takes from the target."""
-
-
-def recognizes(config: Config, names: Collection[str]) -> bool:
-    return config.get("model_type") in ASSISTANT_TYPES
-
-
-def read(kind: str, directory: Path, config: Config, weights: Weights | None) -> DrafterFiles:
-    config = spelled_old(config)
-    settings = ConfigEntries(directory / "config.json", config.get("text_config"), config)
-    if feature := next((name for name in NEVER if settings.get(name)), None):
-        raise settings.wrong(feature, "0 or false in an assistant")
-    names = () if weights is None else weights.infos
-    renamed = {"pre_projection.weight": "fc.weight"}
-    if LM_HEAD not in names:  # the head is tied to the embedding, which has no other use here
-        renamed[EMBEDDING_WEIGHT] = LM_HEAD
-
-    def own_name(name: str) -> str:
-        short = name.removeprefix("model.")
-        return renamed.get(short, short)
-
-    unused = filter(KEY_VALUE_TENSORS.fullmatch, map(own_name, names))
-    return DrafterFiles(
-        directory=directory,
-        kind=kind,
-        settings=settings,
-        sizes=layer_sizes(settings, None),
-        target_width=int(settings["backbone_hidden_size"]),
-        vocabulary=int(settings["vocab_size"]),
-        tensors=StoredTensors(directory, weights, own_name, (EMBEDDING_WEIGHT, *unused)),
-    )
 
 
 class TargetAttention:
@@ -90,6 +60,38 @@ class Assistant(DrafterNetwork):
         head_dims: Width of a head, by kind of attention.
         window: Number of positions that sliding attention covers, including the token's own.
     """
+
+    by_speculators = False
+
+    @staticmethod
+    def recognizes(config: Config, names: Collection[str]) -> bool:
+        return config.get("model_type") in ASSISTANT_TYPES
+
+    @staticmethod
+    def read(kind: str, directory: Path, config: Config, weights: Weights | None) -> DrafterFiles:
+        config = spelled_old(config)
+        settings = ConfigEntries(directory / "config.json", config.get("text_config"), config)
+        if feature := next((name for name in NEVER if settings.get(name)), None):
+            raise settings.wrong(feature, "0 or false in an assistant")
+        names = () if weights is None else weights.infos
+        renamed = {"pre_projection.weight": "fc.weight"}
+        if LM_HEAD not in names:  # the head is tied to the embedding, which has no other use here
+            renamed[EMBEDDING_WEIGHT] = LM_HEAD
+
+        def own_name(name: str) -> str:
+            short = name.removeprefix("model.")
+            return renamed.get(short, short)
+
+        unused = filter(KEY_VALUE_TENSORS.fullmatch, map(own_name, names))
+        return DrafterFiles(
+            directory=directory,
+            kind=kind,
+            settings=settings,
+            sizes=layer_sizes(settings, None),
+            target_width=int(settings["backbone_hidden_size"]),
+            vocabulary=int(settings["vocab_size"]),
+            tensors=StoredTensors(directory, weights, own_name, (EMBEDDING_WEIGHT, *unused)),
+        )
 
     def __init__(self, files: DrafterFiles) -> None:
         from mlx_lm.models.gemma4_text import DecoderLayer, ModelArgs
@@ -212,6 +214,3 @@ class AssistantContext(DrafterContext):
         states = network.norm(states)
         self._fed_back = network.post_projection(states)
         return network.own_logits(states)
-
-
-ASSISTANT = DrafterKind(recognizes, read, Assistant, by_speculators=False)

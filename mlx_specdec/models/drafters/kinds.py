@@ -20,7 +20,7 @@ from ..cpu_layers import lighten
 from ..number_format import NumberFormat
 from . import DRAFTER_KINDS, mtp_layers
 from .files import DrafterFiles, Shapes, nested
-from .network import DrafterKind, DrafterNetwork
+from .network import DrafterNetwork
 
 _UNSUPPORTED = {
     "mlp_speculator": "an MLPSpeculator",
@@ -37,9 +37,9 @@ _UNSUPPORTED = {
 that it belongs to."""
 
 
-def kind_named(name: str) -> DrafterKind:
-    module, _, constant = DRAFTER_KINDS[name].partition(":")
-    kind: DrafterKind = getattr(import_module(f".{module}", __package__), constant)
+def kind_named(name: str) -> type[DrafterNetwork]:
+    module, _, network = DRAFTER_KINDS[name].partition(":")
+    kind: type[DrafterNetwork] = getattr(import_module(f".{module}", __package__), network)
     return kind
 
 
@@ -119,7 +119,7 @@ def _built(
     kind = kind_named(name)
     try:
         files = kind.read(name, directory, config, weights)
-        network = kind.network(files) if kind.described else nn.Module()
+        network = kind(files) if kind.described else nn.Module()
     except CheckpointError:
         raise
     except Exception as problem:  # an invalid value may raise anything
@@ -135,7 +135,7 @@ def attach(files: DrafterFiles, target: Base, numbers: NumberFormat) -> DrafterN
     another target, and OptionError if the target lacks the hidden states, the embedding or the head
     that the drafter needs."""
     files.check(target.width, target.layers, target.vocabulary)
-    network = kind_named(files.kind).network(files)
+    network = kind_named(files.kind)(files)
     network.bind(files, target)
     # A target that cannot provide something raises OptionError. Nothing is computed.
     tokens = mx.zeros((1, 1), dtype=mx.int32)

@@ -29,7 +29,7 @@ from ..rows import Rows
 from . import mtp_layers
 from .files import IN_16_BITS, UNUSED, ConfigEntries, DrafterFiles, LayerSizes, StoredTensors
 from .mtp_layers import CENTERED, MTP_FAMILIES
-from .network import ChainContext, Config, DrafterContext, DrafterKind, DrafterNetwork
+from .network import ChainContext, Config, DrafterContext, DrafterNetwork
 
 WITHOUT_LAYERS = "qwen3"
 """A family whose own checkpoints carry no such layers. Only `speculators` trains layers for it."""
@@ -90,34 +90,6 @@ class MtpFiles(DrafterFiles):
 
     block: Mapping[str, Any]
     later: tuple["MtpFiles", ...] = ()
-
-
-def recognizes(config: Config, names: Collection[str]) -> bool:
-    """Return whether all tensors belong to layers for multi-token prediction."""
-    return bool(names) and all(map(mtp_layers.known(config), names))
-
-
-def read(kind: str, directory: Path, config: Config, weights: Weights | None) -> MtpFiles:
-    assert weights is not None, "config.json alone does not describe the layer"
-    tensors = mtp_layers.without_copies(weights.infos, weights.read)
-    inner = config.get("transformer_layer_config")
-    if not isinstance(inner, Mapping):
-        return _files(directory, config, tensors, mtp_layers.is_original(weights, config))
-    family = mtp_layers.family(inner)
-    stored = MLX_LM_TYPES.get(family, family)
-    if stored not in (supported := (WITHOUT_LAYERS, "qwen3_5", "qwen3_5_moe", "qwen3_next")):
-        raise CheckpointError(
-            f"{directory} holds a layer for multi-token prediction of the type {family!a:.60}, "
-            f"which is not supported: {', '.join(supported)} are"
-        )
-    from transformers import AutoConfig  # mlx-lm imports transformers as well
-
-    stated = {key: value for key, value in inner.items() if value is not None}
-    text = stored if f"{stored}_text" not in MLX_LM_TYPES else f"{stored}_text"
-    # `speculators` omits entries that have transformers' default values.
-    complete = AutoConfig.for_model(**{**stated, "model_type": text}).to_dict()
-    # Norms of Qwen 3 are stored as they are. Other families store their distance from 1.
-    return _files(directory, complete, tensors, family != WITHOUT_LAYERS)
 
 
 def of_target(directory: Path, config: Config) -> MtpFiles | None:
@@ -252,6 +224,41 @@ class Mtp(DrafterNetwork):
     Attributes:
         later: The networks of the later layers. If there are any, rows do not share passes.
     """
+
+    described = False
+    missing = (
+        "there is no such drafter to propose: the checkpoint carries no layers for multi-token "
+        "prediction, which mlx-lm's conversions drop and draft-model mtp fetches, or another "
+        "drafter was named with draft-model"
+    )
+
+    @staticmethod
+    def recognizes(config: Config, names: Collection[str]) -> bool:
+        """Return whether all tensors belong to layers for multi-token prediction."""
+        return bool(names) and all(map(mtp_layers.known(config), names))
+
+    @staticmethod
+    def read(kind: str, directory: Path, config: Config, weights: Weights | None) -> MtpFiles:
+        assert weights is not None, "config.json alone does not describe the layer"
+        tensors = mtp_layers.without_copies(weights.infos, weights.read)
+        inner = config.get("transformer_layer_config")
+        if not isinstance(inner, Mapping):
+            return _files(directory, config, tensors, mtp_layers.is_original(weights, config))
+        family = mtp_layers.family(inner)
+        stored = MLX_LM_TYPES.get(family, family)
+        if stored not in (supported := (WITHOUT_LAYERS, "qwen3_5", "qwen3_5_moe", "qwen3_next")):
+            raise CheckpointError(
+                f"{directory} holds a layer for multi-token prediction of the type {family!a:.60}, "
+                f"which is not supported: {', '.join(supported)} are"
+            )
+        from transformers import AutoConfig  # mlx-lm imports transformers as well
+
+        stated = {key: value for key, value in inner.items() if value is not None}
+        text = stored if f"{stored}_text" not in MLX_LM_TYPES else f"{stored}_text"
+        # `speculators` omits entries that have transformers' default values.
+        complete = AutoConfig.for_model(**{**stated, "model_type": text}).to_dict()
+        # Norms of Qwen 3 are stored as they are. Other families store their distance from 1.
+        return _files(directory, complete, tensors, family != WITHOUT_LAYERS)
 
     def __init__(self, files: MtpFiles) -> None:
         from mlx_lm.models.cache import make_prompt_cache
@@ -440,14 +447,3 @@ class MtpContext(ChainContext):
 
     def _state(self) -> list[list[mx.array]]:
         return super()._state() + [arrays for layer in self._later for arrays in layer._state()]
-
-
-MTP = DrafterKind(
-    recognizes,
-    read,
-    Mtp,
-    described=False,
-    missing="there is no such drafter to propose: the checkpoint carries no layers for multi-token "
-    "prediction, which mlx-lm's conversions drop and draft-model mtp fetches, or another drafter "
-    "was named with draft-model",
-)

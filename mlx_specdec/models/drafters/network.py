@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property, reduce
 from itertools import accumulate
 from operator import add
@@ -37,36 +37,13 @@ MOST_IN_PASS = 512
 """Hidden states per row in one pass over a long backlog."""
 
 
-@dataclass(frozen=True)
-class DrafterKind:
-    """One kind of hidden-state drafter: how its files are read, and its network.
+class DrafterNetwork(nn.Module, ABC):
+    """A kind of hidden-state drafter, and a network of this kind. Parameters are named as in files.
 
     Attributes:
-        recognizes: Returns whether a directory holds a drafter of this kind, from config.json and
-            the names of the tensors.
-        read: Opens a directory, from the name of the kind, the directory, config.json and the
-            weights (None without weights). Raises CheckpointError.
-        network: Builds the network of the files that `read` returned.
         described: Whether config.json alone determines the names and shapes of all tensors.
         by_speculators: Whether the package `speculators` writes drafters of this kind.
         missing: The error message if the user asks for this kind and there is no such drafter.
-    """
-
-    recognizes: Callable[[Config, Collection[str]], bool]
-    read: Callable[[str, Path, Config, Weights | None], DrafterFiles]
-    network: Callable[[Any], DrafterNetwork]
-    described: bool = True
-    by_speculators: bool = True
-    missing: str = (
-        "there is no such drafter to propose: name the directory of one that was made for this "
-        "target with draft-model"
-    )
-
-
-class DrafterNetwork(nn.Module):
-    """A network that drafts from hidden states of a target. Parameters are named as in files.
-
-    Attributes:
         hidden: Names of the target's hidden states that the network reads, concatenated in this
             order. If the files name no layers, the network reads the inputs of the target's head.
         widths: The width of each of these hidden states.
@@ -75,9 +52,25 @@ class DrafterNetwork(nn.Module):
         most: Maximum number of draft tokens in a round.
     """
 
+    described = by_speculators = normed = batched = True
+    missing = (
+        "there is no such drafter to propose: name the directory of one that was made for this "
+        "target with draft-model"
+    )
     layers: list[Any]
-    normed = batched = True
     most: int = sys.maxsize
+
+    @staticmethod
+    @abstractmethod
+    def recognizes(config: Config, names: Collection[str]) -> bool:
+        """Return whether a directory holds a drafter of this kind, from config.json and the names
+        of the tensors."""
+
+    @staticmethod
+    @abstractmethod
+    def read(kind: str, directory: Path, config: Config, weights: Weights | None) -> DrafterFiles:
+        """Open a directory, from the name of the kind, the directory, config.json and the weights
+        (None without weights). Raises CheckpointError."""
 
     def __init__(self, files: DrafterFiles) -> None:
         super().__init__()
