@@ -218,16 +218,10 @@ class BartStack(nn.Module):
             )
         if config.positions == "learned":
             self.embed_positions = nn.Embedding(config.rows, width)
-        if config.embedding_norm:
-            self.layernorm_embedding = nn.LayerNorm(width)
+        self.layernorm_embedding = nn.LayerNorm(width) if config.embedding_norm else nn.Identity()
         shape = config.decoder if is_decoder else config.encoder
         self.layers = [BartLayer(config, shape, is_decoder=is_decoder) for _ in range(shape[0])]
-        if config.norm_first:
-            self.layer_norm = nn.LayerNorm(width)
-
-    def normed(self, name: str, states: mx.array) -> mx.array:
-        """Apply a norm that only some kinds have."""
-        return self[name](states) if name in self else states
+        self.layer_norm = nn.LayerNorm(width) if config.norm_first else nn.Identity()
 
 
 class Bart(Network):
@@ -275,11 +269,11 @@ class Bart(Network):
             counted = tokens != config.pad
             positions = mx.where(counted, mx.cumsum(counted.astype(mx.int32), axis=1) - 1, -1)
         states = self._scaled(table(tokens)) + self._rows(encoder, positions)
-        states = encoder.normed("layernorm_embedding", states)
+        states = encoder.layernorm_embedding(states)
         attend = partial(attend_in_parts, lambda *_: (slice(None), mask))
         for layer in encoder.layers:
             states = layer(states, attend)
-        return encoder.normed("layer_norm", states)
+        return encoder.layer_norm(states)
 
     def source_attention(self, layer: nn.Module) -> layers.Attention:
         return layer.encoder_attn
@@ -297,11 +291,11 @@ class Bart(Network):
         if config.positions == "m2m":
             positions = mx.where(tokens == config.pad, -1, positions)
         states = self.embed(tokens) + self._rows(decoder, positions)
-        states = decoder.normed("layernorm_embedding", states)
+        states = decoder.layernorm_embedding(states)
         for layer, cache, pair in zip(decoder.layers, caches, source.by_layer, strict=True):
             states = layer(states, partial(attend_cached, cache, mask), pair, source.mask)
             yield states
-        yield decoder.normed("layer_norm", states)
+        yield decoder.layer_norm(states)
 
     def head(self, states: mx.array) -> mx.array:
         logits = self.table.as_linear(states)
