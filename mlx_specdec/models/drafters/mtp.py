@@ -28,7 +28,7 @@ from ..number_format import NumberFormat, evaluate
 from ..rows import Rows
 from . import mtp_layers
 from .files import IN_16_BITS, UNUSED, ConfigEntries, DrafterFiles, LayerSizes, StoredTensors
-from .mtp_layers import CENTERED, MTP_FAMILIES
+from .mtp_layers import CENTERED
 from .network import ChainContext, Config, DrafterContext, DrafterNetwork
 
 WITHOUT_LAYERS = "qwen3"
@@ -95,21 +95,15 @@ class MtpFiles(DrafterFiles):
 def of_target(directory: Path, config: Config) -> MtpFiles | None:
     """Open the layers in a target's checkpoint, or return None if it carries none. Raises
     CheckpointError if they are damaged or not supported."""
-    carried = mtp_layers.carried(directory, config)
-    if carried is not None:
-        try:
-            return _files(directory, config, *carried)
-        except (KeyError, TypeError, ValueError) as problem:
-            raise CheckpointError(
-                f"{directory} has layers for multi-token prediction that do not fit together "
-                f"({type(problem).__name__}: {first_line(problem):.100}): download it again"
-            ) from problem
-    if mtp_layers.foreign(directory, config):
+    if (carried := mtp_layers.carried(directory, config)) is None:
+        return None
+    try:
+        return _files(directory, config, *carried)
+    except (KeyError, TypeError, ValueError) as problem:
         raise CheckpointError(
-            f"layers for multi-token prediction of the type {mtp_layers.family(config)!a:.60} are "
-            f"not supported: those of {', '.join(sorted(MTP_FAMILIES))} are"
-        )
-    return None
+            f"{directory} has layers for multi-token prediction that do not fit together "
+            f"({type(problem).__name__}: {first_line(problem):.100}): download it again"
+        ) from problem
 
 
 def _files(

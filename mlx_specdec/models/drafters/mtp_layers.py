@@ -22,7 +22,7 @@ from ...checkpoints.hub import CONFIG, Repository
 from ...checkpoints.shards import MTP_LAYERS
 from ...checkpoints.source import on_hub
 from ...checkpoints.tensors import Tensor, TensorReader
-from ...errors import SourceError
+from ...errors import CheckpointError, SourceError
 from ...system import show_size
 from ...types import Progress
 
@@ -87,8 +87,15 @@ def known(config: Mapping[str, Any]) -> Callable[[str], bool]:
 
 def carried(directory: Path, config: Mapping[str, Any]) -> tuple[dict[str, mx.array], bool] | None:
     """Return the lazy tensors of the layers in a directory, and whether they have the layout of the
-    model's authors; None without any. Raises CheckpointError."""
+    model's authors; None without any. Raises CheckpointError, also for an unknown family."""
     if family(config) not in MTP_TYPES:
+        mentioned = any(_MENTIONS.fullmatch(key) for key in (*config, *text_config(config)))
+        infos = Weights(directory).infos if mentioned and shards.format_of(directory) else ()
+        if any(map(MTP_NAME.fullmatch, infos)):
+            raise CheckpointError(
+                f"layers for multi-token prediction of the type {family(config)!a:.60} are not "
+                f"supported: those of {', '.join(sorted(MTP_FAMILIES))} are"
+            )
         return None
     if (file := directory / MTP_LAYERS).is_file():
         original, arrays = is_original(SafetensorsFile(file), config), safetensors.load(file)
@@ -127,14 +134,6 @@ def is_original(reader: TensorReader, config: Mapping[str, Any]) -> bool:
     quantized = any(name.endswith(".scales") for name in filter(MTP_NAME.fullmatch, reader.infos))
     files = [path for path in reader.paths if path.suffix == ".safetensors"]
     return not quantized and not any(safetensors.metadata(f).get("format") == "mlx" for f in files)
-
-
-def foreign(directory: Path, config: Mapping[str, Any]) -> bool:
-    """Return whether a directory has such layers of an unknown family. Raises CheckpointError."""
-    mentioned = any(_MENTIONS.fullmatch(key) for key in (*config, *text_config(config)))
-    if not mentioned or family(config) in MTP_TYPES or not shards.format_of(directory):
-        return False
-    return any(map(MTP_NAME.fullmatch, Weights(directory).infos))
 
 
 def original_of(name: str, directory: Path, revision: str | None) -> str:
