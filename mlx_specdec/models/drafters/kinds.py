@@ -99,10 +99,7 @@ def read(directory: Path) -> DrafterFiles | None:
     weights = Weights(directory)
     files, shapes = _built(name, directory, read_json(directory / "config.json"), weights)
     if shapes:
-        try:
-            check_weights(shapes, files.tensors.shapes)
-        except CheckpointError as problem:
-            raise CheckpointError(f"{directory}: {problem}") from None
+        check_weights(shapes, files.tensors.shapes, f"{directory}: ")
     return files
 
 

@@ -84,10 +84,7 @@ def read(directory: Path) -> MedusaFiles:
         parts[f"{layers}.weight"] = vocabulary, width
     heads = range(count)
     expected = {f"{head}.{name}": shape for head in heads for name, shape in parts.items()}
-    try:
-        check_weights(expected, shapes)
-    except CheckpointError as problem:
-        raise CheckpointError(f"{file}: {problem}") from None
+    check_weights(expected, shapes, f"{file}: ")
     if vocabulary is None and type(config.get("vocab_size")) is int:
         vocabulary = config["vocab_size"]
     stacked = [
