@@ -97,22 +97,17 @@ def read(directory: Path) -> DrafterFiles | None:
     if name is None:
         return None
     weights = Weights(directory)
-    files, shapes = _built(name, directory, read_json(directory / "config.json"), weights)
+    files, shapes = opened(name, directory, read_json(directory / "config.json"), weights)
     if shapes:
         check_weights(shapes, files.tensors.shapes, f"{directory}: ")
     return files
 
 
-def shapes_of(kind: str, directory: Path, config: Mapping[str, Any]) -> Shapes:
-    """Return the shapes of the tensors of the drafter that a configuration describes. Messages
-    mention `directory`. Raises CheckpointError."""
-    return _built(kind, directory, config, None)[1]
-
-
-def _built(
+def opened(
     name: str, directory: Path, config: Mapping[str, Any], weights: Weights | None
 ) -> tuple[DrafterFiles, Shapes]:
-    """Open a drafter. Return it with the shapes of its tensors if its kind is `described`."""
+    """Open a drafter of the kind `name`, or without weights what its configuration says. Return it
+    with the shapes of its tensors if its kind is `described`. Raises CheckpointError."""
     kind = kind_named(name)
     try:
         files = kind.read(name, directory, config, weights)
