@@ -21,13 +21,7 @@ from ..errors import CheckpointError, PromptError
 from ..system import open_files_kept
 from .encoder_decoder.context import Caches, EncodedSources, Network, Tables
 from .encoder_decoder.family import EncoderDecoderFamily
-from .encoder_decoder.layers import (
-    Attend,
-    Mask,
-    RotaryAttention,
-    attend_cached,
-    attend_in_parts,
-)
+from .encoder_decoder.layers import Attend, Mask, RotaryAttention, attend_cached, attend_in_parts
 from .rows import Place
 
 with open_files_kept():

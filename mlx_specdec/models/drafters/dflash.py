@@ -6,6 +6,7 @@ short convolutions around the parts of each layer, and a selector that scores ea
 tokens again. Source: arXiv 2602.06036 (DFlash), arXiv 2607.05147 (DSpark), z-lab/dflash (DFlash 2),
 and the files of `speculators`."""
 
+import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial, reduce
@@ -21,22 +22,15 @@ from ...largest import indices_of_largest
 from ..encoder_decoder.layers import attend_cached
 from ..rows import Place
 from .files import ConfigEntries, DrafterFiles, is_named, nested, read_layers
-from .layers import (
-    GATED,
-    MUSE_GLIMMER,
-    DrafterLayer,
-    NoiseLevel,
-    Source,
-    adapted,
-    center_norms,
-    layer_of,
-)
+from .layers import GATED, MUSE_GLIMMER, DrafterLayer, Source, adapted, layer_of
 from .network import Config, DrafterContext, DrafterNetwork
 
 MARKOV = ("vanilla", "gated", "rnn")
 W1 = "markov_head.markov_w1.weight"
 CONFIDENCE = "confidence_head.proj.weight"
 CONFIDENCE_BIAS = "confidence_head.proj.bias"
+FREQUENCIES = 64
+"""Number of frequencies that represent the noise level of a slot."""
 
 
 def _usual_layers(count: int, layers: int) -> tuple[int, ...]:
@@ -161,8 +155,11 @@ class DFlash(DrafterNetwork):
         types = (None, "qwen3", "llama", "speculator_model", MUSE_GLIMMER)
         if config.get("model_type") not in types and not copied:
             raise files.settings.wrong("model_type", "qwen3")
-        if files.settings.get(GATED):
-            center_norms(files)
+        if files.settings.get(GATED):  # Qwen 3.5's layers, whose norms are stored minus 1
+            for name in files.tensors:
+                if name.endswith("norm.weight"):
+                    stored = files.tensors.data[name]
+                    files.tensors[name] = lambda stored=stored: stored() + 1
         if kind == "dflash2" and files.target_ids is not None:
             raise files.settings.wrong("draft_vocab_size", "the target's whole vocabulary")
         return files
@@ -184,7 +181,12 @@ class DFlash(DrafterNetwork):
         self.slots = int(settings.get("block_size", 8))
         self.skipped = int(not _drafts_first(settings, files.kind, self.slots))
         if settings.get("log_snr_conditioning"):
-            self.log_snr_embed = NoiseLevel(files, self.slots)
+            self.log_snr_embed = nn.Module()
+            self.log_snr_embed.fc1 = nn.Linear(2 * FREQUENCIES, sizes.width)
+            self.log_snr_embed.fc2 = nn.Linear(sizes.width, sizes.width)
+            levels = mx.where(mx.arange(self.slots) == 0, 1000.0, 0.0)[:, None]
+            angles = levels * mx.exp(-math.log(10000.0) * mx.arange(FREQUENCIES) / FREQUENCIES)
+            self._noise_levels = mx.concatenate([mx.sin(angles), mx.cos(angles)], axis=-1)
         self.mask_token = settings.token("mask_token_id", files.vocabulary)
         self.most = self.slots - self.skipped
         if self.most < 1:
@@ -195,6 +197,14 @@ class DFlash(DrafterNetwork):
 
     def cache_nbytes(self, source: int, positions: int) -> int:
         return super().cache_nbytes(source, positions + self.slots)
+
+    def embed_slots(self, tokens: mx.array) -> mx.array:
+        """Return the embeddings of the slots of a block, (batch, slots, width). PrismML's drafters
+        add how noisy a slot is: the newest token is given, and the other slots are masked."""
+        states = self.embed(tokens)
+        if (level := self.get("log_snr_embed")) is None:
+            return states
+        return states + level.fc2(nn.silu(level.fc1(self._noise_levels.astype(states.dtype))))
 
     def slot_logits(
         self, logits: mx.array, token: mx.array, state: mx.array, carried: mx.array | None
@@ -259,9 +269,7 @@ class DFlashContext(DrafterContext):
         newest = mx.array([tokens[-1:] for tokens in following])
         masked = mx.full((len(following), network.slots - 1), network.mask_token, dtype=mx.int32)
         tokens = mx.concatenate([newest, masked], axis=1)
-        states = network.embed(tokens)
-        if "log_snr_embed" in network:
-            states = network.log_snr_embed(states)
+        states = network.embed_slots(tokens)
         place = self._rows.advance(tokens, network.slots)
         parts = zip(network.layers, self._caches, network.masks(place), self._sources, strict=True)
         for layer, cache, mask, source in parts:

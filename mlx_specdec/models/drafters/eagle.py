@@ -13,14 +13,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ...checkpoints.files import Weights
-from .files import (
-    ConfigEntries,
-    DrafterFiles,
-    StoredTensors,
-    is_named,
-    layer_sizes,
-    read_layers,
-)
+from .files import ConfigEntries, DrafterFiles, StoredTensors, is_named, layer_sizes, read_layers
 from .layers import DrafterLayer
 from .network import ChainContext, Config, DrafterContext, DrafterNetwork, gathered
 

@@ -317,13 +317,6 @@ class DrafterFiles:
             )
         return named
 
-    def check(self, width: int | None, layers: int | None, vocabulary: int | None) -> None:
-        """Raise CheckpointError if the drafter was made for another target. Facts of the target
-        that are None are not compared."""
-        check_sizes(self.directory, (self.target_width, width), (self.vocabulary, vocabulary))
-        if layers is not None:
-            self.hidden_layers_of(layers)
-
     def check_encoder(self, width: int | None) -> None:
         """Raise CheckpointError if the target's encoder is not the one that the drafter was made
         for. width: Width of the encoder's output; None for decoder-only targets."""
@@ -351,7 +344,10 @@ class DrafterFiles:
             values = (part[name] for part in parts for name in names if name in part)
             return next((value for value in values if type(value) is int), None)
 
-        self.check(stated(_WIDTHS), stated(_DEPTHS), stated(("vocab_size",)))
+        widths, vocabulary = (self.target_width, stated(_WIDTHS)), stated(("vocab_size",))
+        check_sizes(self.directory, widths, (self.vocabulary, vocabulary))
+        if (layers := stated(_DEPTHS)) is not None:
+            self.hidden_layers_of(layers)
         self.check_encoder(stated(_WIDTHS) if is_encoder_decoder(config) else None)
 
 

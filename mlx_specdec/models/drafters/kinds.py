@@ -19,7 +19,7 @@ from ..base import Base
 from ..cpu_layers import lighten
 from ..number_format import NumberFormat
 from . import DRAFTER_KINDS, mtp_layers
-from .files import DrafterFiles, Shapes, nested
+from .files import DrafterFiles, Shapes, check_sizes, nested
 from .network import DrafterNetwork
 
 _UNSUPPORTED = {
@@ -126,7 +126,8 @@ def attach(files: DrafterFiles, target: Base, numbers: NumberFormat) -> DrafterN
     """Load a drafter and bind it to its target. Raises CheckpointError if the drafter was made for
     another target, and OptionError if the target lacks the hidden states, the embedding or the head
     that the drafter needs."""
-    files.check(target.width, target.layers, target.vocabulary)
+    sizes = (files.target_width, target.width), (files.vocabulary, target.vocabulary)
+    check_sizes(files.directory, *sizes)
     network = kind_named(files.kind)(files)
     network.bind(files, target)
     # A target that cannot provide something raises OptionError. Nothing is computed.

@@ -4,7 +4,6 @@ DFlash and DSpark drafters also have layers of other forms than Qwen 3's. The tr
 target's config.json, so that many entries describe the target and not the drafter. Source:
 deepseek-ai/DeepSpec, transformers (Muse Glimmer's assistant), and ARahim3/mlx-dspark."""
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -125,8 +124,6 @@ class DrafterLayer(nn.Module):
 MUSE_GLIMMER = "muse_glimmer_assistant"
 GATED = "enable_qwen35_gated_q_proj"
 ROTATED = "partial_rotary_factor"
-FREQUENCIES = 64
-"""Number of frequencies that represent the noise level of a slot."""
 
 
 def adapted(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -156,14 +153,6 @@ def adapted(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def is_gemma(config: Mapping[str, Any]) -> bool:
     return str(config.get("model_type")).startswith("gemma4") and is_named(config, ".*Gemma4.*")
-
-
-def center_norms(files: DrafterFiles) -> None:
-    """Add 1 to the norms, which a drafter with Qwen 3.5's layers stores as differences from 1."""
-    for name in files.tensors:
-        if name.endswith("norm.weight"):
-            stored = files.tensors.data[name]
-            files.tensors.data[name] = lambda stored=stored: stored() + 1
 
 
 def layer_of(
@@ -240,22 +229,3 @@ class Gemma4Layer(DrafterLayer):
         rows = rows + self.post_attention_layernorm(attended)
         inner = self.mlp(self.pre_feedforward_layernorm(rows))
         return (rows + self.post_feedforward_layernorm(inner)) * self.layer_scalar
-
-
-class NoiseLevel(nn.Module):
-    """The module that adds to each slot's embedding how noisy the slot is: the newest token is
-    given, and the other slots are masked. PrismML's drafters have it."""
-
-    def __init__(self, files: DrafterFiles, slots: int) -> None:
-        super().__init__()
-        width = files.sizes.width
-        self.fc1 = nn.Linear(2 * FREQUENCIES, width)
-        self.fc2 = nn.Linear(width, width)
-        levels = mx.where(mx.arange(slots) == 0, 1000.0, 0.0)[:, None]
-        angles = levels * mx.exp(-math.log(10000.0) * mx.arange(FREQUENCIES) / FREQUENCIES)
-        self._features = mx.concatenate([mx.sin(angles), mx.cos(angles)], axis=-1)
-
-    def __call__(self, embedded: mx.array) -> mx.array:
-        """Return new embeddings of the slots, (batch, slots, width)."""
-        levels: mx.array = self.fc2(nn.silu(self.fc1(self._features.astype(embedded.dtype))))
-        return embedded + levels

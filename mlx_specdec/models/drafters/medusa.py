@@ -110,10 +110,7 @@ class MedusaHeads(nn.Module):
         self.parts = list(parts)
         self.own_output = "weight" in parts[-1]
         self.layers = len(parts) - self.own_output
-
-    @property
-    def count(self) -> int:
-        return int(self.parts[0]["linear"]["weight"].shape[0])
+        self.count: int = parts[0]["linear"]["weight"].shape[0]
 
     @property
     def nbytes(self) -> int:
