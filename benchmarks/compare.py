@@ -52,7 +52,7 @@ from mlx_specdec.measure.methods import (
     own_methods,
     room,
 )
-from mlx_specdec.models.families import is_encoder_decoder
+from mlx_specdec.models.loading import is_encoder_decoder
 from mlx_specdec.models.number_format import expanded, twin_of
 from mlx_specdec.models.patches import LIGHT_LAYERS
 from mlx_specdec.text.prompts import read_prompts

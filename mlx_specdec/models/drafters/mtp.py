@@ -70,8 +70,6 @@ _PER_LAYER = (
     *("swiglu_limits", "swiglu_limits_shared"),
 )
 """Entries with a value for each layer, the additional layers included."""
-
-
 RENAMED = CENTERED | {WITHOUT_LAYERS}
 """Families whose tensors get mlx-lm's names here, and not by mlx-lm's `sanitize`."""
 RAW = ("step3p5", "ernie4_5", "ernie4_5_moe")
@@ -309,7 +307,7 @@ class Mtp(DrafterNetwork):
     ) -> tuple[mx.array, mx.array]:
         """See `ChainContext._step`."""
         both = [self.pre_fc_norm_embedding(self.embed(tokens)), self.pre_fc_norm_hidden(states)]
-        if self._hidden_first:
+        if self._hidden_first:  # in the other families the embedding comes first
             both.reverse()
         # mlx-lm's Nemotron-H also reads the cache of a Mamba layer, which does not exist here.
         raw = self.block(self.fc(mx.concatenate(both, axis=-1)), cache=[*caches, None])
