@@ -14,10 +14,9 @@ from mlx_specdec import Options, generate, generate_many
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.engine.request import beginning, encode
 from mlx_specdec.errors import CheckpointError, OptionError
-from mlx_specdec.models import families
 from mlx_specdec.models.bart import Bart, BartConfig
 from mlx_specdec.models.encoder_decoder.context import EncoderDecoderModel, share_equal_encoder
-from mlx_specdec.models.loading import load_model
+from mlx_specdec.models.loading import family_of_network, load_model
 from mlx_specdec.text.tokenizer import load_tokenizer
 
 from ..support.checkpoints import save
@@ -152,7 +151,7 @@ def speaking(name: str, **changes: Any) -> Pair:
     config = {**config_of(kind), **start, "vocab_size": 256, "eos_token_id": 2, **changes}
     config = {key: value for key, value in config.items() if "decoder_vocab" not in key}
     network = Bart(BartConfig.from_dict(config), has_bias=False)
-    languages = families.of_network(network).languages(network, tokenizer)
+    languages = family_of_network(network).languages(network, tokenizer)
     pair = pair_of(EncoderDecoderModel(network), None)
     return replace(pair, tokenizer=tokenizer, vocabulary=tokenizer.size, languages=languages)
 
