@@ -99,9 +99,9 @@ class MedusaHeads(nn.Module):
     model's output layer, including the factor by which a T5 scales these.
 
     Attributes:
-        parts: The weights of all heads, named as one head's: for each residual layer, a matrix
-            (heads, width, width) and a bias (heads, width), and at the end output layers, (heads,
-            vocabulary, width), unless the heads use the base model's.
+        parts: The weights of all heads in a tree with the names of one head's tensors. For each
+            residual layer, it has matrices, (heads, width, width), and biases, (heads, width). At
+            the end it may have output layers, (heads, vocabulary, width).
     """
 
     def __init__(self, base: Base, parts: Sequence[Any]) -> None:

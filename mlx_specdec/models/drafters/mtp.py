@@ -1,5 +1,5 @@
-"""Layers for multi-token prediction, in a checkpoint of their own or in the target's. mlx-lm builds
-and runs each layer as a model of one layer, which needs other names and a configuration.
+"""Layers for multi-token prediction, in a checkpoint of their own or in the target's. mlx-lm runs
+each layer as a model of one layer, which needs other names of tensors and a configuration.
 
 The first layer reads the target's hidden state of a token and the token after it, and predicts the
 token after that. With several layers, layer k reads the output of layer k - 1 at the same position

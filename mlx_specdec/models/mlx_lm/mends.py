@@ -1,8 +1,8 @@
 """Corrections of mlx-lm's families, so that a network computes what config.json says.
 
-A mend changes a network that was just built, before its weights are loaded. Its docstring says
-what it computes, where mlx-lm does not. tests/contract/test_configurations.py compares every family
-with transformers, and `tests/models/test_mends.py` fails as soon as mlx-lm computes the same by
+A mend changes a network that was just built, before its weights are loaded. The docstring of a mend
+says what the network computes from then on. tests/contract/test_configurations.py compares every
+family with transformers, and `tests/models/test_mends.py` fails as soon as mlx-lm computes the same by
 itself, so that the mend can go."""
 
 import math
