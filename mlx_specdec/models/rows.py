@@ -293,7 +293,7 @@ class Buffer:
 
 
 class KVCache:
-    """One layer's keys and values. `parts` is the number of buffers of the keys, and of the values."""
+    """One layer's keys and values, which have `parts` buffers each."""
 
     def __init__(self, rows: Rows, parts: int = 1) -> None:
         self._rows = rows

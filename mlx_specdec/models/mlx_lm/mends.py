@@ -2,8 +2,8 @@
 
 A mend changes a network that was just built, before its weights are loaded. The docstring of a mend
 says what the network computes from then on. tests/contract/test_configurations.py compares every
-family with transformers, and `tests/models/test_mends.py` fails as soon as mlx-lm computes the same by
-itself, so that the mend can go."""
+family with transformers, and `tests/models/test_mends.py` fails as soon as mlx-lm computes the same
+by itself, so that the mend can go."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping
