@@ -77,7 +77,7 @@ def ours(pair: Pair, prompt: Sequence[int], options: Options) -> Run:
 
 def opened(model: Any, prompt: Sequence[int]) -> tuple[Context, int]:
     """Return a context that has read all but the last token of the prompt, and that token."""
-    context, prefix = model.open(prompt), model.prefix(prompt)
+    context, prefix = model.open_batch([prompt]), model.prefix(prompt)
     for start in range(0, len(prefix) - 1, PREFILL_CHUNK):
         feed(context, [prefix[:-1][start : start + PREFILL_CHUNK]])
         context.evaluate()

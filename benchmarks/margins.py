@@ -124,7 +124,7 @@ def score(pair: Pair, options: Options, prompt: Prompt, tokens: Sequence[int]) -
     shared = bound.vocabulary, ids, constraint, len(committed)
     filtered, unfiltered = Distribution(options, *shared), Distribution(without, *shared)
     noise = make_noise(bound, ids, options)
-    context: Context = pair.target.open(ids)
+    context: Context = pair.target.open_batch([ids])
     rows = ROWS if pair.target.rows_agree else 1
     if options.exact:
         passes = pair.target.exact
@@ -165,7 +165,7 @@ def noise_of(pair: Pair, *, exact: bool = False) -> float:
     tokens = mx.random.randint(0, pair.vocabulary, (1, NOISE_ROWS), mx.int32, key=mx.random.key(0))
     leads = []
     for rows in (1, ROWS):
-        context = pair.target.open(tokens[0, :8].tolist())  # type: ignore[arg-type]
+        context = pair.target.open_batch([tokens[0, :8].tolist()])  # type: ignore[arg-type]
         parts = [tokens[:, start : start + rows] for start in range(0, NOISE_ROWS, rows)]
         logits = mx.concatenate([context.advance(part).logits for part in parts], axis=1)
         leads.append(lead(logits[..., : pair.vocabulary]))

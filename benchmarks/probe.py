@@ -159,7 +159,7 @@ def probe(
         moved = copy.copy(network)
         moved.hidden = tuple(map(after, layers))
         # A target that lacks these hidden states raises OptionError. Nothing is computed.
-        pair.target.open([0]).advance(mx.zeros((1, 1), dtype=mx.int32), hidden=moved.hidden)
+        pair.target.open_batch([[0]]).advance(mx.zeros((1, 1), dtype=mx.int32), hidden=moved.hidden)
         tried = replace(pair, drafter_network=moved)
         counts = [0, 0, 0, 0]
         for number, prompt in enumerate(prompts, start=1):

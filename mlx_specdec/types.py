@@ -298,9 +298,6 @@ class Model(Protocol):
         """Return the committed tokens before the first generated one: the prompt of a decoder-only
         model, the decoder's start token of an encoder-decoder model. Never empty."""
 
-    def open(self, prompt: Sequence[int], cached: Cached | None = None) -> Context:
-        """Return the context of a batch of one sequence; see `open_batch`."""
-
     @property
     def why_not_batched(self) -> str:
         """Why sequences of different lengths cannot go through one pass, in one line without the

@@ -173,7 +173,7 @@ def _log_probabilities(
 ) -> Iterator[mx.array]:
     """Yield the log-probabilities that predict a text, (tokens, vocabulary), of PASS_TOKENS
     tokens."""
-    context = model.open(prompt)
+    context = model.open_batch([prompt])
     fed = [*model.prefix(prompt)[-1:], *text[:-1]]
     for begin in range(0, len(fed), PASS_TOKENS):
         logits = context.advance(

@@ -55,7 +55,7 @@ def _states(
 ) -> Generator[tuple[mx.array, Sequence[int]], None, None]:
     """Yield the hidden states, (n, width), of each chunk of a text, and the n tokens of the
     chunk."""
-    context = pair.target.open(ids)
+    context = pair.target.open_batch([ids])
     if pair.target.kind == "encoder-decoder":
         start = mx.array([pair.target.prefix(ids)], dtype=mx.int32)
         yield context.advance(start).encoded[0][0], ids

@@ -112,7 +112,7 @@ def identity_of(
 
 
 def check_prompt(prompt: Sequence[int], vocabulary: int, longest: int | None) -> None:
-    """Raise PromptError for a prompt that `types.Model.open` refuses."""
+    """Raise PromptError for a prompt that `types.Model.open_batch` refuses."""
     if not prompt:
         raise PromptError("the prompt is empty: give at least one token")
     if longest is not None and len(prompt) > longest:

@@ -106,7 +106,7 @@ def train(
         hidden = tuple(map(after, hidden_layers(target.layers)))
         # Raise early for a target that does not give out its hidden states or embeddings.
         tokens = mx.zeros((1, 1), dtype=mx.int32)
-        target.open([0]).advance(tokens, hidden=hidden)
+        target.open_batch([[0]]).advance(tokens, hidden=hidden)
         target.embed(tokens)
         training = Training(pair, file, directory, data, watcher, hidden)
         network, described = begin(directory / "start", pair, config, training.rows)

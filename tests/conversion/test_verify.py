@@ -127,7 +127,7 @@ def token_by_token(directory: Path) -> list[float]:
         texts = [(ids[:1], ids[1:])]
     found = []
     for prompt, text in texts:
-        context, last = loaded.model.open(prompt), loaded.model.prefix(prompt)[-1]
+        context, last = loaded.model.open_batch([prompt]), loaded.model.prefix(prompt)[-1]
         room = min(LONGEST_SCORED, (loaded.model.max_length or 10**9) - 1)
         for token in text[:room]:
             row = context.advance(mx.array([[last]])).logits[0, -1]

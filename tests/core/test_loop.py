@@ -135,7 +135,7 @@ def test_observe_gets_each_committed_token_once_with_its_own_scores(pair: Pair, 
     seen = [token for tokens, _ in guesser.observed for token in tokens]
     # The tokens of the last round are not observed, because the completion has ended.
     assert seen == committed[: len(seen)] and len(committed) - len(seen) <= count + 2
-    whole = pair.target.open(PROMPT).advance(mx.array([seen]), 0, ("final",))
+    whole = pair.target.open_batch([PROMPT]).advance(mx.array([seen]), 0, ("final",))
     for found, expected in (
         ([scores.logits for _, scores in guesser.observed], whole.logits),
         ([scores.hidden["final"] for _, scores in guesser.observed], whole.hidden["final"]),

@@ -25,7 +25,7 @@ def test_nothing_is_led_any_more_after_half_a_pass() -> None:
     leader = Leader(first)
     model = LedModel(DecoderOnlyModel(tiny.build("llama")), leader)
     with leader.whole():
-        assert model.open([1]).lengths == (0,)
+        assert model.open_batch([[1]]).lengths == (0,)
     assert not model.lost
     with pytest.raises(RuntimeError), leader.whole():
         raise RuntimeError

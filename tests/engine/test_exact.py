@@ -101,8 +101,8 @@ def rows_of(context: Context, sizes: Iterator[int]) -> list[mx.array]:
 def test_rows_have_the_same_bits_in_passes_of_one_to_five_rows(metal: None, name: str) -> None:
     model = MODELS[name]()
     assert model.exact == ExactPasses(least=2, most=5)
-    single = rows_of(exactly(model.open(PROMPT), 2), itertools.repeat(1))
-    several = rows_of(exactly(model.open(PROMPT), 2), itertools.cycle((5, 2, 4, 1, 3)))
+    single = rows_of(exactly(model.open_batch([PROMPT]), 2), itertools.repeat(1))
+    several = rows_of(exactly(model.open_batch([PROMPT]), 2), itertools.cycle((5, 2, 4, 1, 3)))
     assert all(mx.array_equal(*pair) for pair in zip(single, several, strict=True))
 
 
@@ -110,8 +110,8 @@ def test_rows_have_the_same_bits_in_passes_of_one_to_five_rows(metal: None, name
 def test_without_it_the_simulated_kernels_change_bits(metal: None, name: str) -> None:
     """Otherwise the test above would prove nothing."""
     model = MODELS[name]()
-    single = rows_of(model.open(PROMPT), itertools.repeat(1))
-    several = rows_of(model.open(PROMPT), itertools.cycle((5, 2, 4, 1, 3)))
+    single = rows_of(model.open_batch([PROMPT]), itertools.repeat(1))
+    several = rows_of(model.open_batch([PROMPT]), itertools.cycle((5, 2, 4, 1, 3)))
     assert not all(mx.array_equal(*pair) for pair in zip(single, several, strict=True))
 
 

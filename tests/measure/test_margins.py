@@ -31,7 +31,7 @@ def options(**settings: object) -> Options:
 def expected(pair: Pair, settings: Options, tokens: tuple[int, ...]) -> list[float]:
     """The leads of the tokens of an output, from passes over one token and noise drawn singly."""
     text, found = list(pair.target.prefix(PROMPT)), []
-    context = pair.target.open(PROMPT)
+    context = pair.target.open_batch([PROMPT])
     if text[:-1]:
         context.advance(mx.array([text[:-1]]))
     noise = CoupledNoise(settings.seed, SIZE, PROMPT)

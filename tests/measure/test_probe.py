@@ -49,7 +49,7 @@ def drafter(directory: Path, target: Path, layer: int, named: int) -> Path:
     pair, texts = written(target)
     states, tokens = [], []
     for prefix, text in texts:
-        seen = pair.target.open(text[:1]).advance(mx.array([text]), hidden=[after(layer)])
+        seen = pair.target.open_batch([text[:1]]).advance(mx.array([text]), hidden=[after(layer)])
         # The state of a token, with the token after it, tells the next but one.
         rows = np.array(seen.hidden[after(layer)][0])[len(prefix) - 1 : -2]
         states.append(rows / np.sqrt((rows**2).mean(axis=-1, keepdims=True)))

@@ -41,7 +41,7 @@ def expected(name: str) -> dict[str, np.ndarray]:
 def logits_of(model: EncoderDecoderModel, name: str) -> tuple[np.ndarray, np.ndarray]:
     """Ours and transformers', without the columns of tokens that are never written."""
     wanted = expected(name)
-    context = model.open(wanted["source"].tolist())
+    context = model.open_batch([wanted["source"].tolist()])
     logits = np.array(context.advance(mx.array(wanted["fed"][None])).logits[0])
     keep = np.setdiff1d(np.arange(logits.shape[1]), model.network.config.banned)
     return logits[:, keep], wanted["logits"][:, keep]

@@ -79,7 +79,7 @@ def test_drafts_and_batches_change_no_text(family: str) -> None:
         pytest.skip("MLX's CPU back end multiplies experts in float32 alone (GatherMM)")
     pair = pair_of(model(family, 0.0), model(family, 0.3))
     # Float32 in one place would make the rest of the pass float32.
-    assert pair.target.open(PROMPT).advance(mx.array([[5]])).logits.dtype == mx.bfloat16
+    assert pair.target.open_batch([PROMPT]).advance(mx.array([[5]])).logits.dtype == mx.bfloat16
     settings = Options(max_tokens=TOKENS, num_draft=3, seed=1, cost_cache=False)
     requests = [
         Request(PROMPT, settings),

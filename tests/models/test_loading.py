@@ -36,7 +36,7 @@ def wide(tmp_path: Path) -> Path:
 
 
 def logits(model: EncoderDecoderModel) -> np.ndarray:
-    scores = model.open([5, 6, 7, 1]).advance(mx.array([[0, 9, 11]]))
+    scores = model.open_batch([[5, 6, 7, 1]]).advance(mx.array([[0, 9, 11]]))
     return np.array(scores.logits.astype(mx.float32))
 
 

@@ -37,7 +37,7 @@ def test_a_model_and_its_assistant_are_the_same_in_both_forms(tmp_path: Path) ->
     targets = [GEMMA / "target", rewritten(tmp_path / "target", GEMMA / "target")]
     assistants = [GEMMA / "assistant", rewritten(tmp_path / "assistant", GEMMA / "assistant")]
     models = [load_model(directory, dtype="float32").model for directory in targets]
-    logits = [model.open(PROMPT).advance(mx.array([PROMPT])).logits for model in models]
+    logits = [model.open_batch([PROMPT]).advance(mx.array([PROMPT])).logits for model in models]
     assert mx.array_equal(*logits)
     options = Options(max_tokens=12, num_draft=3, cost_cache=False)
     pairs = map(pair_of, models, assistants)

@@ -46,7 +46,7 @@ def test_a_source_is_read_once_and_not_before_somebody_waits(
 
     monkeypatch.setattr(type(model.network), "encode", reading)
     for waits in (lambda opened: opened.evaluate(), lambda opened: opened.advance(mx.array([[0]]))):
-        context = model.open([5, 6, 1])
+        context = model.open_batch([[5, 6, 1]])
         assert read == []
         waits(context)
         context.advance(mx.array([[7]]))

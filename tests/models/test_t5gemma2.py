@@ -24,7 +24,7 @@ def test_the_token_of_an_image_is_refused_and_the_vision_tower_left_out(tmp_path
     loaded = load_model(directory, dtype="float32")
     assert "vision tower" in loaded.note
     with pytest.raises(PromptError, match="image"):
-        loaded.model.open([5, 62, 7])
+        loaded.model.open_batch([[5, 62, 7]])
 
 
 def test_the_factor_of_the_embedding_is_rounded_to_the_models_numbers() -> None:

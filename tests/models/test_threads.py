@@ -55,7 +55,7 @@ def write(config: dict[str, Any], directory: Path) -> Path:
 
 def logits(model: Base) -> list[list[list[float]]]:
     """Return the logits of one row, whose positions begin at 0, and of several rows."""
-    contexts = [model.open([1]), model.open(PROMPT)]
+    contexts = [model.open_batch([[1]]), model.open_batch([PROMPT])]
     fed = [mx.array([[1]]), mx.array([PROMPT])]
     return [
         context.advance(tokens).logits.tolist()[0]

@@ -46,7 +46,7 @@ def test_the_text_part_of_a_model_that_sees_and_hears_will_do(tmp_path: Path) ->
             HiddenStateDrafter(network),
             row_of(PROMPT, SIZE, seen=PROMPT[:-1], processed=10),
         )
-        shown = target.open(PROMPT).advance(mx.array([PROMPT[:-1]]), hidden=proposer.hidden)
+        shown = target.open_batch([PROMPT]).advance(mx.array([PROMPT[:-1]]), hidden=proposer.hidden)
         proposer.observe([row], shown)
         drafted.append(proposer.propose([row], [4], SilentNoise()).tokens.tolist())
     assert drafted[0] == drafted[1]

@@ -111,7 +111,7 @@ def run(pair: Pair, prompt: Sequence[int], options: Options, cache: PromptCache)
 
 def read(model: Model, prompt: Sequence[int]) -> Context:
     """A context that has seen all of the prefix but its last token."""
-    context = model.open(prompt)
+    context = model.open_batch([prompt])
     if left := model.prefix(prompt)[:-1]:
         feed(context, [left])
     context.evaluate()

@@ -50,7 +50,7 @@ def test_tokens_follow_the_targets_distribution(pair: Pair) -> None:
     """First tokens of many completions at temperature 2 are as frequent as their probability."""
     count, prompt = 4000, PROMPTS[0]
     drawn = complete(pair, [prompt] * count, [1] * count, [2.0] * count, seed=3)
-    context = pair.target.open(prompt)
+    context = pair.target.open_batch([prompt])
     logits = context.advance(mx.array([pair.target.prefix(prompt)])).logits[0, -1]
     p = np.array(mx.softmax(logits[: pair.vocabulary].astype(mx.float32) / 2))
     found = np.bincount([token for [token] in drawn], minlength=len(p)) / count

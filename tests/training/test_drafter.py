@@ -39,7 +39,7 @@ class Learned:
 
     def encoded(self, sample: int) -> mx.array | None:
         """Return the encoder's output of a sample's source."""
-        context = self.pair.target.open(self.prompts[sample])
+        context = self.pair.target.open_batch([self.prompts[sample]])
         encoded = context.advance(mx.array([[0]])).encoded
         return encoded[0] if encoded else None
 

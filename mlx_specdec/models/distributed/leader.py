@@ -214,9 +214,6 @@ class LedModel:
 
     exact = ExactPasses(0, 0, "several machines share the model")
 
-    def open(self, prompt: Sequence[int], cached: Cached | None = None) -> Context:
-        return self.open_batch([prompt])
-
     def open_batch(
         self, prompts: Sequence[Sequence[int]], cached: Sequence[Cached | None] = ()
     ) -> Context:

@@ -133,7 +133,7 @@ def attach(files: DrafterFiles, target: Base, numbers: NumberFormat) -> DrafterN
     # A target that cannot provide something raises OptionError. Nothing is computed.
     tokens = mx.zeros((1, 1), dtype=mx.int32)
     target.embed(tokens)
-    scores = target.open([0]).advance(tokens, hidden=network.hidden)
+    scores = target.open_batch([[0]]).advance(tokens, hidden=network.hidden)
     files.check_encoder(scores.encoded[0].shape[-1] if scores.encoded else None)
     network.load(files, numbers)
     lighten(network)

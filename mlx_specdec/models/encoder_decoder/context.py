@@ -221,13 +221,10 @@ class EncoderDecoderModel:
     @cached_property
     def exact(self) -> ExactPasses:
         prompt = [token % self.vocabulary for token in range(2, 12)]
-        return try_exact(lambda: self.open(prompt), self.vocabulary)
+        return try_exact(lambda: self.open_batch([prompt]), self.vocabulary)
 
     def prefix(self, prompt: Sequence[int]) -> list[int]:
         return [*self.network.start]
-
-    def open(self, prompt: Sequence[int], cached: Cached | None = None) -> EncoderDecoderContext:
-        return self.open_batch([prompt], [cached])
 
     def reaching(self, length: int) -> EncoderDecoderModel:
         return self

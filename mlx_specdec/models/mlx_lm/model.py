@@ -230,9 +230,6 @@ class DecoderOnlyModel(CapturingNetwork):
     def prefix(self, prompt: Sequence[int]) -> list[int]:
         return list(prompt)
 
-    def open(self, prompt: Sequence[int], cached: Cached | None = None) -> Context:
-        return self.open_batch([prompt], [cached])
-
     def untried(self) -> DecoderOnlyContext:
         """Open a context of one sequence before any trial of the model. Nothing is computed."""
         return DecoderOnlyContext(self, self._batched_caches, 1)
