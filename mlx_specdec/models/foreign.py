@@ -14,20 +14,13 @@ PER_LAYER = "per_layer_config"
 OLDER = {"head_dim": "global_head_dim", "num_key_value_heads": "num_global_key_value_heads"}
 
 
-def entry_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the entry in config.json about another program's quantization, {} without one."""
-    for part in (config, text_config(config)):
-        entry = part.get("quantization_config")
-        if "quantization" not in config and isinstance(entry, Mapping):
-            return entry
-    return {}
-
-
-def without_entry(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the configuration without the entry about another program's quantization."""
-    return with_parts(
-        config, lambda part: {key: part[key] for key in part if key != "quantization_config"}
-    )
+def entry_of(config: Mapping[str, Any], dtypes: Iterable[mx.Dtype]) -> Mapping[str, Any]:
+    """Return the entry in config.json about another program's quantization of tensors of these
+    dtypes. Return {} if there is none, or if the tensors are not quantized."""
+    parts = (config, text_config(config))
+    entries = (part.get("quantization_config") for part in parts if "quantization" not in config)
+    found = (entry for entry in entries if isinstance(entry, Mapping))
+    return next(found, {}) if is_packed(dtypes) else {}
 
 
 def is_packed(dtypes: Iterable[mx.Dtype]) -> bool:

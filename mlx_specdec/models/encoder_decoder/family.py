@@ -97,8 +97,8 @@ class EncoderDecoderFamily(ABC):
             shapes = {name: array.shape for name, array in tree_flatten(network.parameters())}
             check_weights(shapes, {n: weights.infos[place].shape for n, place in places.items()})
         except CheckpointError as problem:
-            packed = foreign.is_packed(DTYPES[info.dtype] for info in weights.infos.values())
-            message = foreign.explain(problem, foreign.entry_of(config) if packed else {})
+            dtypes = (DTYPES[info.dtype] for info in weights.infos.values())
+            message = foreign.explain(problem, foreign.entry_of(config, dtypes))
             raise CheckpointError(f"{directory}: {message}") from None
         return weights, places, network
 

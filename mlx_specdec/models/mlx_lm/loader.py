@@ -83,11 +83,10 @@ def open_model(
     is_mtp = mtp_layers.known(config)
     tensors = {name: array for name, array in tensors.items() if not is_mtp(name)}
     caught: dict[str, mx.array] = {}
-    packed = foreign.is_packed(array.dtype for array in tensors.values())
-    stated = foreign.entry_of(config) if packed else {}
+    stated = foreign.entry_of(config, (array.dtype for array in tensors.values()))
     changes = {key: config[key] for key in (TIES, TEXT_CONFIG) if key in config}
     try:
-        if not packed:
+        if not stated and "quantization" not in config:
             # The weights are not quantized, even if config.json says that they are.
             changes["quantization_config"] = None
         # Some of mlx-lm's models print remarks, which must not get into the standard output.
@@ -111,7 +110,9 @@ def open_model(
     weights = {**caught}
     is_packed = foreign.is_packed(array.dtype for array in weights.values())
     if "quantization" not in full_config and not is_packed:
-        full_config = foreign.without_entry(full_config)
+        full_config = foreign.with_parts(
+            full_config, lambda part: {k: v for k, v in part.items() if k != "quantization_config"}
+        )
     tensors.clear()
     caught.clear()
     full_config = foreign.spelled_old(full_config)
