@@ -23,8 +23,7 @@ from ..text.tokenizer import Tokenizer
 from .base import LoadSettings
 from .encoder_decoder import layers
 from .encoder_decoder.context import Caches, EncodedSources, Network, Tables
-from .encoder_decoder.family import EncoderDecoderFamily
-from .encoder_decoder.languages import Encode, Languages, LanguageTags
+from .encoder_decoder.family import Encode, EncoderDecoderFamily, Languages, LanguageTags
 from .encoder_decoder.layers import Attend, KeysValues, Mask, attend_cached, attend_in_parts
 from .rows import Place
 
@@ -167,9 +166,7 @@ class BartLayer(nn.Module):
     def __call__(
         self, states: mx.array, attend: Attend, source: KeysValues = (), hidden: Mask = None
     ) -> mx.array:
-        """Run the layer over states, (batch, m, d_model). `attend` computes the self-attention. In
-        the decoder, `source` has the keys and values of the encoder's output, and `hidden` is their
-        mask."""
+        """Run the layer over states, (batch, m, d_model). `Attend` explains the arguments."""
 
         def feed_forward(normed: mx.array) -> mx.array:
             return self.fc2(self._act(self.fc1(normed)))

@@ -19,7 +19,7 @@ from ..errors import CheckpointError, OptionError
 from ..text.tokenizer import Tokenizer
 from .base import Base, LoadSettings, Trainable, family_of
 from .cache_settings import OWN_CACHES, CacheSettings
-from .encoder_decoder.languages import Languages
+from .encoder_decoder.family import Languages
 from .number_format import NumberFormat, dequantized
 
 Config = Mapping[str, Any]

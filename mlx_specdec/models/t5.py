@@ -21,8 +21,7 @@ from ..text.tokenizer import Tokenizer
 from .distributed.sharding import check_even, shard_inputs
 from .encoder_decoder import layers
 from .encoder_decoder.context import Caches, EncodedSources, Network, Tables
-from .encoder_decoder.family import EncoderDecoderFamily
-from .encoder_decoder.languages import Languages, LanguageTags
+from .encoder_decoder.family import EncoderDecoderFamily, Languages, LanguageTags
 from .encoder_decoder.layers import (
     Attend,
     Attention,
@@ -148,9 +147,7 @@ class T5Block(nn.Module):
     def __call__(
         self, states: mx.array, attend: Attend, source: KeysValues = (), hidden: Mask = None
     ) -> mx.array:
-        """Run the block over states, (batch, m, d_model). `attend` computes the self-attention. In
-        the decoder, `source` has the keys and values of the encoder's output, and `hidden` is their
-        mask."""
+        """Run the block over states, (batch, m, d_model). `Attend` explains the arguments."""
         first, *cross, last = self.layer
         states = states + attend(first.SelfAttention, first.layer_norm(states))
         for part in cross:

@@ -1,12 +1,12 @@
-"""The base class of encoder-decoder families: loading and training. See
-`loading.Family`."""
+"""The base class of encoder-decoder families: loading, training, and the languages of translation
+models. See `loading.Family`."""
 
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -22,9 +22,9 @@ from .. import foreign, number_format
 from ..base import Base, Ids, LoadSettings, Trainable, identity_of, places
 from ..cache_settings import OWN_CACHES
 from .context import EncoderDecoderModel, Network
-from .languages import Languages
 
 Config = Mapping[str, Any]
+Encode = Callable[[str], list[int]]
 # The embedding and the head get at least WIDER_BITS, because no other matrix reduces the error as
 # much. On an English-French T5 of 8 M weights, 4 bits for all cost a KL divergence of 0.054 nats
 # per token, and 0.030 with 8 bits for the tied embedding, for 11 % more bytes.
@@ -39,6 +39,68 @@ _ENCODER = re.compile(r"(.*\.)?encoder\.(block|layers)\.")
 _DECODER = re.compile(r"(.*\.)?decoder\.(block|layers)\.")
 _LABELS = ("classification_head.", "classifier.", "qa_outputs.")
 """Beginnings of the names of heads that predict labels or positions instead of tokens."""
+
+
+class Languages:
+    """The languages of a model. Subclasses of model families put them into prompts.
+
+    Attributes:
+        known: Token ids by the codes that users write.
+        required: Whether a request needs a target language.
+    """
+
+    required = False
+
+    def __init__(self, ids: Mapping[str, int]) -> None:
+        self.known = ids
+
+    def source(
+        self, text: str, encode: Encode, source: str | None, target: str | None
+    ) -> list[int]:
+        """Return the token ids of a source text. source, target: Codes of the languages."""
+        return encode(text)
+
+    def prefix(self, start: Sequence[int], target: str | None) -> list[int]:
+        """Return the first tokens of a completion. start: The first tokens without a target
+        language. The result has as many."""
+        return [*start]
+
+    def find(self, option: str, name: str | None) -> str | None:
+        """Return the code that a user means: a code, or the part of a code before "_" if no other
+        code begins with it. Raises OptionError, which lists all codes, for any other name."""
+        if name is None or name in self.known:
+            return name
+        begun = [code for code in self.known if code.partition("_")[0] == name]
+        if len(begun) != 1:
+            raise OptionError(
+                f"{option} must be a language that the model knows, not {name!a:.40}: "
+                + ", ".join(begun or sorted(self.known))
+            )
+        return begun[0]
+
+
+class LanguageTags(Languages):
+    """Languages whose tags are tokens at the beginning of the source text."""
+
+    def __init__(self, ids: Mapping[str, int], form: str) -> None:
+        super().__init__(ids)
+        self._form = form
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, form: str) -> Self | None:
+        """Return the languages that have tags of this form among the tokens, or None if there are
+        fewer than two. form: A tag with {} in place of the code."""
+        before, after = map(re.escape, form.split("{}"))
+        tag = re.compile(rf"{before}(\w{{2,}}){after}", re.ASCII)
+        found = ((tag.fullmatch(piece or ""), id) for id, piece in enumerate(tokenizer.pieces))
+        ids = {match[1]: id for match, id in found if match}
+        return cls(ids, form) if len(ids) > 1 else None
+
+    def source(
+        self, text: str, encode: Encode, source: str | None, target: str | None
+    ) -> list[int]:
+        """Return the token ids of a source text. The model recognizes the source language."""
+        return encode(text if target is None else f"{self._form.format(target)} {text}")
 
 
 class EncoderDecoderFamily(ABC):
@@ -63,7 +125,6 @@ class EncoderDecoderFamily(ABC):
         CheckpointError."""
 
     def with_layers(self, config: Config, chosen: Sequence[int]) -> dict[str, Any]:
-        """See `loading.Family`."""
         return {**config, self.decoder_depth: len(chosen)}
 
     def divider(self, config: Config, group: mx.distributed.Group) -> Callable[[Any], None]:
@@ -78,7 +139,6 @@ class EncoderDecoderFamily(ABC):
         return dict(config)
 
     def languages(self, network: Network, tokenizer: Tokenizer) -> Languages | None:
-        """Return the languages of a translation model, or None if it names none."""
         return None
 
     def opened(

@@ -129,7 +129,8 @@ class RotaryAttention(Attention):
 
 Attend = Callable[[Attention, mx.array], mx.array]
 """Computes a layer's self-attention from the attention module and normed states, (batch, m, width).
-"""
+A decoder's layer also gets `source`, the keys and values of the encoder's output, and `hidden`,
+their mask."""
 
 
 def attend_cached(
