@@ -109,7 +109,7 @@ def _begins_with_zeros(model: CapturingNetwork, open_: Open) -> bool:
     tokens = mx.arange(ROWS, dtype=mx.int32)[None] % model.vocabulary
     first, second = open_(1), open_(1)
     expected = first.advance(tokens).logits[0]
-    for empty, written in zip(second.states.caches, first.states.caches, strict=True):
+    for empty, written in zip(second.states, first.states, strict=True):
         zeros = [None if array is None else mx.zeros_like(array) for array in written.cache]
         empty.state = zeros, None, None
     apart = _apart(second.advance(tokens).logits[0], expected)
@@ -171,7 +171,7 @@ def _limit(dtype: mx.Dtype) -> float:
 def rows_agree(model: CapturingNetwork, open_: Open) -> bool:
     """Return whether a pass over several rows, after the windows are full, agrees with passes over
     single rows. The pass must also be rewindable to any of its rows. Warn if it is not so."""
-    if not open_().states.restored:
+    if not open_().restores:
         _warn(model, "cannot go back to a part of a pass: decoding without speculation")
         return False
     hidden = _captures(model, open_())
@@ -195,7 +195,7 @@ def try_recurrences(model: CapturingNetwork, make: Sequence[MakeCache]) -> Recur
     pass gives another state than a shorter pass."""
     empty = DecoderOnlyContext(model, make, 1)
     empty.rows.advance(mx.zeros((1, 2), dtype=mx.int32), 0)
-    recurrences = Recurrences(model.network, empty.entries, empty.states.caches)
+    recurrences = Recurrences(model.network, empty.entries, empty.states)
 
     def agree(seed: int) -> bool:
         try:
@@ -226,11 +226,11 @@ def _states_apart(
                 context = DecoderOnlyContext(model, make, 1, recurrences=recurrences)
                 context.advance(tokens[:, :BEGUN])
                 context.advance(tokens[:, BEGUN : BEGUN + fed], proposed=fed - 1)
-                context.states.rewind((BEGUN + rows,), context.lengths)
+                context.rewind_states((BEGUN + rows,), context.lengths)
                 tried = set(map(id, leaves(context.entries[:enough])))
-                caches = [cache for cache in context.states.caches if id(cache) in tried]
+                caches = [cache for cache in context.states if id(cache) in tried]
                 # In some models entries have other numbers than layers.
-                caches = caches or context.states.caches
+                caches = caches or context.states
                 states.append(tree_flatten([cache.state for cache in caches]))
             for (_, expected), (_, actual) in zip(*states, strict=True):
                 if isinstance(expected, mx.array):
