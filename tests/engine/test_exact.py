@@ -220,7 +220,7 @@ def test_no_pass_has_more_rows_than_the_trial_allows(
 
 
 def test_models_that_machines_share_are_refused() -> None:
-    shared = LedModel(decoder("llama"), leader=None)  # type: ignore[arg-type]
+    shared = LedModel(decoder("llama"), None, True, "")  # type: ignore[arg-type]
     assert "several machines" in shared.exact.why_not
 
 

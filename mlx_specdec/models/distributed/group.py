@@ -24,7 +24,7 @@ from ...errors import OptionError, SpecdecError, first_line
 from ...version import __version__
 from ..base import Base
 from . import STATUS
-from .leader import Channel, Leader, LedModel, follow
+from .leader import Leader, LedModel, follow
 
 T = TypeVar("T")
 Mode = Literal["tensor", "pipeline"]
@@ -142,15 +142,14 @@ class Ranks:
     def share(self, model: Base) -> Base:
         """Return the target for rank 0. The other ranks execute orders and raise SystemExit when
         rank 0 ends."""
-        channel = Channel(self.total)
-        # These properties run passes. All ranks compute them now, because no order would do it.
-        model.rows_agree, model.why_not_batched  # noqa: B018
+        # These trials run passes. All ranks run them now, because no order would do it.
+        rows_agree, why_not_batched = model.rows_agree, model.why_not_batched
         if self.rank:
-            code = follow(model, channel, {})
+            code = follow(model, self.total)
             self._stop()
             raise SystemExit(code)
-        self._leader = Leader(channel)
-        return cast(Base, LedModel(model, self._leader))
+        self._leader = Leader(self.total)
+        return cast(Base, LedModel(model, self._leader, rows_agree, why_not_batched))
 
     def end(self, code: int) -> None:
         """End with an exit code. On rank 0, all other ranks end with it as well. Later calls do
