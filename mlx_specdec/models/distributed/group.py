@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Literal, NoReturn, TypeVar, cast
@@ -69,23 +70,17 @@ if not select.select([sys.stdin], [], [], float(sys.argv[2]))[0]:
 
 class Ranks:
     """The ranks that were started together, at least two. Rank 0 writes the exit code into the file
-    `status`."""
+    that STATUS names. This process ends as soon as a neighbor ends; `neighbors` are file
+    descriptors, among them those of the connections to the neighbors."""
 
-    def __init__(self, group: mx.distributed.Group, status: Path | None = None) -> None:
+    def __init__(self, group: mx.distributed.Group, neighbors: Iterable[int]) -> None:
         self.group = group
         self.rank = group.rank()
-        self.size = group.size()
-        self._status = status
         self._leader: Leader | None = None
-        self._watch: Watch | None = None
         self._refused = self._ended = False
         # Written first, because a process that is killed cannot write.
         self._write(FAILED)
-
-    def watch(self, before: set[int]) -> None:
-        """End this process as soon as a neighbor ends. `before` are the file descriptors that were
-        open before MLX connected to the neighbors."""
-        self._watch = Watch(connections(open_descriptors() - before), self._lost)
+        self._watch = Watch(connections(neighbors), self._lost)
         self._watch.start()
 
     def total(self, array: mx.array) -> mx.array:
@@ -95,7 +90,7 @@ class Ranks:
         """Send a message to all ranks, and return the messages of all ranks. Raises SystemExit if
         rank 0 has ended."""
         content = text.encode()[:LONGEST_MESSAGE].ljust(LONGEST_MESSAGE, b"\0")
-        slots = mx.zeros((self.size, LONGEST_MESSAGE), dtype=mx.int32)
+        slots = mx.zeros((self.group.size(), LONGEST_MESSAGE), dtype=mx.int32)
         slots[self.rank] = mx.array(list(content), dtype=mx.int32)
         rows: list[list[int]] = self.total(slots).tolist()  # type: ignore[assignment]
         texts = [bytes(row).decode(errors="replace").rstrip("\0") for row in rows]
@@ -146,7 +141,7 @@ class Ranks:
         rows_agree, why_not_batched = model.rows_agree, model.why_not_batched
         if self.rank:
             code = follow(model, self.total)
-            self._stop()
+            self._watch.stop()
             raise SystemExit(code)
         self._leader = Leader(self.total)
         return cast(Base, LedModel(model, self._leader, rows_agree, why_not_batched))
@@ -164,20 +159,15 @@ class Ranks:
                 # The other ranks wait for a message.
                 self.texts(LEAVING)
             self._write(code)
-        self._stop()
+        self._watch.stop()
 
     def explain(self) -> None:
         """Wait until the watch has reported that a neighbor ended, because a sum may fail first."""
-        if self._watch is not None:
-            self._watch.join(2 * GRACE)
+        self._watch.join(2 * GRACE)
 
     def end_at_exit(self) -> None:
         with contextlib.suppress(RuntimeError):  # another rank has ended as well
             self.end(FAILED if hasattr(sys, "last_type") else 0)
-
-    def _stop(self) -> None:
-        if self._watch is not None:
-            self._watch.stop()
 
     def _lost(self) -> None:
         """End this process from the thread of the watch, because the main thread waits in a sum."""
@@ -188,8 +178,8 @@ class Ranks:
             os._exit(FAILED)
 
     def _write(self, code: int) -> None:
-        if self.rank == 0 and self._status is not None:
-            self._status.write_text(f"{code}\n")
+        if self.rank == 0 and STATUS in os.environ:
+            Path(os.environ[STATUS]).write_text(f"{code}\n")
 
 
 def _model_digest(directory: Path) -> str:
@@ -204,19 +194,9 @@ def _model_digest(directory: Path) -> str:
     return digest.hexdigest()
 
 
-_met: list[Ranks] = []
-"""The ranks of this process, or nothing. MLX has one group of ranks per process."""
-
-
-def met() -> Ranks | None:
-    return _met[0] if _met else None
-
-
+@cache
 def join() -> Ranks:
-    """Connect to the ranks that were started together. Raises OptionError."""
-    if _met:
-        return _met[0]
-    status = Path(os.environ[STATUS]) if STATUS in os.environ else None
+    """Connect to the ranks that were started together, once. Raises OptionError."""
     before = open_descriptors()
     cancel = give_up_after(MEETING, f"error: {LATE.format(MEETING)}")
     try:
@@ -230,14 +210,17 @@ def join() -> Ranks:
         cancel()
     if group.size() == 1:
         raise OptionError("distributed needs two ranks or more: this is the only one")
-    ranks = Ranks(group, status)
-    ranks.watch(before)
+    ranks = Ranks(group, open_descriptors() - before)
     if ranks.rank and threading.current_thread() is threading.main_thread():
         # A terminal sends an interrupt to all ranks, and rank 0 handles it.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _met.append(ranks)
     atexit.register(ranks.end_at_exit)
     return ranks
+
+
+def met() -> Ranks | None:
+    """Return the ranks of this process if it has joined them."""
+    return join() if join.cache_info().currsize else None
 
 
 def give_up_after(seconds: float, sentence: str) -> Callable[[], object]:
