@@ -9,6 +9,7 @@ import itertools
 import math
 import warnings
 from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -51,13 +52,6 @@ LIMIT, TF32_LIMIT, HALF_LIMIT = 0.001, 0.01, 0.1
 """The largest difference of two rows, relative to their norm, that counts as rounding: in float32
 on the CPU, in float32 elsewhere, and in half precision. An accelerator may multiply float32 in
 TF32, which changes rows by up to 0.005. A wrong mask changes them by 0.1 to 1."""
-ROUNDINGS = 8
-"""A relative difference of this many machine epsilons of the dtype always counts as equal."""
-EXTRA_ROUNDING = 2
-"""Absorbed rows may differ from single rows by this factor more than expanded rows do: differences
-from rounding vary."""
-
-
 NARROW = 4
 """Size of the windows in trial batches, in tokens. Real windows are longer than such a trial."""
 Open = Callable[..., DecoderOnlyContext]
@@ -175,12 +169,7 @@ def rows_agree(model: CapturingNetwork, open_: Open) -> bool:
         _warn(model, "cannot go back to a part of a pass: decoding without speculation")
         return False
     hidden = _captures(model, open_())
-
-    def agree(seed: int) -> bool:
-        apart, dtype = _rows_apart(model, open_, hidden, seed)
-        return not apart > _limit(dtype)
-
-    if any(of_rank_0(model.group, agree(seed)) for seed in range(ATTEMPTS)):
+    if _agrees(model, partial(_rows_apart, model, open_, hidden)):
         return True
     _warn(
         model,
@@ -197,25 +186,34 @@ def try_recurrences(model: CapturingNetwork, make: Sequence[MakeCache]) -> Recur
     empty.rows.advance(mx.zeros((1, 2), dtype=mx.int32), 0)
     recurrences = Recurrences(model.network, empty.entries, empty.states)
 
-    def agree(seed: int) -> bool:
+    def apart(seed: int) -> tuple[float, float]:
         try:
-            apart, dtype = _states_apart(model, make, recurrences, seed)
-            return not apart > _limit(dtype)
+            return _states_apart(model, make, recurrences, seed)
         except Exception:  # A call cannot be repeated over fewer rows.
-            return False
+            return math.inf, 0.0
 
-    agrees = any(of_rank_0(model.group, agree(seed)) for seed in range(ATTEMPTS))
-    return recurrences if agrees else None
+    return recurrences if _agrees(model, apart) else None
+
+
+def _agrees(model: CapturingNetwork, apart: Callable[[int], tuple[float, float]]) -> bool:
+    """Return whether one of several attempts finds no difference beyond rounding. Rank 0 decides
+    for all ranks that share the model. apart: Returns a difference and its limit for a seed."""
+
+    def agree(seed: int) -> bool:
+        difference, limit = apart(seed)
+        return not difference > limit
+
+    return any(of_rank_0(model.group, agree(seed)) for seed in range(ATTEMPTS))
 
 
 def _states_apart(
     model: CapturingNetwork, make: Sequence[MakeCache], recurrences: Recurrences, seed: int
-) -> tuple[float, mx.Dtype]:
+) -> tuple[float, float]:
     """Compare states that were advanced over the first rows of a pass with the states after a pass
     over these rows only.
 
     Returns:
-        The largest difference of an array, relative to its norm, and the widest dtype."""
+        The largest difference of an array, relative to its norm, and the limit for it."""
     tokens = _random_tokens(model, seed)
     apart, dtypes = [], []
     enough = _layers_to_try(model, DecoderOnlyContext(model, make, 1))
@@ -239,14 +237,13 @@ def _states_apart(
                     apart.append(mx.where(mx.all(actual == expected), 0, difference))
                     dtypes.append(expected.dtype)
     largest: Any = mx.max(mx.concatenate(apart)).item()
-    return largest, max(dtypes, key=lambda dtype: dtype.size)
+    return largest, _limit(max(dtypes, key=lambda dtype: dtype.size))
 
 
 def absorb(model: CapturingNetwork, open_: Open) -> bool:
     """Absorb passes of a few rows from now on, if that changes results by no more than rounding.
 
-    Absorbed rows must agree with single rows at least as well as expanded rows do. If they do not,
-    warn, and leave attention unchanged.
+    If absorbed rows do not agree with single rows, warn, and leave attention unchanged.
 
     Returns:
         Whether passes are absorbed. False also if the model has no latent attention."""
@@ -256,16 +253,10 @@ def absorb(model: CapturingNetwork, open_: Open) -> bool:
     replace_in(model.network)
     hidden = _captures(model, open_())
 
-    def agree(seed: int) -> bool:
-        release(expands)
-        expanded, _ = _rows_apart(model, open_, hidden, seed)
-        intercept(expands)
-        before = absorbed_calls()
-        apart, dtype = _rows_apart(model, open_, hidden, seed)
-        rounding = ROUNDINGS * float(mx.finfo(dtype).eps)
-        return absorbed_calls() > before and apart <= max(EXTRA_ROUNDING * expanded, rounding)
-
-    if any(of_rank_0(model.group, agree(seed)) for seed in range(ATTEMPTS)):
+    before = absorbed_calls()
+    intercept(expands)
+    agrees = _agrees(model, partial(_rows_apart, model, open_, hidden))
+    if agrees and absorbed_calls() > before:
         return True
     release(expands)
     _warn(model, "do not take several rows in their latent: verifying drafts costs more than usual")
@@ -279,14 +270,14 @@ def _warn(model: CapturingNetwork, what: str) -> None:
 
 def _rows_apart(
     model: CapturingNetwork, open_: Open, hidden: list[str], seed: int
-) -> tuple[float, mx.Dtype]:
+) -> tuple[float, float]:
     """Compare the rows of one pass with single rows.
 
     Args:
         hidden: The hidden state to compare; no layer after it is computed. Without one, logits.
         seed: Seed of the random tokens.
     Returns:
-        The second-smallest relative difference of a row, and the dtype of the rows."""
+        The second-smallest relative difference of a row, and the limit for it."""
     tokens = _random_tokens(model, seed)
 
     def states(size: int) -> mx.array:
@@ -301,7 +292,7 @@ def _rows_apart(
         together, expected = states(ROWS), states(1)
     # A wrong mask changes all rows but one. A token at another expert mostly changes one row.
     second_least: Any = mx.sort(_apart(together, expected)[0])[1].item()
-    return second_least, expected.dtype
+    return second_least, _limit(expected.dtype)
 
 
 def _random_tokens(model: CapturingNetwork, seed: int) -> mx.array:
