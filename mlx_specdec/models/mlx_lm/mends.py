@@ -235,24 +235,17 @@ def gelu(network: nn.Module, part: Part) -> None:
     MENDED.extend(_named(network, "MLP"), __call__=call)
 
 
-def exact_scale(network: nn.Module, part: Part) -> None:
-    """Scale float32 embeddings by the square root of the width itself, which mlx-lm rounds to
-    bfloat16."""
-    _rescale(network, lambda exact, rounded: exact / rounded)
+def embedding_scale(network: nn.Module, part: Part) -> None:
+    """Scale float32 embeddings by the square root of the width, which mlx-lm rounds to bfloat16. In
+    a RecurrentGemma, scale them by the square root in bfloat16 instead, as transformers does."""
+    rounds = part.get("model_type") == "recurrent_gemma"
 
-
-def rounded_scale(network: nn.Module, part: Part) -> None:
-    """Scale float32 embeddings by the square root of the width in bfloat16, as transformers does,
-    and not by the square root itself."""
-    _rescale(network, lambda exact, rounded: rounded / exact)
-
-
-def _rescale(network: nn.Module, ratio: Callable[[float, float], float]) -> None:
     def call(plain: Any, table: nn.Module, x: mx.array) -> mx.array:
         states = plain(table, x)
         exact = math.sqrt(states.shape[-1])
         rounded = float(mx.array(exact, mx.bfloat16).item())  # type: ignore[arg-type]
-        return states * ratio(exact, rounded) if states.dtype == mx.float32 else states
+        ratio = rounded / exact if rounds else exact / rounded
+        return states * ratio if states.dtype == mx.float32 else states
 
     tables = [m for name, m in network.named_modules() if name.endswith("embed_tokens")]
     MENDED.extend(tables, __call__=call)
@@ -399,8 +392,8 @@ MENDS: dict[str, Iterable[Callable[[nn.Module, Part], None]]] = {
     "falcon_h1": (grouped_norm,),
     "gemma": (gelu,),
     "gemma2": (without_caps,),
-    "gemma3": (soft_cap, exact_scale),
-    "gemma3_text": (soft_cap, exact_scale),
+    "gemma3": (soft_cap, embedding_scale),
+    "gemma3_text": (soft_cap, embedding_scale),
     "glm": (partial_rotary,),
     "gpt_bigcode": (gelu,),
     "gpt_neox": (gelu,),
@@ -409,7 +402,7 @@ MENDS: dict[str, Iterable[Callable[[nn.Module, Part], None]]] = {
     "minicpm3": (tied_scale,),
     "nemotron_h": (time_steps,),
     "qwen3_moe": (scaled_rotary, yarn),
-    "recurrent_gemma": (rounded_scale,),
+    "recurrent_gemma": (embedding_scale,),
     "starcoder2": (gelu,),
 }
 """Type -> the mends of this type. Entries of OF_ALL_TYPES come before them."""

@@ -82,7 +82,8 @@ def check(network: nn.Module, config: Mapping[str, Any]) -> None:
     if settings is None or settings.get("factor") == 1:
         return
     kind = kind_of(settings)
-    ropes = {(type(m).__name__, getattr(m, "scale", 1.0)) for m in network.modules() if _is_rope(m)}
+    modules = ((type(module).__name__, module) for module in network.modules())
+    ropes = {(n, getattr(m, "scale", 1.0)) for n, m in modules if "RoPE" in n or "Rotary" in n}
     computed = {name for name, part in CLASSES.items() for rope, _ in ropes if part in rope}
     if any(scale != 1.0 for _, scale in ropes):
         computed.add("linear")
@@ -91,10 +92,6 @@ def check(network: nn.Module, config: Mapping[str, Any]) -> None:
             f"config.json scales positions by the type {kind!a:.40}, which mlx-lm ignores for "
             f"{config.get('model_type')}: update mlx-lm, or take the type out of config.json"
         )
-
-
-def _is_rope(module: nn.Module) -> bool:
-    return any(word in type(module).__name__ for word in ("RoPE", "Rotary"))
 
 
 def names_of(arguments: type) -> set[str]:
