@@ -17,7 +17,7 @@ from ..checkpoints import files
 from ..checkpoints.disk import read_json
 from ..checkpoints.files import LM_HEAD, whole_number
 from ..checkpoints.quantization import ALL_PARTS
-from ..checkpoints.tensors import MOST_LAYERS, same
+from ..checkpoints.tensors import MOST_LAYERS
 from ..errors import CheckpointError
 from ..text.tokenizer import Tokenizer
 from .base import LoadSettings
@@ -25,6 +25,7 @@ from .encoder_decoder import layers
 from .encoder_decoder.context import Caches, EncodedSources, Network, Tables
 from .encoder_decoder.family import Encode, EncoderDecoderFamily, Languages, LanguageTags
 from .encoder_decoder.layers import Attend, KeysValues, Mask, attend_cached, attend_in_parts
+from .number_format import same_matrix
 from .rows import Place
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
@@ -384,8 +385,7 @@ class BartFamily(EncoderDecoderFamily):
             if first is not None:
                 places.setdefault(f"{wanted}.{part}", first)
         table = places.get(f"{wanted}.weight", "")
-        both = [weights.tensor(name) for name in (LM_HEAD, table) if name in stored]
-        if len(both) == 2 and not same(*both):
+        if {LM_HEAD, table} <= stored.keys() and not same_matrix(LM_HEAD, table, weights):
             raise CheckpointError(f"{directory} has a head that is not its embedding")
         learned = shape.positions == "learned"
         return {n: place for n, place in places.items() if learned or "embed_positions." not in n}

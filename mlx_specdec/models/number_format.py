@@ -10,8 +10,9 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
 
 from .. import system
-from ..checkpoints.files import text_config
-from ..checkpoints.quantization import FLOAT_DTYPES, PARTS, check_affine
+from ..checkpoints.files import Weights, text_config
+from ..checkpoints.quantization import ALL_PARTS, FLOAT_DTYPES, PARTS, check_affine
+from ..checkpoints.tensors import same
 from ..errors import OptionError, check_one_of, first_line
 from ..system import show_size
 from .wired_memory import wire
@@ -113,6 +114,17 @@ def stored_dtype(config: Mapping[str, Any]) -> mx.Dtype:
         if name in FLOAT_DTYPES:
             return getattr(mx, name)
     return mx.float32
+
+
+def same_matrix(first: str, second: str, weights: Weights) -> bool:
+    """Return whether two matrices of a checkpoint have the same values, which may be quantized. The
+    names are those of their tensors `weight`."""
+    for part in ALL_PARTS:
+        names = [name.removesuffix("weight") + part for name in (first, second)]
+        found = [weights.tensor(name) for name in names if name in weights.infos]
+        if len(found) == 1 or (found and not same(*found)):
+            return False
+    return True
 
 
 def is_quantized(network: nn.Module) -> bool:

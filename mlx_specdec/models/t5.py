@@ -15,8 +15,7 @@ from mlx.nn.layers.distributed import shard_inplace
 
 from ..checkpoints import files
 from ..checkpoints.files import LM_HEAD, whole_number
-from ..checkpoints.quantization import ALL_PARTS
-from ..checkpoints.tensors import MOST_LAYERS, same
+from ..checkpoints.tensors import MOST_LAYERS
 from ..text.tokenizer import Tokenizer
 from .distributed.sharding import check_even, shard_inputs
 from .encoder_decoder import layers
@@ -30,6 +29,7 @@ from .encoder_decoder.layers import (
     attend_cached,
     attend_in_parts,
 )
+from .number_format import same_matrix
 from .rows import Place
 
 TRAINED_LENGTH, LONGER = 512, 1024
@@ -346,13 +346,9 @@ class T5Family(EncoderDecoderFamily):
         twins = [name for name in TWINS if name in weights.infos]
         if SHARED_EMBEDDING not in places and twins:
             places[SHARED_EMBEDDING] = twins[0]
-        table = {f"lm_head.{part}": places.get(f"shared.{part}") for part in ALL_PARTS}
-        repeats = all(
-            shared is not None and same(weights.tensor(places[head]), weights.tensor(shared))
-            for head, shared in table.items()
-            if head in places
-        )
-        return {n: place for n, place in places.items() if n not in table or not repeats}
+        shared = places.get(SHARED_EMBEDDING)
+        repeats = LM_HEAD in places and shared and same_matrix(LM_HEAD, shared, weights)
+        return {n: p for n, p in places.items() if not (repeats and n.startswith("lm_head."))}
 
     def written_config(self, config: Config, tensors: Collection[str]) -> dict[str, Any]:
         return {

@@ -26,10 +26,11 @@ from ...checkpoints.files import (
     text_config,
 )
 from ...checkpoints.quantization import Quantization
-from ...checkpoints.tensors import UNFIT, check_weights, same
+from ...checkpoints.tensors import UNFIT, check_weights
 from ...errors import CheckpointError, first_line
 from .. import foreign
 from ..drafters import mtp_layers
+from ..number_format import same_matrix
 from ..patches import CAUGHT_WEIGHTS
 from . import mends, rotary, spellings
 
@@ -130,7 +131,7 @@ def _with_own_head(config: Mapping[str, Any], source: Weights) -> dict[str, Any]
     stated = False in (config.get(TIES), text.get(TIES))
     if head is None or stated or TIES not in rotary.names_of(classes(config)[1]):
         return dict(config)
-    if (table := embedding_of(head, source)) is None or _same(head, table, source):
+    if (table := embedding_of(head, source)) is None or same_matrix(head, table, source):
         return dict(config)
     untied = {**config, TIES: False}
     return untied if text is config else {**untied, TEXT_CONFIG: {**text, TIES: False}}
@@ -142,16 +143,6 @@ def embedding_of(head: str, source: Weights) -> str | None:
     tables = [name for name in infos if EMBEDDING_NAME.search(name)]
     equal = (name for name in tables if infos[name].shape == infos[head].shape)
     return next(equal, tables[0] if tables else None)
-
-
-def _same(head: str, table: str, source: Weights) -> bool:
-    """Return whether two matrices have the same values, which may be quantized."""
-    for part in ("weight", "scales", "biases"):
-        names = [name.removesuffix("weight") + part for name in (head, table)]
-        found = [source.tensor(name) for name in names if name in source.infos]
-        if len(found) == 1 or (found and not same(*found)):
-            return False
-    return True
 
 
 def cannot_build(problem: Exception) -> str:
