@@ -156,17 +156,6 @@ def _recorded(plain: Any, module: nn.Module, latent: mx.array, transpose: bool =
     return result
 
 
-def most_rows(rank: int, widths: int) -> int:
-    """Return the number of rows up to which absorption takes less arithmetic over a long cache. The
-    length of the cache does not count, so that a sequence's arithmetic does not depend on the rest
-    of its batch.
-
-    Args:
-        rank: Width of the latent.
-        widths: Width of a head's keys plus width of its values."""
-    return rank * widths // max(1, 2 * rank - widths)
-
-
 def absorbed(
     queries: mx.array, keys: Any, values: Any, cache: Any, scale: float, mask: Any
 ) -> mx.array | None:
@@ -177,8 +166,11 @@ def absorbed(
     if made_keys is None or made_values is None or values is not made_values[2]:
         return None
     embed, latent, expanded = made_keys
-    width = expanded.shape[-1]
-    if queries.shape[2] > most_rows(latent.shape[-1], width + values.shape[-1]):
+    rank, width = latent.shape[-1], expanded.shape[-1]
+    widths = width + values.shape[-1]
+    # Up to this number of rows absorption takes less arithmetic over a long cache. The length of
+    # the cache does not count, so that a row's arithmetic does not depend on the rest of its batch.
+    if queries.shape[2] > rank * widths // max(1, 2 * rank - widths):
         return None
     if keys is not expanded:
         # Mistral 4 appends the rotated parts to queries and keys. Other models pass the scores of

@@ -127,13 +127,15 @@ def _old_keys(part: Mapping[str, Any], names: set[str]) -> dict[str, Any]:
     main = next(iter(entries.values()))
     _check_types_of_layers(part, entries, names)
     settings = scaling({NEW: part[NEW]})
-    base, (share, width) = main.get("rope_theta"), _share(part, main)
+    base, head = main.get("rope_theta"), part.get("head_dim")
+    share: Any = main.get("partial_rotary_factor")
+    has_width = isinstance(share, int | float) and isinstance(head, int)
     old = {
         "rope_theta": base,
         "rotary_emb_base": base,
         "partial_rotary_factor": share,
         "rotary_pct": share,
-        "rotary_dim": width,
+        "rotary_dim": int(share * head) if has_width else None,
     }
     for kind, bases in SECOND.items():
         old |= dict.fromkeys(bases, entries.get(kind, {}).get("rope_theta"))
@@ -149,15 +151,6 @@ def _old_keys(part: Mapping[str, Any], names: set[str]) -> dict[str, Any]:
     if "rope_scaling" in names:
         old.setdefault("rope_scaling", None)
     return {**old, **part} if part.get("rope_scaling") else old
-
-
-def _share(part: Mapping[str, Any], main: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Return the rotated share of a head's width, and the rotated width; None for what is not
-    stated."""
-    share, head = main.get("partial_rotary_factor"), part.get("head_dim")
-    if not isinstance(share, int | float) or not isinstance(head, int):
-        return share, None
-    return share, int(share * head)
 
 
 def _check_types_of_layers(

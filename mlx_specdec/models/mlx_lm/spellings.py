@@ -81,22 +81,6 @@ DERIVED: dict[str, Callable[[Part], Any]] = {
     "full_attention_interval": _pattern,
 }
 """Key of mlx-lm's families -> the value that config.json states by other keys, or None."""
-WITH_EXPERTS = {"topk_method": "noaux_tc", "scoring_func": "sigmoid", "moe_layer_freq": 1}
-FIXED_KEYS: dict[str, dict[str, Any]] = {
-    "apertus": {"post_norm": False, "qk_norm": True, "mlp_bias": False},
-    "deepseek_v2": {"rope_scaling": {"factor": 1.0}},
-    "gemma4_unified_text": {"hidden_size_per_layer_input": 0},
-    "glm_moe_dsa": WITH_EXPERTS,
-    "granitemoehybrid": {"position_embedding_type": "nope"},
-    "minicpm3": {"rope_scaling": {}},
-    "minimax_m2": {"shared_intermediate_size": 0},
-    "solar_open": {
-        "intermediate_size": 0,
-        "first_k_dense_replace": 0,
-        "partial_rotary_factor": 1.0,
-    },
-}
-"""Type -> keys of the family that transformers fixes for this type."""
 
 
 def _of_mimo(part: Part) -> dict[str, Any]:
@@ -114,15 +98,33 @@ def _of_mimo(part: Part) -> dict[str, Any]:
     }
 
 
-DERIVED_KEYS: dict[str, Callable[[Part], dict[str, Any]]] = {
+OF_TYPE: dict[str, Callable[[Part], dict[str, Any]]] = {
+    "apertus": lambda _: {"post_norm": False, "qk_norm": True, "mlp_bias": False},
+    "deepseek_v2": lambda _: {"rope_scaling": {"factor": 1.0}},
     "exaone4": lambda part: {
         "sliding_window_pattern": "".join(
             "GL"[kind != "full_attention"] for kind in part.get("layer_types") or ()
         )
     },
+    "gemma4_unified_text": lambda _: {"hidden_size_per_layer_input": 0},
+    "glm_moe_dsa": lambda _: {
+        "topk_method": "noaux_tc",
+        "scoring_func": "sigmoid",
+        "moe_layer_freq": 1,
+    },
+    "granitemoehybrid": lambda _: {"position_embedding_type": "nope"},
     "mamba2": lambda part: {"intermediate_size": int(part["num_heads"]) * int(part["head_dim"])},
     "mimo_v2_flash": _of_mimo,
-    "minimax_m2": lambda part: {"rotary_dim": int((_head_dim(part) or 0) * (_share(part) or 1))},
+    "minicpm3": lambda _: {"rope_scaling": {}},
+    "minimax_m2": lambda part: {
+        "rotary_dim": int((_head_dim(part) or 0) * (_share(part) or 1)),
+        "shared_intermediate_size": 0,
+    },
+    "solar_open": lambda _: {
+        "intermediate_size": 0,
+        "first_k_dense_replace": 0,
+        "partial_rotary_factor": 1.0,
+    },
 }
 """Type -> a function that returns keys of mlx-lm's family, for those that config.json lacks."""
 _LAYERS = {"linear_attention": "mamba", "full_attention": "attention"}
@@ -166,14 +168,11 @@ def spelled(config: Part, arguments: type) -> dict[str, Any]:
 def _spelled(part: Part, names: set[str]) -> dict[str, Any]:
     kind = str(part.get("model_type"))
     changed = _translated(kind, part)
-    own = DERIVED_KEYS[kind](part) if kind in DERIVED_KEYS else {}
+    own = OF_TYPE[kind](part) if kind in OF_TYPE else {}
     changed |= {name: value for name, value in own.items() if changed.get(name) is None}
-    derived = {name: derive(changed) for name, derive in DERIVED.items() if name in names}
-    derived = {name: value for name, value in derived.items() if value is not None}
-    for name, value in {**FIXED_KEYS.get(kind, {}), **derived}.items():
-        if value is not None and changed.get(name) is None:
-            changed[name] = value
-    return changed
+    lacking = (name for name in DERIVED if name in names and changed.get(name) is None)
+    derived = {name: DERIVED[name](changed) for name in lacking}
+    return changed | {name: value for name, value in derived.items() if value is not None}
 
 
 TENSOR_NAMES: dict[str, tuple[tuple[str, str], ...]] = {
