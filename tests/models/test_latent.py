@@ -52,7 +52,7 @@ def test_rows_of_every_family_with_a_latent_are_what_single_rows_are(name: str) 
     before = absorbed_calls()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        model.open([1])
+        model.open_batch([[1]])
     assert absorbed_calls() > before
     limit = 0.0 if name in EXACT and system.blas_name() == "bundled" else ROUNDING
     assert max(rows_apart(model, seed) for seed in range(3)) <= limit
