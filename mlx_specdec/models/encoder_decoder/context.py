@@ -25,7 +25,7 @@ from ..cpu_layers import begin, lighten
 from ..exact import ExactPasses, exact_pass, rows_stand_alone, try_exact
 from ..number_format import nbytes
 from ..rows import STEP, KVCache, Place, Rows, RowsContext, padded
-from .layers import SOURCE_ROWS, Attention, KeysValues, append_in_training
+from .layers import SOURCE_ROWS, Attention, KeysValues
 
 ENCODER = re.compile(r"(model\.)?(encoder|shared)\.")
 """Beginning of the names of an encoder's tensors."""
@@ -116,12 +116,18 @@ class Network(nn.Module, ABC):
     def teach(self, sources: mx.array, mask: mx.array, tokens: mx.array) -> mx.array:
         """Return the inputs of the head, (batch, m, width), for complete sequences, (batch, m)
         int32, without caches. `encode` describes `sources` and `mask`."""
+
+        def append(before: KeysValues, *new: mx.array) -> KeysValues:
+            # If one softmax covers both, the keys and values of the source come first.
+            pairs = zip(before, new, strict=True)
+            return [mx.concatenate([*pair], axis=2) for pair in pairs] if before else new
+
         batch, rows = tokens.shape
         encoded, starts = self.encode(sources, mask), (0,) * batch
         by_layer = EncodedSources((encoded,), self.project_encoded(encoded)).by_layer
         source: Any = SimpleNamespace(by_layer=by_layer, mask=mask, lengths=starts)
         before = [pair if self.merged else () for pair in by_layer]
-        caches: Any = [SimpleNamespace(append=partial(append_in_training, b)) for b in before]
+        caches: Any = [SimpleNamespace(append=partial(append, b)) for b in before]
         *_, states = self.decode(tokens, caches, source, Place(starts, rows), self.tables(rows))
         return states
 

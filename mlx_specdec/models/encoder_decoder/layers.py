@@ -157,10 +157,3 @@ def attend_in_parts(
             # memory at once, and an interrupt would have to wait for all parts.
             mx.eval(mixed[-1])
     return mx.concatenate(mixed, axis=1)
-
-
-def append_in_training(before: KeysValues, *new: mx.array) -> KeysValues:
-    """Return the keys and values to which a pass over complete sequences attends. If one softmax
-    covers a source and its sequence, the sources' keys and values, `before`, come first."""
-    pairs = zip(before, new, strict=True)
-    return [mx.concatenate([*pair], axis=2) for pair in pairs] if before else new

@@ -40,7 +40,7 @@ from .context import DecoderOnlyContext
 from .mends import factors_of
 from .network import CapturingNetwork
 from .recurrence import Recurrences
-from .trials import absorb, misfit, rows_agree, try_batches, try_recurrences
+from .trials import absorb, rows_agree, try_batches, try_recurrences
 
 
 def cache_maker(network: nn.Module, settings: CacheSettings) -> Callable[[], list[Any]]:
@@ -271,7 +271,13 @@ class DecoderOnlyModel(CapturingNetwork):
     @cached_property
     def _misfit(self) -> str:
         """The reason why the model cannot use batched caches, in one line; "" if it can."""
-        return misfit(self, self.untried)
+        try:
+            with self.lazily():
+                self.untried().advance(mx.zeros((1, 2), dtype=mx.int32))
+        except Exception as problem:
+            # Some models read attributes that only mlx-lm's caches have.
+            return f"it fails with caches of several sequences ({first_line(problem)})"
+        return ""
 
     @cached_property
     def _batched_caches(self) -> list[MakeCache]:

@@ -19,16 +19,15 @@ from ...errors import OptionError, first_line
 from ...types import after, rectangle
 from ..base import family_of
 from ..distributed.sharding import of_rank_0
-from ..number_format import on_cpu
 from .attention import absorbed_calls, expanding, intercept, release, replace_in
-from .caches import MakeCache, WindowCache, leaves
+from .caches import MakeCache, leaves
 from .context import DecoderOnlyContext
 from .network import CapturingNetwork
 from .recurrence import Recurrences
 
-BEGUN = 5
-"""Number of tokens in the cache before the compared rows. No row is then the first of its
-sequence."""
+BEGUN, NARROW = 5, 4
+"""Number of tokens in the cache before the compared rows, and size of the windows in trials, in
+tokens. No row is then the first of its sequence, and windows are full."""
 ROWS = 4
 """Number of rows that are compared."""
 LEAST_LAYERS = 4
@@ -36,11 +35,6 @@ LEAST_LAYERS = 4
 ATTEMPTS = 3
 """Number of attempts, each with other tokens. In half precision, rounding can send a token to
 another expert, so that a single attempt proves no fault."""
-WIDEST = 1 << 16
-"""The largest window, in tokens, that a trial fills. Only users set wider windows, with
---max-kv-size, and such a window is the same for all rows."""
-OUTWEIGHS = 4
-"""Ratio of each value to the value that leaves the window after it."""
 TRIAL_LENGTHS = ((3, 1), (7, 4), (6, 2), (7, 2), (9, 3))
 """For each sequence of a trial batch: its number of tokens, and how many of them are rewound and
 fed again. All sequences are rewound to different lengths, so that a model that uses one position
@@ -48,26 +42,12 @@ for all sequences fails."""
 MASK_AXES = (4, 5)
 """Numbers of mask axes to try, in this order: (batch, heads, rows, keys), then one more axis for
 query heads that share keys."""
-LIMIT, TF32_LIMIT, HALF_LIMIT = 0.001, 0.01, 0.1
-"""The largest difference of two rows, relative to their norm, that counts as rounding: in float32
-on the CPU, in float32 elsewhere, and in half precision. An accelerator may multiply float32 in
-TF32, which changes rows by up to 0.005. A wrong mask changes them by 0.1 to 1."""
-NARROW = 4
-"""Size of the windows in trial batches, in tokens. Real windows are longer than such a trial."""
+LIMIT, HALF_LIMIT = 0.01, 0.1
+"""The largest difference of two rows, relative to their norm, that counts as rounding in float32
+and in half precision. An accelerator may multiply float32 in TF32, which changes rows by up to
+0.005. A wrong mask changes them by 0.1 to 1."""
 Open = Callable[..., DecoderOnlyContext]
 """A function that opens a context of a number of sequences (by default 1)."""
-
-
-def misfit(model: CapturingNetwork, open_: Open) -> str:
-    """Return why a model cannot be called with batched caches, in one line; "" if it can. Nothing
-    is computed."""
-    try:
-        with model.lazily():
-            open_().advance(mx.zeros((1, 2), dtype=mx.int32))
-    except Exception as problem:
-        # Some models read attributes that only mlx-lm's caches have.
-        return f"it fails with caches of several sequences ({first_line(problem)})"
-    return ""
 
 
 def try_batches(model: CapturingNetwork, open_: Open) -> tuple[int | None, str]:
@@ -112,8 +92,7 @@ def _begins_with_zeros(model: CapturingNetwork, open_: Open) -> bool:
 
 
 def _batch_apart(model: CapturingNetwork, open_: Open, axes: int, seed: int) -> tuple[float, float]:
-    """Decode a batch, some of whose tokens are rewound, and the same sequences alone. Windows are
-    made smaller than the sequences.
+    """Decode a batch, some of whose tokens are rewound, and the same sequences alone.
 
     Returns:
         The second-largest relative difference of a sequence's logits, and the limit for it. The
@@ -125,10 +104,8 @@ def _batch_apart(model: CapturingNetwork, open_: Open, axes: int, seed: int) -> 
     ]
 
     def opened(count: int) -> DecoderOnlyContext:
-        context = open_(count)
+        context = _narrowed(open_(count))
         context.rows.mask_axes = lambda: axes
-        for window in context.rows.windows.values():
-            window.size = min(window.size, NARROW)
         return context
 
     batch, fed = opened(len(TRIAL_LENGTHS)), tokens
@@ -146,6 +123,13 @@ def _batch_apart(model: CapturingNetwork, open_: Open, axes: int, seed: int) -> 
     return counted, _limit(logits.dtype)
 
 
+def _narrowed(context: DecoderOnlyContext) -> DecoderOnlyContext:
+    """Make the windows of a context smaller than the sequences of a trial."""
+    for window in context.rows.windows.values():
+        window.size = min(window.size, NARROW)
+    return context
+
+
 def _apart(actual: mx.array, expected: mx.array) -> mx.array:
     """Return the distance of rows, relative to the norm of the expected rows. The distance is NaN
     if the expected row is not finite, which proves nothing, and infinite if only the actual row is
@@ -157,9 +141,7 @@ def _apart(actual: mx.array, expected: mx.array) -> mx.array:
 
 
 def _limit(dtype: mx.Dtype) -> float:
-    if dtype != mx.float32:
-        return HALF_LIMIT
-    return LIMIT if on_cpu() else TF32_LIMIT
+    return LIMIT if dtype == mx.float32 else HALF_LIMIT
 
 
 def rows_agree(model: CapturingNetwork, open_: Open) -> bool:
@@ -251,9 +233,7 @@ def absorb(model: CapturingNetwork, open_: Open) -> bool:
     if not expands:
         return False
     replace_in(model.network)
-    hidden = _captures(model, open_())
-
-    before = absorbed_calls()
+    hidden, before = _captures(model, open_()), absorbed_calls()
     intercept(expands)
     agrees = _agrees(model, partial(_rows_apart, model, open_, hidden))
     if agrees and absorbed_calls() > before:
@@ -281,9 +261,8 @@ def _rows_apart(
     tokens = _random_tokens(model, seed)
 
     def states(size: int) -> mx.array:
-        context = open_()
+        context = _narrowed(open_())
         context.advance(tokens[:, :BEGUN])
-        _fill(context, mx.random.key(seed))
         parts = [tokens[:, at : at + size] for at in range(BEGUN, BEGUN + ROWS, size)]
         scores = [context.advance(part, hidden=hidden) for part in parts]
         return mx.concatenate([s.hidden[hidden[0]] if hidden else s.logits for s in scores], axis=1)
@@ -298,33 +277,6 @@ def _rows_apart(
 def _random_tokens(model: CapturingNetwork, seed: int) -> mx.array:
     key = mx.random.key(seed)
     return mx.random.randint(0, model.vocabulary, (1, BEGUN + ROWS), mx.int32, key=key)
-
-
-def _fill(context: DecoderOnlyContext, key: mx.array) -> None:
-    """Fill attention caches up to the largest window without a pass over that many tokens.
-
-    All keys that are put in are equal, so that attention weighs them equally. The values that leave
-    the window next are large. A window that is one token too wide or too narrow therefore changes
-    the result, even if the window is large."""
-    windows = context.rows.windows.values()
-    for window in windows:
-        window.size = min(window.size, WIDEST)
-    size = max((window.size for window in windows), default=0)
-    if size <= BEGUN:
-        return
-    context.rows.begin((size,))
-    for cache in context.attention:
-        keys, values = cache.keys, cache.values
-        if keys is None or values is None:
-            continue
-        held = min(size, cache.max_size) if isinstance(cache, WindowCache) else size
-        heads, width = values.shape[1], values.shape[3]
-        # The largest values are near 2 ** 15. The largest number of float16 is twice that.
-        scale = min(held, 32) * OUTWEIGHS ** mx.arange(ROWS, 0, -1)[:, None]
-        leaving = scale * mx.random.normal((1, heads, ROWS, width), key=key)
-        filled = mx.pad(leaving[:, :, :held], [(0, 0), (0, 0), (0, max(0, held - ROWS)), (0, 0)])
-        equal = mx.zeros((*keys.shape[:2], held, keys.shape[3]), keys.dtype)
-        cache.hold([[equal, filled.astype(values.dtype)]])
 
 
 def _layers_to_try(model: CapturingNetwork, context: DecoderOnlyContext) -> int:
