@@ -116,9 +116,7 @@ def open_model(
         )
     tensors.clear()
     caught.clear()
-    full_config = foreign.spelled_old(full_config)
-    arguments = classes(full_config)[1]
-    full_config = spellings.spelled(rotary.spelled_old(full_config, arguments), arguments)
+    full_config = _spelled(full_config, classes(full_config)[1], both=False)
     full_config["model_type"] = spellings.family_type(full_config)
     return Opened(model, full_config, weights)
 
@@ -229,5 +227,10 @@ def arguments_of(config: Mapping[str, Any], arguments: Any) -> Any:
     """Return a family's arguments, of its class `arguments`, from a config.json in any of the
     spellings that `rotary`, `spellings` and `foreign` translate. Raises CheckpointError, and
     whatever the family raises."""
-    spelled = rotary.spelled_both(foreign.spelled_old(config), arguments)
-    return arguments.from_dict(spellings.spelled(spelled, arguments))
+    return arguments.from_dict(_spelled(config, arguments, both=True))
+
+
+def _spelled(config: Mapping[str, Any], arguments: Any, *, both: bool) -> dict[str, Any]:
+    names = rotary.names_of(arguments)
+    rotating = rotary.spelled(foreign.spelled_old(config), names, both=both)
+    return spellings.spelled(rotating, names)

@@ -55,24 +55,21 @@ def scaling(part: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return next((entry for entry in entries if kind_of(entry) not in UNSCALED), None)
 
 
-def spelled_old(config: Mapping[str, Any], arguments: type) -> dict[str, Any]:
+def spelled(config: Mapping[str, Any], names: set[str], *, both: bool) -> dict[str, Any]:
     """Return config.json, and its `text_config`, with the older keys that the family reads. As in
     transformers, `rope_parameters` overrule older keys unless there is `rope_scaling`.
 
     Args:
-        arguments: The class of mlx-lm that holds the family's arguments.
+        names: The keys that the family reads; see `names_of`.
+        both: Add `rope_parameters` for families that read only these.
     Raises:
         CheckpointError: If types of layers differ in a way that the family does not implement."""
-    names = names_of(arguments)
-    return with_parts(config, lambda part: {**part, **_old_keys(part, names)})
 
+    def change(part: Mapping[str, Any]) -> dict[str, Any]:
+        old = {**part, **_old_keys(part, names)}
+        return {**old, **_new_keys(old, names)} if both else old
 
-def spelled_both(config: Mapping[str, Any], arguments: type) -> dict[str, Any]:
-    """Return the result of `spelled_old`, with `rope_parameters` for families that read only
-    these."""
-    names = names_of(arguments)
-    old = spelled_old(config, arguments)
-    return with_parts(old, lambda part: {**part, **_new_keys(part, names)})
+    return with_parts(config, change)
 
 
 def check(network: nn.Module, config: Mapping[str, Any]) -> None:

@@ -149,12 +149,9 @@ def family_type(config: Part) -> Any:
     return SAME_AS.get(kind, kind) if isinstance(kind, str) else kind
 
 
-def spelled(config: Part, arguments: type) -> dict[str, Any]:
-    """Return config.json, and its `text_config`, with the keys that the family reads.
-
-    Args:
-        arguments: The class of mlx-lm that holds the family's arguments."""
-    names = names_of(arguments)
+def spelled(config: Part, names: set[str]) -> dict[str, Any]:
+    """Return config.json, and its `text_config`, with the keys that the family reads. names: The
+    result of `names_of`."""
     changed = _spelled(config, names)
     if config.get("model_type") in TEXT_PARTS and "text_config" in names:
         return {"model_type": config["model_type"], "text_config": changed}
