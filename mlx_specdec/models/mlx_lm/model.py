@@ -33,9 +33,9 @@ from ..cpu_layers import lighten
 from ..exact import ExactPasses, try_exact
 from ..number_format import nbytes, on_cpu
 from ..patches import QUANTIZED_ATTENTION
-from ..rows import DROP, STEP, Rows
+from ..rows import DROP, STEP
 from .attention import SCORES_NBYTES, attend_in_parts, divide_recurrences, replace_in
-from .caches import BatchedCache, MakeCache, batched, copier, leaves
+from .caches import MakeCache, batched, copier, leaves
 from .context import DecoderOnlyContext
 from .mends import factors_of
 from .network import CapturingNetwork
@@ -127,6 +127,7 @@ class DecoderOnlyModel(CapturingNetwork):
         self.family, self.identity = family_of(model), identity
         self.max_length = max_length
         self._make_caches = cache_maker(model, caches)
+        self._batched_caches = list(map(batched, self._make_caches()))
         self._quantizes_cache = caches.bits is not None
 
     @cached_property
@@ -244,7 +245,8 @@ class DecoderOnlyModel(CapturingNetwork):
     @cached_property
     def _batch_trial(self) -> tuple[int | None, str]:
         """The number of axes of masks in batches, or why the model cannot decode batches."""
-        single = sorted({type(c).__name__ for c in self._opaque if type(c) is not ArraysCache})
+        states = DecoderOnlyContext(self, self._makers, 1).states
+        single = sorted({type(c).__name__ for c in states if type(c) is not ArraysCache})
         if self._misfit:
             return None, self._misfit
         if single:
@@ -253,13 +255,7 @@ class DecoderOnlyModel(CapturingNetwork):
 
     @cached_property
     def _recurrences(self) -> Recurrences | None:
-        return try_recurrences(self, self._makers) if self._opaque else None
-
-    @cached_property
-    def _opaque(self) -> list[Any]:
-        """The caches of a sequence that cannot drop entries."""
-        caches = leaves([make(Rows(1)) for make in self._makers])
-        return [cache for cache in caches if not isinstance(cache, BatchedCache)]
+        return try_recurrences(self, self._makers)
 
     @cached_property
     def _makers(self) -> list[MakeCache]:
@@ -278,7 +274,3 @@ class DecoderOnlyModel(CapturingNetwork):
             # Some models read attributes that only mlx-lm's caches have.
             return f"it fails with caches of several sequences ({first_line(problem)})"
         return ""
-
-    @cached_property
-    def _batched_caches(self) -> list[MakeCache]:
-        return list(map(batched, self._make_caches()))

@@ -162,9 +162,11 @@ def rows_agree(model: CapturingNetwork, open_: Open) -> bool:
 
 
 def try_recurrences(model: CapturingNetwork, make: Sequence[MakeCache]) -> Recurrences | None:
-    """Return the recurrences of a model. Return None if repeating them over the first rows of a
-    pass gives another state than a shorter pass."""
+    """Return the recurrences of a model. Return None if it has none, or if repeating them over the
+    first rows of a pass gives another state than a shorter pass."""
     empty = DecoderOnlyContext(model, make, 1)
+    if not empty.states:
+        return None
     empty.rows.advance(mx.zeros((1, 2), dtype=mx.int32), 0)
     recurrences = Recurrences(model.network, empty.entries, empty.states)
 
