@@ -24,10 +24,6 @@ from ..exact import ExactPasses
 SIZE = 256
 """Length of the first array of a message. A network takes as long for it as for one number. Longer
 messages, mostly with prompts, have a second array, whose size the first one states."""
-ORDER_HEAD = 3
-"""Numbers at the beginning of an order: operation, context, and the number of arguments."""
-
-
 OPERATIONS = ("open", "advance", "rewind", "evaluate", "merge", "keep", "close", "end")
 """The operations of orders: opening or closing a context, methods of `types.Context`, and the end
 of all ranks. Messages have their numbers in this list."""
@@ -60,21 +56,18 @@ def receive(total: Total) -> OrderMessage:
         more = mx.zeros(-(-length // SIZE) * SIZE - SIZE, dtype=mx.int32)
         array = mx.concatenate([array, _enter(total, more)])
         numbers = array.tolist()  # type: ignore[assignment]
-    return OrderMessage(tuple(_orders(numbers[1:length])), array, length)
+    orders, place = list[Order](), 1
+    while place < length:
+        operation, context, count = numbers[place : place + 3]
+        place += 3 + count
+        orders.append((OPERATIONS[operation], context, tuple(numbers[place - count : place])))
+    return OrderMessage(tuple(orders), array, length)
 
 
 def _enter(total: Total, array: mx.array) -> mx.array:
     entered = total(array)
     mx.async_eval(entered)
     return entered
-
-
-def _orders(numbers: Sequence[int]) -> Iterator[Order]:
-    place = 0
-    while place < len(numbers):
-        op, context, count = numbers[place : place + ORDER_HEAD]
-        place += ORDER_HEAD + count
-        yield OPERATIONS[op], context, tuple(numbers[place - count : place])
 
 
 def follow(model: Base, total: Total) -> int:

@@ -130,17 +130,6 @@ OF_TYPE: dict[str, Callable[[Part], dict[str, Any]]] = {
 _LAYERS = {"linear_attention": "mamba", "full_attention": "attention"}
 
 
-def _translated(kind: str, part: Part) -> dict[str, Any]:
-    """Return a part of config.json without values that mlx-lm's family would misread."""
-    changed = dict(part)
-    if kind == "exaone4" and isinstance(part.get("sliding_window_pattern"), int):
-        del changed["sliding_window_pattern"]  # mlx-lm reads this pattern as letters
-    if kind == "granitemoehybrid":
-        kinds = part.get("layer_types") or ()
-        changed["layer_types"] = [_LAYERS.get(name, name) for name in kinds]
-    return changed
-
-
 def family_type(config: Part) -> Any:
     """Return the name of mlx-lm's family for a configuration."""
     kind = config.get("model_type")
@@ -163,8 +152,12 @@ def spelled(config: Part, names: set[str]) -> dict[str, Any]:
 
 
 def _spelled(part: Part, names: set[str]) -> dict[str, Any]:
-    kind = str(part.get("model_type"))
-    changed = _translated(kind, part)
+    kind, changed = str(part.get("model_type")), dict(part)
+    if kind == "exaone4" and isinstance(part.get("sliding_window_pattern"), int):
+        del changed["sliding_window_pattern"]  # mlx-lm reads this pattern as letters
+    if kind == "granitemoehybrid":
+        kinds = part.get("layer_types") or ()
+        changed["layer_types"] = [_LAYERS.get(name, name) for name in kinds]
     own = OF_TYPE[kind](part) if kind in OF_TYPE else {}
     changed |= {name: value for name, value in own.items() if changed.get(name) is None}
     lacking = (name for name in DERIVED if name in names and changed.get(name) is None)
