@@ -214,19 +214,17 @@ class T5Stack(nn.Module):
         positions of a source. The bias of earlier rows is a window of these columns, shifted to the
         right."""
         last = (length - 1) // rows * rows
-        reach = last + rows
-        keys, queries = np.arange(last + length)[None], np.arange(last, reach)[:, None]
-        index = mx.array(reach - 1 + keys - queries)
-        biases = [mx.take(table, index, axis=1)[None] for table in self.bias_tables(reach)]
-        return biases * (len(self.block) // len(biases))
+        positions = np.arange(last, last + rows)[None]
+        return self.masks(self.bias_tables(last + rows), positions, last + length)
 
-    def masks(self, tables: Sequence[mx.array], positions: np.ndarray) -> list[mx.array]:
-        """Return what each layer adds to its scores, (batch, heads, rows, width). `width` is the
-        end of the longest sequence. `positions`, (batch, rows), has one row if all sequences have
-        the same positions."""
-        width, reach = int(positions.max()) + 1, tables[0].shape[1] // 2
+    def masks(
+        self, tables: Sequence[mx.array], positions: np.ndarray, width: int
+    ) -> list[mx.array]:
+        """Return what each layer adds to its scores of `width` keys, (batch, heads, rows, width).
+        `positions`, (batch, rows), has one row if all sequences have the same positions."""
+        reach = (tables[0].shape[1] + 1) // 2
         if positions.size == 1:
-            first = reach - width
+            first = reach - 1 - int(positions[0, 0])
             masks = [table[None, :, None, first : first + width] for table in tables]
         else:
             index = mx.array(reach - 1 + np.arange(width) - positions[..., None])
@@ -297,7 +295,8 @@ class T5(Network):
     def decode(
         self, tokens: mx.array, caches: Caches, source: EncodedSources, place: Place, tables: Tables
     ) -> Iterator[mx.array]:
-        masks = self.decoder.masks(tables, place.positions[:1] if place.even else place.positions)
+        positions = place.positions[:1] if place.even else place.positions
+        masks = self.decoder.masks(tables, positions, place.end)
         states = self.shared(tokens)
         for block, cache, pair, mask in zip(
             self.decoder.block, caches, source.by_layer, masks, strict=True

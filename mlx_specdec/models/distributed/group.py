@@ -40,7 +40,6 @@ LONGEST_MESSAGE = 1024
 """Maximum bytes of a message between ranks; the rest is cut off."""
 MEETING = 60.0
 """Seconds that a rank waits for the other ranks when it starts."""
-LATE = "not all ranks have come within {:g} seconds: start all together"
 FAILED, REFUSED = 1, 2
 """Exit codes."""
 LEAVING = "\0left"
@@ -198,7 +197,15 @@ def _model_digest(directory: Path) -> str:
 def join() -> Ranks:
     """Connect to the ranks that were started together, once. Raises OptionError."""
     before = open_descriptors()
-    cancel = give_up_after(MEETING, f"error: {LATE.format(MEETING)}")
+    # Another process kills this one, because MLX holds Python's lock while it waits.
+    late = f"error: not all ranks have come within {MEETING:g} seconds: start all together"
+    words = [str(os.getpid()), str(MEETING), late]
+    watchdog = subprocess.Popen(
+        [sys.executable, "-S", "-E", "-c", _WATCHDOG, *words],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+    )
     try:
         group = mx.distributed.init(strict=True)
     except (RuntimeError, ValueError) as problem:
@@ -207,7 +214,7 @@ def join() -> Ranks:
             "launch, or with mlx.launch"
         ) from None
     finally:
-        cancel()
+        watchdog.communicate()  # closes the pipe
     if group.size() == 1:
         raise OptionError("distributed needs two ranks or more: this is the only one")
     ranks = Ranks(group, open_descriptors() - before)
@@ -221,19 +228,6 @@ def join() -> Ranks:
 def met() -> Ranks | None:
     """Return the ranks of this process if it has joined them."""
     return join() if join.cache_info().currsize else None
-
-
-def give_up_after(seconds: float, sentence: str) -> Callable[[], object]:
-    """Print a sentence and kill this process after some seconds, unless the returned function is
-    called before. Another process does this, because MLX holds Python's lock while it waits."""
-    words = [str(os.getpid()), str(seconds), sentence]
-    watchdog = subprocess.Popen(
-        [sys.executable, "-S", "-E", "-c", _WATCHDOG, *words],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    return watchdog.communicate
 
 
 def open_descriptors() -> set[int]:

@@ -112,9 +112,10 @@ class DecoderOnlyContext(RowsContext):
         rows are repeated. The number is -1 for the caches themselves."""
         if length == current or not self._slots:
             return -1, 0
-        for number in reversed(range(len(self._boundaries))):
-            if self._boundaries[number].reaches(row, length):
-                return number, length - self._boundaries[number].starts[row]
+        for number, boundary in reversed(list(enumerate(self._boundaries))):
+            more = length - boundary.starts[row]
+            if more == 0 or (boundary.calls and 0 < more < boundary.rows):
+                return number, more
         raise RewindError(f"cannot go back to {length} tokens: no copy was kept that far back")
 
     def _part(self, number: int, repeated: int, rows: list[int], count: int) -> list[Any]:
@@ -208,11 +209,6 @@ class _Boundary:
     passed: list[Any]
     rows: int
     calls: list[RecordedCall]
-
-    def reaches(self, row: int, length: int) -> bool:
-        """Return whether the state of a sequence can be advanced to this length."""
-        more = length - self.starts[row]
-        return more == 0 or bool(self.calls and 0 < more < self.rows)
 
 
 def merged(parts: Sequence[list[Any]], rows: Sequence[list[int]]) -> list[Any]:
