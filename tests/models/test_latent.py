@@ -35,9 +35,7 @@ WIDE = dict.fromkeys(
 
 
 def rows_apart(model: DecoderOnlyModel, seed: int = 0) -> float:
-    return trials._rows_apart(model, model.untried, trials._captures(model, model.untried()), seed)[
-        0
-    ]
+    return trials._rows_apart(model, model.untried, seed)[0]
 
 
 def quantized(name: str) -> DecoderOnlyModel:

@@ -150,8 +150,7 @@ def rows_agree(model: CapturingNetwork, open_: Open) -> bool:
     if not open_().restores:
         _warn(model, "cannot go back to a part of a pass: decoding without speculation")
         return False
-    hidden = _captures(model, open_())
-    if _agrees(model, partial(_rows_apart, model, open_, hidden)):
+    if _agrees(model, partial(_rows_apart, model, open_)):
         return True
     _warn(
         model,
@@ -231,10 +230,9 @@ def absorb(model: CapturingNetwork, open_: Open) -> bool:
     if not expands:
         return False
     replace_in(model.network)
-    hidden, before = _captures(model, open_()), absorbed_calls()
+    before = absorbed_calls()
     intercept(expands)
-    agrees = _agrees(model, partial(_rows_apart, model, open_, hidden))
-    if agrees and absorbed_calls() > before:
+    if _agrees(model, partial(_rows_apart, model, open_)) and absorbed_calls() > before:
         return True
     release(expands)
     _warn(model, "do not take several rows in their latent: verifying drafts costs more than usual")
@@ -246,17 +244,12 @@ def _warn(model: CapturingNetwork, what: str) -> None:
     warnings.warn(text, RuntimeWarning, stacklevel=3)
 
 
-def _rows_apart(
-    model: CapturingNetwork, open_: Open, hidden: list[str], seed: int
-) -> tuple[float, float]:
-    """Compare the rows of one pass with single rows.
+def _rows_apart(model: CapturingNetwork, open_: Open, seed: int) -> tuple[float, float]:
+    """Compare the rows of one pass over random tokens with single rows.
 
-    Args:
-        hidden: The hidden state to compare; no layer after it is computed. Without one, logits.
-        seed: Seed of the random tokens.
     Returns:
         The second-smallest relative difference of a row, and the limit for it."""
-    tokens = _random_tokens(model, seed)
+    tokens, hidden = _random_tokens(model, seed), _captures(model, open_())
 
     def states(size: int) -> mx.array:
         context = _narrowed(open_())
@@ -290,8 +283,8 @@ def _layers_to_try(model: CapturingNetwork, context: DecoderOnlyContext) -> int:
 
 
 def _captures(model: CapturingNetwork, context: DecoderOnlyContext) -> list[str]:
-    """Return the name of the hidden state to compare, or an empty list if the model hides it. It is
-    the output of the last layer to try."""
+    """Return the name of the hidden state to compare, or an empty list if the model hides it, so
+    that logits are compared. It is the output of the last layer to try, the last one computed."""
     name = after(_layers_to_try(model, context) - 1)
     try:
         model.capture(name)
