@@ -15,8 +15,6 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
 
-from ... import system
-from ...errors import PromptError
 from ...system import show_size
 from ...text.tokenizer import Kind
 from ...types import FINAL, Cached, Context, Reusable, Scores, rectangle
@@ -240,14 +238,11 @@ class EncoderDecoderModel:
         trained = self.network.trained_length
         if prompt_tokens <= trained:
             return ""
-        nbytes, most = self.network.source_nbytes(prompt_tokens), system.usable_memory()
-        takes = f"reading the prompt takes about {show_size(nbytes)} of memory"
-        length = f"the prompt has {prompt_tokens:,} tokens, and"
-        if self.nbytes + nbytes > most:
-            models = f"models may take {show_size(most)} on this machine"
-            raise PromptError(f"{length} {takes}, where {models}: shorten it")
-        worse = f"the model was trained on {trained:,} at most: the text may be worse"
-        return f"{length} {worse}, and {takes}"
+        takes = show_size(self.network.source_nbytes(prompt_tokens))
+        return (
+            f"the prompt has {prompt_tokens:,} tokens, and the model was trained on {trained:,} at "
+            f"most: the text may be worse, and reading the prompt takes about {takes} of memory"
+        )
 
     def open_batch(
         self, prompts: Sequence[Sequence[int]], cached: Sequence[Cached | None] = ()
