@@ -3,7 +3,7 @@ models. See `loading.Family`."""
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -35,10 +35,6 @@ _NEVER = re.compile(r"relative_attention_bias|embed_positions")
 _SENSITIVE = re.compile(
     r"(?:model\.)?(encoder|decoder)\.(?:block|layers)\.(\d+)\.(?:.*\.)?(v|wo|v_proj|fc2)\.weight"
 )
-_ENCODER = re.compile(r"(.*\.)?encoder\.(block|layers)\.")
-_DECODER = re.compile(r"(.*\.)?decoder\.(block|layers)\.")
-_LABELS = ("classification_head.", "classifier.", "qa_outputs.")
-"""Beginnings of the names of heads that predict labels or positions instead of tokens."""
 
 
 class Languages:
@@ -148,7 +144,6 @@ class EncoderDecoderFamily(ABC):
         the network, whose layers are quantized as the tensors are. Raises CheckpointError."""
         stored = stored_quantization(config)
         weights = files.Weights(directory)
-        _check_generates(directory, config, weights.infos)
         places = self.places(directory, config, weights)
         try:
             network = self.network(config, places)
@@ -247,17 +242,6 @@ class EncoderDecoderFamily(ABC):
             for name, array in tree_flatten(network.parameters())
         }
         return {name: how for name, how in chosen.items() if how is not None}
-
-
-def _check_generates(directory: Path, config: Config, stored: Iterable[str]) -> None:
-    """Raise CheckpointError if tensors with these names do not generate text."""
-    listed = config.get("architectures")
-    # Many configurations name a wrong architecture, so that it appears only in messages.
-    shown = f" ({str(listed[0])[:80]})" if isinstance(listed, list) and listed else ""
-    if any(name.startswith(_LABELS) for name in stored):
-        raise CheckpointError(f"{directory} holds a model that gives labels{shown}, not text")
-    if any(map(_ENCODER.match, stored)) and not any(map(_DECODER.match, stored)):
-        raise CheckpointError(f"{directory} holds an encoder alone{shown}: take the whole model")
 
 
 def quantization_of(
