@@ -32,9 +32,7 @@ _WIDER = re.compile(r"(.*\.)?(shared|embed_tokens|lm_head)\.weight")
 WIDER_BITS = 8
 # Tables of positions are never quantized: they are small, and affect every attention score.
 _NEVER = re.compile(r"relative_attention_bias|embed_positions")
-_SENSITIVE = re.compile(
-    r"(?:model\.)?(encoder|decoder)\.(?:block|layers)\.(\d+)\.(?:.*\.)?(v|wo|v_proj|fc2)\.weight"
-)
+_SENSITIVE = re.compile(r"(encoder|decoder)\.block\.(\d+)\..*\.(v|wo)\.weight")
 
 
 class Languages:
@@ -233,47 +231,37 @@ class EncoderDecoderFamily(ABC):
     def quantized(
         self, network: Network, config: Config, default: Quantization, mixed: str = ""
     ) -> dict[str, Quantization]:
-        """Return the quantization of each weight that is quantized, by name. `quantization_of`
-        explains `mixed`."""
+        """Return the quantization of each weight that is quantized, by name. The embedding and the
+        head get at least 8 bits.
+
+        `mixed` is a key of MIXED, or "". The wider bits of MIXED are for the matrices that mlx-lm
+        chooses: value projections and the output projections of feed-forward networks, in some
+        layers of a T5."""
         if mixed and "num_layers" not in config:
             raise OptionError("quant-predicate is for T5 and decoder-only models: leave it out")
-        chosen = {
-            name: quantization_of(config, name, array.shape, default, mixed)
-            for name, array in tree_flatten(network.parameters())
-        }
-        return {name: how for name, how in chosen.items() if how is not None}
+        chosen: dict[str, Quantization] = {}
+        for name, array in tree_flatten(network.parameters()):
+            is_matrix, size = name.endswith(".weight") and array.ndim == 2, default.group_size
+            if not is_matrix or array.shape[1] % size or _NEVER.search(name):
+                continue
+            chosen[name] = default
+            if _WIDER.fullmatch(name):
+                affine = Quantization(max(default.bits, WIDER_BITS), size)
+                wider = affine if default.mode == "affine" else MODES["mxfp8"]
+                chosen[name] = default if array.shape[1] % wider.group_size else wider
+            elif mixed and _has_more_bits(config, name):
+                chosen[name] = Quantization(MIXED[mixed][1], size)
+        return chosen
 
 
-def quantization_of(
-    config: Config, key: str, shape: tuple[int, ...], default: Quantization, mixed: str = ""
-) -> Quantization | None:
-    """Return the quantization of the weight `key`, or None if it is not quantized. The embedding
-    and the head get at least 8 bits.
-
-    `mixed` is a key of MIXED, or "". The wider bits of MIXED are for the matrices that mlx-lm
-    chooses: value projections and the output projections of feed-forward networks, in some layers.
-    """
-    is_matrix = key.endswith(".weight") and len(shape) == 2
-    if not is_matrix or shape[-1] % default.group_size or _NEVER.search(key):
-        return None
-    if _WIDER.fullmatch(key):
-        if default.mode == "affine":
-            return Quantization(max(default.bits, WIDER_BITS), default.group_size)
-        wider = MODES["mxfp8"]
-        return wider if shape[-1] % wider.group_size == 0 else default
-    if mixed and _has_more_bits(config, key):
-        return Quantization(MIXED[mixed][1], default.group_size)
-    return default
-
-
-def _has_more_bits(config: Mapping[str, Any], key: str) -> bool:
-    """Return whether a mixed quantization gives a weight more bits. It does so for the first and
-    the last eighth of a stack's layers, and for every third layer between them."""
-    part = _SENSITIVE.fullmatch(key)
+def _has_more_bits(config: Mapping[str, Any], name: str) -> bool:
+    """Return whether a mixed quantization gives a weight of a T5 more bits. It does so for the
+    first and the last eighth of a stack's layers, and for every third layer between them."""
+    part = _SENSITIVE.fullmatch(name)
     if part is None:
         return False
     decoder_depth = config.get("num_decoder_layers") if part[1] == "decoder" else None
-    depth = config.get(f"{part[1]}_layers") or decoder_depth or config["num_layers"]
+    depth = decoder_depth or config["num_layers"]
     block, eighth = int(part[2]), depth // 8
     return block < eighth or block >= 7 * depth // 8 or (block - eighth) % 3 == 2
 
