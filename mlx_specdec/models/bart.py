@@ -23,7 +23,7 @@ from ..text.tokenizer import Tokenizer
 from .base import LoadSettings
 from .encoder_decoder import layers
 from .encoder_decoder.context import Caches, EncodedSources, Network, Tables
-from .encoder_decoder.family import Encode, EncoderDecoderFamily, Languages, LanguageTags
+from .encoder_decoder.family import Encode, EncoderDecoderFamily, Languages
 from .encoder_decoder.layers import Attend, KeysValues, Mask, attend_cached, attend_in_parts
 from .number_format import same_matrix
 from .rows import Place
@@ -393,7 +393,7 @@ class BartFamily(EncoderDecoderFamily):
     def languages(self, network: Bart, tokenizer: Tokenizer) -> Languages | None:
         kind = network.config.positions
         if kind == "marian":
-            return LanguageTags.of(tokenizer, ">>{}<<")
+            return Languages.of(tokenizer, ">>{}<<")
         pieces = tokenizer.pieces
         matches = ((id, _CODE.fullmatch(pieces[id] or "")) for id in tokenizer.special_ids)
         codes = {match[1] or match[2]: id for id, match in matches if match}

@@ -20,7 +20,7 @@ from ..text.tokenizer import Tokenizer
 from .distributed.sharding import check_even, shard_inputs
 from .encoder_decoder import layers
 from .encoder_decoder.context import Caches, EncodedSources, Network, Tables
-from .encoder_decoder.family import EncoderDecoderFamily, Languages, LanguageTags
+from .encoder_decoder.family import EncoderDecoderFamily, Languages
 from .encoder_decoder.layers import (
     Attend,
     Attention,
@@ -359,7 +359,7 @@ class T5Family(EncoderDecoderFamily):
     def languages(self, network: Network, tokenizer: Tokenizer) -> Languages | None:
         """See `loading.Family`. MADLAD-400 has a tag for every language (Kudugunta et al., arXiv
         2309.04662)."""
-        return LanguageTags.of(tokenizer, "<2{}>")
+        return Languages.of(tokenizer, "<2{}>")
 
 
 family = T5Family()

@@ -36,23 +36,38 @@ _SENSITIVE = re.compile(r"(encoder|decoder)\.block\.(\d+)\..*\.(v|wo)\.weight")
 
 
 class Languages:
-    """The languages of a model. Subclasses of model families put them into prompts.
+    """The languages of a model. A tag of the target language begins the source text. Subclasses of
+    model families put languages into prompts in other ways.
 
     Attributes:
         known: Token ids by the codes that users write.
         required: Whether a request needs a target language.
+
+    Args:
+        form: A tag with {} in place of the code.
     """
 
     required = False
 
-    def __init__(self, ids: Mapping[str, int]) -> None:
+    def __init__(self, ids: Mapping[str, int], form: str = "") -> None:
         self.known = ids
+        self._form = form
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, form: str) -> Self | None:
+        """Return the languages that have tags of this form among the tokens, or None if there are
+        fewer than two."""
+        before, after = map(re.escape, form.split("{}"))
+        tag = re.compile(rf"{before}(\w{{2,}}){after}", re.ASCII)
+        found = ((tag.fullmatch(piece or ""), id) for id, piece in enumerate(tokenizer.pieces))
+        ids = {match[1]: id for match, id in found if match}
+        return cls(ids, form) if len(ids) > 1 else None
 
     def source(
         self, text: str, encode: Encode, source: str | None, target: str | None
     ) -> list[int]:
         """Return the token ids of a source text. source, target: Codes of the languages."""
-        return encode(text)
+        return encode(text if target is None else f"{self._form.format(target)} {text}")
 
     def prefix(self, start: Sequence[int], target: str | None) -> list[int]:
         """Return the first tokens of a completion. start: The first tokens without a target
@@ -71,30 +86,6 @@ class Languages:
                 + ", ".join(begun or sorted(self.known))
             )
         return begun[0]
-
-
-class LanguageTags(Languages):
-    """Languages whose tags are tokens at the beginning of the source text."""
-
-    def __init__(self, ids: Mapping[str, int], form: str) -> None:
-        super().__init__(ids)
-        self._form = form
-
-    @classmethod
-    def of(cls, tokenizer: Tokenizer, form: str) -> Self | None:
-        """Return the languages that have tags of this form among the tokens, or None if there are
-        fewer than two. form: A tag with {} in place of the code."""
-        before, after = map(re.escape, form.split("{}"))
-        tag = re.compile(rf"{before}(\w{{2,}}){after}", re.ASCII)
-        found = ((tag.fullmatch(piece or ""), id) for id, piece in enumerate(tokenizer.pieces))
-        ids = {match[1]: id for match, id in found if match}
-        return cls(ids, form) if len(ids) > 1 else None
-
-    def source(
-        self, text: str, encode: Encode, source: str | None, target: str | None
-    ) -> list[int]:
-        """Return the token ids of a source text. The model recognizes the source language."""
-        return encode(text if target is None else f"{self._form.format(target)} {text}")
 
 
 class EncoderDecoderFamily(ABC):

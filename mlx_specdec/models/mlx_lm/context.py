@@ -19,7 +19,7 @@ from mlx_lm.models.cache import ArraysCache, CacheList
 from ...errors import RewindError
 from ...types import Cached, Context, Reusable, Scores
 from ..rows import Rows, RowsContext
-from .caches import BatchedCache, MakeCache, leaves
+from .caches import BatchedCache, MakeCache
 from .network import CapturingNetwork
 from .recurrence import RecordedCall, Recurrences
 
@@ -48,12 +48,10 @@ class DecoderOnlyContext(RowsContext):
     ) -> None:
         self.rows = Rows(count)
         self.entries = [make_cache(self.rows) for make_cache in make]
-        self.attention = [
-            cache for cache in leaves(self.entries) if isinstance(cache, BatchedCache)
-        ]
+        places = _slots(self.entries)
+        self.attention = [h[at] for h, at in places if isinstance(h[at], BatchedCache)]
         super().__init__(self.rows, self.attention)
         self._model, self._recurrences = model, recurrences
-        places = _slots(self.entries)
         self._slots = [(h, at) for h, at in places if not isinstance(h[at], BatchedCache)]
         self._boundaries: list[_Boundary] = []
         self.restores = not self._slots or recurrences is not None
