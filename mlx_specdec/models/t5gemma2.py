@@ -21,7 +21,7 @@ from ..errors import CheckpointError, PromptError
 from ..system import open_files_kept
 from .encoder_decoder.context import Caches, EncodedSources, Network, Tables
 from .encoder_decoder.family import EncoderDecoderFamily
-from .encoder_decoder.layers import Attend, Mask, RotaryAttention, attend_cached, attend_in_parts
+from .encoder_decoder.layers import Attend, Attention, Mask, attend_cached, attend_in_parts
 from .rows import Place
 
 with open_files_kept():
@@ -111,7 +111,7 @@ class T5Gemma2Layer(nn.Module):
         self.window = shape.windows[number]
         heads, (base, scale) = (shape.heads, shape.kv_heads, shape.head_dim), shape.ropes[number]
         rope = nn.RoPE(shape.head_dim, base=base, scale=scale)
-        self.self_attn = RotaryAttention(shape.hidden_size, *heads, scale=shape.scale, rope=rope)
+        self.self_attn = Attention(shape.hidden_size, *heads, scale=shape.scale, rope=rope)
         for name in ("q_norm", "k_norm"):
             self.self_attn[name] = RMSNorm(shape.head_dim, shape.epsilon)
         self.mlp = MLP(shape.hidden_size, shape.intermediate_size)
@@ -176,7 +176,7 @@ class T5Gemma2(Network):
             states = layer(states, partial(attend_in_parts, visible))
         return self.model.encoder.norm(states)
 
-    def source_attention(self, layer: nn.Module) -> RotaryAttention:
+    def source_attention(self, layer: nn.Module) -> Attention:
         return layer.self_attn
 
     def decode(

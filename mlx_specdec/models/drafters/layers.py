@@ -11,7 +11,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..attention_parts import attend_by_kernel
-from ..encoder_decoder.layers import Attention, Mask, Offset, RotaryAttention
+from ..encoder_decoder.layers import Attention, Mask, Offset
 from ..foreign import spelled_old
 from .files import DrafterFiles, LayerSizes, is_named
 
@@ -41,7 +41,7 @@ mask, (batch, 1, 1, n) bool, which is False for padding; None without padding. A
 attention to the encoder has None."""
 
 
-class DrafterAttention(RotaryAttention):
+class DrafterAttention(Attention):
     """The self-attention of the layer `number`. Queries, keys and values are computed from states
     of width `inputs`; None for the drafter's width."""
 
