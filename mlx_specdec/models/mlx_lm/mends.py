@@ -7,7 +7,7 @@ by itself, so that the mend can go."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
@@ -152,25 +152,13 @@ def scaled_rotary(network: nn.Module, part: Part) -> None:
         MENDED.apply(layer.self_attn, "rope", scaled)
 
 
-@dataclass
-class Factors:
-    """The rotary factors of LongRoPE that a network's passes use: those for short sequences, or
-    those for long ones. Source: Ding et al., arXiv 2402.13753.
-
-    Attributes:
-        most: The longest sequence, in tokens, for which the short factors are made.
-        long: Whether the next passes use the long factors."""
-
-    most: int
-    long: bool = True
-
-
 def longrope(network: nn.Module, part: Part) -> None:
-    """Let a network's passes use either set of rotary factors (mlx-lm#660); see `factors_of`."""
+    """Let a network's passes use either set of rotary factors of LongRoPE (mlx-lm#660): those for
+    short sequences, or those for long ones. Source: Ding et al., arXiv 2402.13753."""
     settings = rotary.scaling(part) or {}
     if rotary.kind_of(settings) not in ("longrope", "su"):
         return
-    factors = Factors(int(settings["original_max_position_embeddings"]))
+    factors = SimpleNamespace(most=int(settings["original_max_position_embeddings"]), long=True)
 
     def call(plain: Any, rope: nn.Module, x: mx.array, offset: int | mx.array = 0) -> mx.array:
         if factors.long:
@@ -191,8 +179,10 @@ def longrope(network: nn.Module, part: Part) -> None:
         MENDED.extend([rope], __call__=call)
 
 
-def factors_of(network: nn.Module) -> Factors | None:
-    """Return the rotary factors of a network, or None if they do not depend on the length."""
+def factors_of(network: nn.Module) -> Any:
+    """Return None if a network's rotary factors do not depend on the length of a sequence.
+    Otherwise return an object with `most`, the longest sequence for which the short factors are
+    made, and `long`, whether the next passes use the long factors."""
     ropes = (vars(module) for module in network.modules())
     return next((attributes["factors"] for attributes in ropes if "factors" in attributes), None)
 
