@@ -368,8 +368,7 @@ class BartFamily(EncoderDecoderFamily):
         return super().load(directory, {**config, **generation}, how)
 
     def network(self, config: Config, tensors: Collection[str]) -> Network:
-        shape = BartConfig.from_dict(config)
-        return Bart(shape, has_bias=LOGITS_BIAS in tensors)
+        return Bart(BartConfig.from_dict(config), has_bias=LOGITS_BIAS in tensors)
 
     def places(self, directory: Path, config: Config, weights: files.Weights) -> dict[str, str]:
         """See `EncoderDecoderFamily`. Checkpoints without a head omit the prefix "model.". A shared

@@ -2,7 +2,7 @@
 checkpoints, and the family, which reads checkpoints; see `loading.Family`."""
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -332,11 +332,10 @@ class T5Family(EncoderDecoderFamily):
     def network(self, config: Config, tensors: Collection[str]) -> Network:
         return T5(T5Config.from_dict(config), own_head=LM_HEAD in tensors)
 
-    def divider(self, config: Config, group: mx.distributed.Group) -> Callable[[Any], None]:
+    def check_shares(self, config: Config, ranks: int) -> None:
         shape = T5Config.from_dict(config)
         parts = {"attention heads": shape.num_heads, "feed-forward columns": shape.d_ff}
-        check_even(parts, group.size())
-        return lambda network: network.shard(group)
+        check_even(parts, ranks)
 
     def places(self, directory: Path, config: Config, weights: files.Weights) -> dict[str, str]:
         """See `EncoderDecoderFamily`. `shared` may be stored only under the name of a copy. A head

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Literal, NoReturn, TypeVar, cast
@@ -74,16 +74,13 @@ class Ranks:
 
     def __init__(self, group: mx.distributed.Group, neighbors: Iterable[int]) -> None:
         self.group = group
-        self.rank = group.rank()
+        self.rank, self.total = group.rank(), partial(mx.distributed.all_sum, group=group)
         self._leader: Leader | None = None
         self._refused = self._ended = False
         # Written first, because a process that is killed cannot write.
         self._write(FAILED)
         self._watch = Watch(connections(neighbors), self._lost)
         self._watch.start()
-
-    def total(self, array: mx.array) -> mx.array:
-        return mx.distributed.all_sum(array, group=self.group)
 
     def texts(self, text: str) -> list[str]:
         """Send a message to all ranks, and return the messages of all ranks. Raises SystemExit if

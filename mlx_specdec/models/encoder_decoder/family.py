@@ -112,9 +112,9 @@ class EncoderDecoderFamily(ABC):
     def with_layers(self, config: Config, chosen: Sequence[int]) -> dict[str, Any]:
         return {**config, self.decoder_depth: len(chosen)}
 
-    def divider(self, config: Config, group: mx.distributed.Group) -> Callable[[Any], None]:
-        """Return a function that reduces a network to this rank's part of every layer. Raises
-        OptionError if layers cannot be divided equally between ranks."""
+    def check_shares(self, config: Config, ranks: int) -> None:
+        """Raise OptionError if layers cannot be divided equally between ranks. Otherwise the
+        network has a method `shard`."""
         raise OptionError(
             f"ranks cannot share a model of type {config.get('model_type')}: take one machine"
         )
@@ -162,7 +162,8 @@ class EncoderDecoderFamily(ABC):
             )
         stored = stored_quantization(config)
         numbers.check_plain(directory, stored)
-        divide = None if group is None else self.divider(config, group)
+        if group is not None:
+            self.check_shares(config, group.size())
         weights, places, network = self.opened(directory, config)
         # Use the widest stored dtype: some checkpoints store only those tensors in float32 that
         # half precision cannot hold.
@@ -187,8 +188,8 @@ class EncoderDecoderFamily(ABC):
         if stored is not None and numbers.expands(number_format.count(network)):
             number_format.expand(network)
             stored = None
-        if divide is not None:
-            divide(network)
+        if group is not None:
+            network.shard(group)
         number_format.evaluate(network)
         words = dtype_name(network.dtype)
         bits = numbers.q_bits or (stored or {}).get("bits")

@@ -63,9 +63,8 @@ class Recurrences:
         self._building = _Building()
         writers = _writers(network, entries, opaque)
         inside = {id(module): module for writer in writers for module in writer.modules()}
-        # Modules with a matrix: repeating them would read weights.
-        weights = [(module, module.get("weight")) for module in inside.values()]
-        projections = [m for m, w in weights if isinstance(w, mx.array) and w.ndim == 2]
+        # Repeating a module with a matrix would read weights.
+        projections = [m for m in inside.values() if getattr(m.get("weight"), "ndim", 0) == 2]
         RECORDED.extend(writers, __call__=self._write)
         RECORDED.extend(projections, __call__=self._project)
 
