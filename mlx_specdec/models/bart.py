@@ -4,10 +4,9 @@ Face checkpoints, and the family, which reads checkpoints; see `loading.Family`.
 import math
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -64,9 +63,8 @@ StackShape = tuple[int, int, int]
 """The number of layers of a stack, the heads per layer, and the inner feed-forward width."""
 
 
-@dataclass(frozen=True)
 class BartConfig:
-    """The shapes and switches of one model.
+    """The shapes and switches of one model. Raises CheckpointError if config.json is not supported.
 
     Attributes:
         norm_first: Whether a layer norms the input of each part, and a norm ends each stack.
@@ -83,57 +81,32 @@ class BartConfig:
         banned: Tokens that are never generated.
     """
 
-    norm_first: bool
-    embedding_norm: bool
-    positions: str
-    vocab_size: int
-    source_size: int
-    shared: bool
-    d_model: int
-    encoder: StackShape
-    decoder: StackShape
-    activation: str
-    max_length: int
-    scales: bool
-    pad: int
-    end: int
-    start: tuple[int, ...]
-    needs_language: bool
-    in_place: bool
-    banned: tuple[int, ...]
-
-    @classmethod
-    def from_dict(cls, config: Mapping[str, Any]) -> Self:
-        """Read a configuration. Raises CheckpointError if it is not supported."""
+    def __init__(self, config: Mapping[str, Any]) -> None:
         kind = config["model_type"]
         stated = {name: value for name, value in config.items() if value is not None}
         stated = {**USUAL, **USUAL_OF_TYPE[kind], **stated}
-        source_size, activation = whole_number(config, "vocab_size"), stated["activation_function"]
-        end, first = stated["eos_token_id"], stated["decoder_start_token_id"]
-        forced = stated.get("forced_bos_token_id")
+        first, forced = stated["decoder_start_token_id"], stated.get("forced_bos_token_id")
         translates = kind in ("mbart", "m2m_100")
-        layers.check_activation("activation_function", activation)
-        return cls(
-            norm_first=kind not in ("bart", "marian"),
-            embedding_norm=kind in ("bart", "mbart"),
-            positions=POSITIONS[kind],
-            vocab_size=whole_number(config, "decoder_vocab_size", source_size),
-            source_size=source_size,
-            shared=stated["share_encoder_decoder_embeddings"],
-            d_model=whole_number(config, "d_model"),
-            # The entry num_hidden_layers is not read: it repeats the number of encoder layers.
-            encoder=_stack(config, "encoder"),
-            decoder=_stack(config, "decoder"),
-            activation=activation,
-            max_length=whole_number(config, "max_position_embeddings", 1024),
-            scales=stated["scale_embedding"],
-            pad=stated["pad_token_id"],
-            end=end,
-            start=tuple(id for id in (end if first is None else first, forced) if id is not None),
-            needs_language=translates and forced is None and first in (None, end),
-            in_place=translates and first != end,
-            banned=tuple(word[0] for word in stated["bad_words_ids"] if len(word) == 1),
-        )
+        self.norm_first = kind not in ("bart", "marian")
+        self.embedding_norm = kind in ("bart", "mbart")
+        self.positions = POSITIONS[kind]
+        self.source_size = whole_number(config, "vocab_size")
+        self.vocab_size = whole_number(config, "decoder_vocab_size", self.source_size)
+        self.shared: bool = stated["share_encoder_decoder_embeddings"]
+        self.d_model = whole_number(config, "d_model")
+        # The entry num_hidden_layers is not read: it repeats the number of encoder layers.
+        self.encoder, self.decoder = _stack(config, "encoder"), _stack(config, "decoder")
+        self.activation: str = stated["activation_function"]
+        layers.check_activation("activation_function", self.activation)
+        self.max_length = whole_number(config, "max_position_embeddings", 1024)
+        self.scales: bool = stated["scale_embedding"]
+        self.pad: int = stated["pad_token_id"]
+        self.end: int = stated["eos_token_id"]
+        begin = self.end if first is None else first, forced
+        self.start: tuple[int, ...] = tuple(id for id in begin if id is not None)
+        self.needs_language = translates and forced is None and first in (None, self.end)
+        self.in_place = translates and first != self.end
+        self.banned = tuple(word[0] for word in stated["bad_words_ids"] if len(word) == 1)
 
     @property
     def rows(self) -> int:
@@ -368,12 +341,12 @@ class BartFamily(EncoderDecoderFamily):
         return super().load(directory, {**config, **generation}, how)
 
     def network(self, config: Config, tensors: Collection[str]) -> Network:
-        return Bart(BartConfig.from_dict(config), has_bias=LOGITS_BIAS in tensors)
+        return Bart(BartConfig(config), has_bias=LOGITS_BIAS in tensors)
 
     def places(self, directory: Path, config: Config, weights: files.Weights) -> dict[str, str]:
         """See `EncoderDecoderFamily`. Checkpoints without a head omit the prefix "model.". A shared
         embedding may be stored under the name of any of its copies."""
-        shape, stored = BartConfig.from_dict(config), weights.infos
+        shape, stored = BartConfig(config), weights.infos
         inside = ("encoder.", "decoder.", "shared.")
         places = {f"model.{name}" if name.startswith(inside) else name: name for name in stored}
         wanted = "model.shared" if shape.shared else "model.decoder.embed_tokens"

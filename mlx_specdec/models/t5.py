@@ -3,10 +3,9 @@ checkpoints, and the family, which reads checkpoints; see `loading.Family`."""
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -37,61 +36,39 @@ TRAINED_LENGTH, LONGER = 512, 1024
 1910.10683, section 3.1.2). LONGER holds for mT5 (2010.11934), UMT5 and ByT5 (2105.13626)."""
 
 
-@dataclass(frozen=True)
 class T5Config:
-    """The shapes and switches of one T5.
+    """The shapes and switches of one T5. Raises CheckpointError if config.json is not supported.
 
     Attributes:
         gated: Whether feed-forward networks are gated.
         trained_length: Tokens of the longest sources in training.
     """
 
-    vocab_size: int
-    d_model: int
-    d_kv: int
-    d_ff: int
-    num_heads: int
-    num_layers: int
-    num_decoder_layers: int
-    num_buckets: int
-    max_distance: int
-    epsilon: float
-    gated: bool
-    activation: str
-    decoder_start_token_id: int
-    bias_per_layer: bool
-    scales_output: bool
-    trained_length: int = TRAINED_LENGTH
-
-    @classmethod
-    def from_dict(cls, config: Mapping[str, Any]) -> Self:
-        """Read a configuration. Raises CheckpointError if it is not supported."""
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        kind = config.get("model_type")
         # The defaults of transformers.
-        default = "relu" if config.get("model_type") == "t5" else "gated-gelu"
-        kind = str(config.get("feed_forward_proj") or default)
-        activation = kind.removeprefix("gated-")
+        default = "relu" if kind == "t5" else "gated-gelu"
+        projection = str(config.get("feed_forward_proj") or default)
+        activation = projection.removeprefix("gated-")
         layers.check_activation("feed_forward_proj", activation)
-        names = ("vocab_size", "d_model", "d_kv", "d_ff", "num_heads")
-        sizes = {name: whole_number(config, name) for name in names}
-        depth = whole_number(config, "num_layers", most=MOST_LAYERS)
+        self.vocab_size = whole_number(config, "vocab_size")
+        self.d_model, self.d_kv = whole_number(config, "d_model"), whole_number(config, "d_kv")
+        self.d_ff, self.num_heads = whole_number(config, "d_ff"), whole_number(config, "num_heads")
+        depth = self.num_layers = whole_number(config, "num_layers", most=MOST_LAYERS)
+        self.num_decoder_layers = whole_number(config, "num_decoder_layers", depth, MOST_LAYERS)
+        self.num_buckets = whole_number(config, "relative_attention_num_buckets", 32)
+        self.max_distance = whole_number(config, "relative_attention_max_distance", 128)
+        self.epsilon: float = config.get("layer_norm_epsilon") or 1e-6
+        self.gated = projection != activation
+        # In a T5, "gated-gelu" means the tanh approximation.
+        self.activation = "gelu_new" if projection == "gated-gelu" else activation
         start = (config.get(name) for name in ("decoder_start_token_id", "pad_token_id"))
+        self.decoder_start_token_id: int = next((id for id in start if id is not None), 0)
+        self.bias_per_layer = kind == "umt5"
+        self.scales_output = scales_output(config)
         is_byt5 = config.get("tokenizer_class") == "ByT5Tokenizer"
-        usual = LONGER if is_byt5 or config.get("model_type") in ("mt5", "umt5") else TRAINED_LENGTH
-        return cls(
-            **sizes,
-            num_layers=depth,
-            num_decoder_layers=whole_number(config, "num_decoder_layers", depth, MOST_LAYERS),
-            num_buckets=whole_number(config, "relative_attention_num_buckets", 32),
-            max_distance=whole_number(config, "relative_attention_max_distance", 128),
-            epsilon=config.get("layer_norm_epsilon") or 1e-6,
-            gated=kind != activation,
-            # In a T5, "gated-gelu" means the tanh approximation.
-            activation="gelu_new" if kind == "gated-gelu" else activation,
-            decoder_start_token_id=next((token for token in start if token is not None), 0),
-            bias_per_layer=config.get("model_type") == "umt5",
-            scales_output=scales_output(config),
-            trained_length=config.get("n_positions") or usual,
-        )
+        usual = LONGER if is_byt5 or kind in ("mt5", "umt5") else TRAINED_LENGTH
+        self.trained_length: int = config.get("n_positions") or usual
 
 
 def scales_output(config: Mapping[str, Any]) -> bool:
@@ -330,10 +307,10 @@ class T5Family(EncoderDecoderFamily):
     decoder_depth = "num_decoder_layers"
 
     def network(self, config: Config, tensors: Collection[str]) -> Network:
-        return T5(T5Config.from_dict(config), own_head=LM_HEAD in tensors)
+        return T5(T5Config(config), own_head=LM_HEAD in tensors)
 
     def check_shares(self, config: Config, ranks: int) -> None:
-        shape = T5Config.from_dict(config)
+        shape = T5Config(config)
         parts = {"attention heads": shape.num_heads, "feed-forward columns": shape.d_ff}
         check_even(parts, ranks)
 

@@ -7,10 +7,9 @@ the source, and then the positions of the decoder. Only the latter are rotated, 
 import math
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -30,9 +29,8 @@ with open_files_kept():
 Config = Mapping[str, Any]
 
 
-@dataclass(frozen=True)
 class StackConfig:
-    """The shapes of one stack.
+    """The shapes of one stack. Raises CheckpointError.
 
     Attributes:
         windows: For each layer, the number of positions that it attends to; None for all.
@@ -40,39 +38,22 @@ class StackConfig:
         cap: The value at which logits are softly capped; None without a cap.
     """
 
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    scale: float
-    epsilon: float
-    windows: tuple[int | None, ...]
-    ropes: tuple[tuple[float, float], ...]
-    longest: int
-    cap: float | None
-
-    @classmethod
-    def of(cls, config: Config) -> Self:
-        """Read the configuration of a stack. Raises CheckpointError."""
+    def __init__(self, config: Config) -> None:
         layers = whole_number(config, "num_hidden_layers", most=MOST_LAYERS)
-        kinds, heads = _kinds(config, layers), whole_number(config, "num_attention_heads")
-        window, ropes = whole_number(config, "sliding_window", 4096), _ropes(config)
-        return cls(
-            vocab_size=whole_number(config, "vocab_size"),
-            hidden_size=whole_number(config, "hidden_size"),
-            intermediate_size=whole_number(config, "intermediate_size"),
-            heads=heads,
-            kv_heads=whole_number(config, "num_key_value_heads", heads),
-            head_dim=whole_number(config, "head_dim", 256),
-            scale=whole_number(config, "query_pre_attn_scalar", 256) ** -0.5,
-            epsilon=config.get("rms_norm_eps") or 1e-6,
-            windows=tuple(window if kind == SLIDING_ATTENTION else None for kind in kinds),
-            ropes=tuple(ropes[kind] for kind in kinds),
-            longest=whole_number(config, "max_position_embeddings", 131072),
-            cap=config.get("final_logit_softcapping") or None,
-        )
+        kinds, ropes = _kinds(config, layers), _ropes(config)
+        window = whole_number(config, "sliding_window", 4096)
+        self.vocab_size = whole_number(config, "vocab_size")
+        self.hidden_size = whole_number(config, "hidden_size")
+        self.intermediate_size = whole_number(config, "intermediate_size")
+        self.heads = whole_number(config, "num_attention_heads")
+        self.kv_heads = whole_number(config, "num_key_value_heads", self.heads)
+        self.head_dim = whole_number(config, "head_dim", 256)
+        self.scale = whole_number(config, "query_pre_attn_scalar", 256) ** -0.5
+        self.epsilon: float = config.get("rms_norm_eps") or 1e-6
+        self.windows = [window if kind == SLIDING_ATTENTION else None for kind in kinds]
+        self.ropes = [ropes[kind] for kind in kinds]
+        self.longest = whole_number(config, "max_position_embeddings", 131072)
+        self.cap: float | None = config.get("final_logit_softcapping") or None
 
 
 def _kinds(config: Config, layers: int) -> Sequence[str]:
@@ -243,7 +224,7 @@ class T5Gemma2Family(EncoderDecoderFamily):
         start = whole_number(config, "decoder_start_token_id", decoder.get("bos_token_id", 2))
         named = {"eoi": 256_000, "image": 256_001}
         images = (whole_number(config, f"{name}_token_index", id) for name, id in named.items())
-        network = T5Gemma2(StackConfig.of(encoder), StackConfig.of(decoder), start, *images)
+        network = T5Gemma2(StackConfig(encoder), StackConfig(decoder), start, *images)
         if "vision_config" in config["encoder"]:
             network.note = "the vision tower was left out: only text is read here"
         return network
