@@ -189,9 +189,7 @@ def factors_of(network: nn.Module) -> Any:
 
 def partial_rotary(network: nn.Module, part: Part) -> None:
     """Rotate only a share of each head."""
-    share = part.get("partial_rotary_factor")
-    if share is None:
-        share = (part.get("rope_parameters") or {}).get("partial_rotary_factor", 0.5)
+    share = rotary.rotated_share(part) or 0.5
     for layer in network.layers:
         attention = layer.self_attn
         MENDED.apply(attention.rope, "dims", int(attention.head_dim * share))

@@ -46,6 +46,12 @@ def kind_of(settings: Mapping[str, Any]) -> str:
     return str(settings.get("rope_type") or settings.get("type") or "default")
 
 
+def rotated_share(part: Mapping[str, Any]) -> float | None:
+    """Return the share of a head's width that is rotated, if config.json states one."""
+    settings = part.get(NEW) or {}
+    return part.get("partial_rotary_factor") or settings.get("partial_rotary_factor")
+
+
 def scaling(part: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Return the settings that scale positions, in either spelling, or None if there are none. If
     types of layers differ, return the settings of a type that scales positions. part: The contents

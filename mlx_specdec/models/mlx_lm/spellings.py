@@ -19,7 +19,7 @@ import mlx.core as mx
 from ...checkpoints.files import SLIDING_ATTENTION, text_config
 from ...errors import CheckpointError
 from . import mends
-from .rotary import names_of
+from .rotary import names_of, rotated_share
 
 Part = Mapping[str, Any]
 SAME_AS = {
@@ -32,12 +32,6 @@ SAME_AS = {
 TEXT_PARTS = ("gemma3n_text", "llama4_text")
 """Types of the text part of a multimodal model, saved without the other parts, which mlx-lm reads
 as a part only."""
-
-
-def _share(part: Part) -> float | None:
-    """Return the share of a head's width that is rotated, if config.json states one."""
-    settings = part.get("rope_parameters") or {}
-    return part.get("partial_rotary_factor") or settings.get("partial_rotary_factor")
 
 
 def _head_dim(part: Part) -> int | None:
@@ -117,7 +111,7 @@ OF_TYPE: dict[str, Callable[[Part], dict[str, Any]]] = {
     "mimo_v2_flash": _of_mimo,
     "minicpm3": lambda _: {"rope_scaling": {}},
     "minimax_m2": lambda part: {
-        "rotary_dim": int((_head_dim(part) or 0) * (_share(part) or 1)),
+        "rotary_dim": int((_head_dim(part) or 0) * (rotated_share(part) or 1)),
         "shared_intermediate_size": 0,
     },
     "solar_open": lambda _: {
