@@ -49,7 +49,7 @@ from mlx_specdec.measure.methods import (
     measure,
     own_methods,
 )
-from mlx_specdec.models.families import is_encoder_decoder
+from mlx_specdec.models.loading import is_encoder_decoder
 from mlx_specdec.models.number_format import expanded, twin_of
 from mlx_specdec.models.patches import LIGHT_LAYERS
 from mlx_specdec.text.prompts import read_prompts
@@ -87,7 +87,7 @@ def threads_kept() -> Iterator[None]:
 
 def as_mlx_has_it(network: nn.Module) -> nn.Module:
     """Return a copy of a network with MLX's own layers. The copy shares the parameters."""
-    copied = twin_of(network)
+    copied: nn.Module = twin_of(network, {})
     for module in copied.modules():
         LIGHT_LAYERS.undo(module)
     return copied

@@ -35,7 +35,7 @@ from mlx_specdec.core.row import Prompt
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.engine.request import beginning, encode, for_model, make_noise
 from mlx_specdec.largest import largest
-from mlx_specdec.models.exact import ExactContext
+from mlx_specdec.models.exact import exactly
 from mlx_specdec.types import Context, feed
 
 ROWS = 16
@@ -128,7 +128,7 @@ def score(pair: Pair, options: Options, prompt: Prompt, tokens: Sequence[int]) -
     rows = ROWS if pair.target.rows_agree else 1
     if options.exact:
         passes = pair.target.exact
-        context, rows = ExactContext(context, passes.least), passes.most
+        context, rows = exactly(context, passes.least), passes.most
     context.evaluate()
     for start in range(0, len(committed) - 1, PREFILL_CHUNK):
         feed(context, [committed[:-1][start : start + PREFILL_CHUNK]])

@@ -31,8 +31,6 @@ from mlx_specdec.engine.opening import LEAST_ACCEPTED
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.errors import OptionError
 from mlx_specdec.models.base import layer_of
-from mlx_specdec.models.drafters.dflash import LAYER_IDS
-from mlx_specdec.models.drafters.eagle import EAGLE_LAYER_IDS
 from mlx_specdec.text.prompts import read_prompts
 from mlx_specdec.types import FINAL, Progress, after
 
@@ -119,7 +117,8 @@ class Probe:
             )
         if self.best.shift == 0:
             return "the layers that its files name serve best: leave them as they are"
-        key = EAGLE_LAYER_IDS if self.kind in ("eagle3", "peagle") else LAYER_IDS
+        key = "aux_hidden_state_layer_ids"
+        key = f"eagle_{key}" if self.kind in ("eagle3", "peagle") else key
         by_input = [layer + 1 for layer in self.best.layers]
         return (
             f"the layers one {'higher' if self.best.shift > 0 else 'lower'} serve better: write "

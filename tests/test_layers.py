@@ -123,8 +123,7 @@ def test_training_is_a_leaf() -> None:
 HOOKS = {
     "how weights are divided": {
         *("engine.loading", "models.loading", "models.base", "models.t5"),
-        *("models.encoder_decoder.family", "models.mlx_lm.family"),
-        *("models.mlx_lm.model", "models.mlx_lm.network"),
+        *("models.mlx_lm.family", "models.mlx_lm.model", "models.mlx_lm.network"),
     },
     "what rank 0 alone decides": {
         *("models.mlx_lm.trials", "cli.loading", "cli.launch"),

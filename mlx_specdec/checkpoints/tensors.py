@@ -204,10 +204,10 @@ UNFIT = (
 
 
 def check_weights(
-    expected: Mapping[str, tuple[int, ...]], actual: Mapping[str, tuple[int, ...]]
+    expected: Mapping[str, tuple[int, ...]], actual: Mapping[str, tuple[int, ...]], place: str = ""
 ) -> None:
     """Raise CheckpointError for a tensor that is missing, superfluous, or has a wrong shape.
-    expected, actual: Name -> shape."""
+    expected, actual: Name -> shape. place: The beginning of the message, such as "FILE: "."""
     missing, extra = (
         sorted(expected.keys() - actual.keys()),
         sorted(actual.keys() - expected.keys()),
@@ -215,10 +215,10 @@ def check_weights(
     if names := missing or extra:
         problem = "is missing" if missing else "is not part of the model that config.json describes"
         more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
-        raise CheckpointError(f"weight {names[0]} {problem}{more}: {UNFIT}")
+        raise CheckpointError(f"{place}weight {names[0]} {problem}{more}: {UNFIT}")
     for name in sorted(expected):
         if expected[name] != actual[name]:
             raise CheckpointError(
-                f"weight {name} has shape {actual[name]} where config.json asks for "
+                f"{place}weight {name} has shape {actual[name]} where config.json asks for "
                 f"{expected[name]}"
             )

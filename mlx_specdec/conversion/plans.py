@@ -19,10 +19,10 @@ from ..checkpoints.quantization import ALL_PARTS, Quantization, WeightFormat
 from ..checkpoints.shards import MTP_LAYERS
 from ..checkpoints.tensors import DTYPES, MAY_BE_COPIES, Tensor, same, summary_of
 from ..errors import CheckpointError, OptionError
-from ..models import families
 from ..models.drafters import kinds, mtp_layers
 from ..models.drafters.files import IN_16_BITS, DrafterFiles
 from ..models.encoder_decoder.family import EncoderDecoderFamily
+from ..models.loading import family_of_config, is_encoder_decoder
 from .report import Plan, TensorReport, report_tensors
 
 
@@ -34,7 +34,7 @@ def plan_for(directory: Path, weight_format: WeightFormat | None = None) -> Plan
     config = read_json(file) if file.is_file() else {}
     if drafter := kinds.read(directory):
         plan = _drafter(directory, config, weight_format, drafter)
-    elif families.is_encoder_decoder(config):
+    elif is_encoder_decoder(config):
         plan = _encoder_decoder(directory, config, weight_format)
     else:
         plan = _decoder_only(directory, config, weight_format)
@@ -137,7 +137,7 @@ def _encoder_decoder(
     directory: Path, config: Mapping[str, Any], weight_format: WeightFormat
 ) -> Plan:
     """Return the plan of an encoder-decoder model, whose tensors keep Hugging Face's names."""
-    family = families.of_config(config)
+    family = family_of_config(config)
     assert isinstance(family, EncoderDecoderFamily)
     weights, places, network = family.opened(directory, config)
     stored = {

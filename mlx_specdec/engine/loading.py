@@ -17,14 +17,13 @@ from ..checkpoints import files
 from ..checkpoints.source import as_directory, check, resolve
 from ..core.options import Options, mtp_of
 from ..errors import CheckpointError, OptionError, SourceError, check_one_of
-from ..models import families
 from ..models.cache_settings import CacheSettings
 from ..models.distributed.group import Mode, join
-from ..models.drafters import kinds, medusa, mtp_fetch, mtp_files
+from ..models.drafters import kinds, medusa, mtp, mtp_layers
 from ..models.drafters.files import DrafterFiles
 from ..models.drafters.medusa import MedusaFiles
 from ..models.encoder_decoder.context import share_equal_encoder
-from ..models.loading import Loaded, load_model
+from ..models.loading import Loaded, family_of_network, load_model
 from ..models.number_format import NumberFormat
 from ..text.tokenizer import Tokenizer, load_tokenizer
 from ..text.vocabulary import Translation, common_size, shared_tokens
@@ -127,7 +126,7 @@ def load(
         load_seconds=0.0,
         heads=heads,
         task_prefix=target.task_prefix,
-        languages=families.of_network(network).languages(network, tokenizer),
+        languages=family_of_network(network).languages(network, tokenizer),
         notes=tuple(filter(None, (target.note, note))),
         sampling=_usable(target.sampling),
     )
@@ -203,12 +202,12 @@ class Loader:
         else:
             target = self._fetch(model, revision)
             if not original:
-                own = mtp_files.of_target(target, files.read_config(target))
+                own = mtp.of_target(target, files.read_config(target))
                 if own is not None:
                     return own
-                original = mtp_fetch.original_of(model, target, revision)
+                original = mtp_layers.original_of(model, target, revision)
             report = self.progress or (lambda done, total: None)
-            directory = mtp_fetch.fetch(original, self.announce, report)
+            directory = mtp_layers.fetch(original, self.announce, report)
         return kinds.read(directory) or directory
 
     def with_draft(
@@ -281,7 +280,7 @@ def _with_mtp_layers(pair: Pair, directory: Path, numbers: NumberFormat) -> Pair
     if not (directory / "config.json").is_file():
         return pair
     try:
-        layers = mtp_files.of_target(directory, files.read_config(directory))
+        layers = mtp.of_target(directory, files.read_config(directory))
         if layers is None:
             return pair
         network = kinds.attach(layers, pair.target, numbers)

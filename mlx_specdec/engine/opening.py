@@ -15,7 +15,7 @@ from ..core.row import Request, Row
 from ..core.statistics import Stopwatch
 from ..core.worth import Memory
 from ..errors import OptionError
-from ..models.exact import ExactContext
+from ..models.exact import exactly
 from ..proposers.adapters import Checked
 from ..results import Labels
 from ..text.prompts import is_chat
@@ -170,7 +170,7 @@ class Opener:
         prefixes = [states.pop(TARGET, None) for states in cached]
         context = self.pair.target.open_batch([row.prompt for row in rows], prefixes)
         if options.exact:
-            context = ExactContext(context, self.pair.target.exact.least)
+            context = exactly(context, self.pair.target.exact.least)
         for row, states, length in zip(rows, cached, context.lengths, strict=True):
             row.began = watch.clock()
             row.processed, row.to_prefill = length, row.committed[length:-1]

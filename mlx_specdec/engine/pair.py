@@ -15,7 +15,7 @@ from ..errors import OptionError
 from ..models.base import Base
 from ..models.drafters.medusa import MedusaHeads
 from ..models.drafters.network import DrafterNetwork
-from ..models.encoder_decoder.languages import Languages
+from ..models.encoder_decoder.family import Languages
 from ..proposers.text_index import BETWEEN, DEPTH, History, TextIndex
 from ..text import prompts as documents
 from ..text.tokenizer import Tokenizer

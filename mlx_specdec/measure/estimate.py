@@ -27,7 +27,7 @@ from ..checkpoints.tensors import DTYPES, dtype_name
 from ..core.worth import values
 from ..errors import OptionError
 from ..models.drafters.kinds import kind_of
-from ..models.families import is_encoder_decoder
+from ..models.loading import is_encoder_decoder
 from ..models.number_format import NumberFormat, evaluate, nbytes, on_cpu, stored_dtype
 from ..system import usable_memory
 

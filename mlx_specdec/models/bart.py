@@ -1,13 +1,12 @@
 """BART, mBART, Marian, M2M100, NLLB and Pegasus: the network, whose layers are named as in Hugging
-Face checkpoints, and the family, which reads checkpoints; see `families.Family`."""
+Face checkpoints, and the family, which reads checkpoints; see `loading.Family`."""
 
 import math
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -17,15 +16,15 @@ from ..checkpoints import files
 from ..checkpoints.disk import read_json
 from ..checkpoints.files import LM_HEAD, whole_number
 from ..checkpoints.quantization import ALL_PARTS
-from ..checkpoints.tensors import MOST_LAYERS, same
+from ..checkpoints.tensors import MOST_LAYERS
 from ..errors import CheckpointError
 from ..text.tokenizer import Tokenizer
 from .base import LoadSettings
 from .encoder_decoder import layers
 from .encoder_decoder.context import Caches, EncodedSources, Network, Tables
-from .encoder_decoder.family import EncoderDecoderFamily
-from .encoder_decoder.languages import Encode, Languages, LanguageTags
+from .encoder_decoder.family import Encode, EncoderDecoderFamily, Languages
 from .encoder_decoder.layers import Attend, KeysValues, Mask, attend_cached, attend_in_parts
+from .number_format import same_matrix
 from .rows import Place
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
@@ -64,9 +63,8 @@ StackShape = tuple[int, int, int]
 """The number of layers of a stack, the heads per layer, and the inner feed-forward width."""
 
 
-@dataclass(frozen=True)
 class BartConfig:
-    """The shapes and switches of one model.
+    """The shapes and switches of one model. Raises CheckpointError if config.json is not supported.
 
     Attributes:
         norm_first: Whether a layer norms the input of each part, and a norm ends each stack.
@@ -83,57 +81,32 @@ class BartConfig:
         banned: Tokens that are never generated.
     """
 
-    norm_first: bool
-    embedding_norm: bool
-    positions: str
-    vocab_size: int
-    source_size: int
-    shared: bool
-    d_model: int
-    encoder: StackShape
-    decoder: StackShape
-    activation: str
-    max_length: int
-    scales: bool
-    pad: int
-    end: int
-    start: tuple[int, ...]
-    needs_language: bool
-    in_place: bool
-    banned: tuple[int, ...]
-
-    @classmethod
-    def from_dict(cls, config: Mapping[str, Any]) -> Self:
-        """Read a configuration. Raises CheckpointError if it is not supported."""
+    def __init__(self, config: Mapping[str, Any]) -> None:
         kind = config["model_type"]
         stated = {name: value for name, value in config.items() if value is not None}
         stated = {**USUAL, **USUAL_OF_TYPE[kind], **stated}
-        source_size, activation = whole_number(config, "vocab_size"), stated["activation_function"]
-        end, first = stated["eos_token_id"], stated["decoder_start_token_id"]
-        forced = stated.get("forced_bos_token_id")
+        first, forced = stated["decoder_start_token_id"], stated.get("forced_bos_token_id")
         translates = kind in ("mbart", "m2m_100")
-        layers.check_activation("activation_function", activation)
-        return cls(
-            norm_first=kind not in ("bart", "marian"),
-            embedding_norm=kind in ("bart", "mbart"),
-            positions=POSITIONS[kind],
-            vocab_size=whole_number(config, "decoder_vocab_size", source_size),
-            source_size=source_size,
-            shared=stated["share_encoder_decoder_embeddings"],
-            d_model=whole_number(config, "d_model"),
-            # The entry num_hidden_layers is not read: it repeats the number of encoder layers.
-            encoder=_stack(config, "encoder"),
-            decoder=_stack(config, "decoder"),
-            activation=activation,
-            max_length=whole_number(config, "max_position_embeddings", 1024),
-            scales=stated["scale_embedding"],
-            pad=stated["pad_token_id"],
-            end=end,
-            start=tuple(id for id in (end if first is None else first, forced) if id is not None),
-            needs_language=translates and forced is None and first in (None, end),
-            in_place=translates and first != end,
-            banned=tuple(word[0] for word in stated["bad_words_ids"] if len(word) == 1),
-        )
+        self.norm_first = kind not in ("bart", "marian")
+        self.embedding_norm = kind in ("bart", "mbart")
+        self.positions = POSITIONS[kind]
+        self.source_size = whole_number(config, "vocab_size")
+        self.vocab_size = whole_number(config, "decoder_vocab_size", self.source_size)
+        self.shared: bool = stated["share_encoder_decoder_embeddings"]
+        self.d_model = whole_number(config, "d_model")
+        # The entry num_hidden_layers is not read: it repeats the number of encoder layers.
+        self.encoder, self.decoder = _stack(config, "encoder"), _stack(config, "decoder")
+        self.activation: str = stated["activation_function"]
+        layers.check_activation("activation_function", self.activation)
+        self.max_length = whole_number(config, "max_position_embeddings", 1024)
+        self.scales: bool = stated["scale_embedding"]
+        self.pad: int = stated["pad_token_id"]
+        self.end: int = stated["eos_token_id"]
+        begin = self.end if first is None else first, forced
+        self.start: tuple[int, ...] = tuple(id for id in begin if id is not None)
+        self.needs_language = translates and forced is None and first in (None, self.end)
+        self.in_place = translates and first != self.end
+        self.banned = tuple(word[0] for word in stated["bad_words_ids"] if len(word) == 1)
 
     @property
     def rows(self) -> int:
@@ -167,9 +140,7 @@ class BartLayer(nn.Module):
     def __call__(
         self, states: mx.array, attend: Attend, source: KeysValues = (), hidden: Mask = None
     ) -> mx.array:
-        """Run the layer over states, (batch, m, d_model). `attend` computes the self-attention. In
-        the decoder, `source` has the keys and values of the encoder's output, and `hidden` is their
-        mask."""
+        """Run the layer over states, (batch, m, d_model). `Attend` explains the arguments."""
 
         def feed_forward(normed: mx.array) -> mx.array:
             return self.fc2(self._act(self.fc1(normed)))
@@ -218,16 +189,10 @@ class BartStack(nn.Module):
             )
         if config.positions == "learned":
             self.embed_positions = nn.Embedding(config.rows, width)
-        if config.embedding_norm:
-            self.layernorm_embedding = nn.LayerNorm(width)
+        self.layernorm_embedding = nn.LayerNorm(width) if config.embedding_norm else nn.Identity()
         shape = config.decoder if is_decoder else config.encoder
         self.layers = [BartLayer(config, shape, is_decoder=is_decoder) for _ in range(shape[0])]
-        if config.norm_first:
-            self.layer_norm = nn.LayerNorm(width)
-
-    def normed(self, name: str, states: mx.array) -> mx.array:
-        """Apply a norm that only some kinds have."""
-        return self[name](states) if name in self else states
+        self.layer_norm = nn.LayerNorm(width) if config.norm_first else nn.Identity()
 
 
 class Bart(Network):
@@ -275,11 +240,11 @@ class Bart(Network):
             counted = tokens != config.pad
             positions = mx.where(counted, mx.cumsum(counted.astype(mx.int32), axis=1) - 1, -1)
         states = self._scaled(table(tokens)) + self._rows(encoder, positions)
-        states = encoder.normed("layernorm_embedding", states)
+        states = encoder.layernorm_embedding(states)
         attend = partial(attend_in_parts, lambda *_: (slice(None), mask))
         for layer in encoder.layers:
             states = layer(states, attend)
-        return encoder.normed("layer_norm", states)
+        return encoder.layer_norm(states)
 
     def source_attention(self, layer: nn.Module) -> layers.Attention:
         return layer.encoder_attn
@@ -297,11 +262,11 @@ class Bart(Network):
         if config.positions == "m2m":
             positions = mx.where(tokens == config.pad, -1, positions)
         states = self.embed(tokens) + self._rows(decoder, positions)
-        states = decoder.normed("layernorm_embedding", states)
+        states = decoder.layernorm_embedding(states)
         for layer, cache, pair in zip(decoder.layers, caches, source.by_layer, strict=True):
             states = layer(states, partial(attend_cached, cache, mask), pair, source.mask)
             yield states
-        yield decoder.normed("layer_norm", states)
+        yield decoder.layer_norm(states)
 
     def head(self, states: mx.array) -> mx.array:
         logits = self.table.as_linear(states)
@@ -376,13 +341,12 @@ class BartFamily(EncoderDecoderFamily):
         return super().load(directory, {**config, **generation}, how)
 
     def network(self, config: Config, tensors: Collection[str]) -> Network:
-        shape = BartConfig.from_dict(config)
-        return Bart(shape, has_bias=LOGITS_BIAS in tensors)
+        return Bart(BartConfig(config), has_bias=LOGITS_BIAS in tensors)
 
     def places(self, directory: Path, config: Config, weights: files.Weights) -> dict[str, str]:
         """See `EncoderDecoderFamily`. Checkpoints without a head omit the prefix "model.". A shared
         embedding may be stored under the name of any of its copies."""
-        shape, stored = BartConfig.from_dict(config), weights.infos
+        shape, stored = BartConfig(config), weights.infos
         inside = ("encoder.", "decoder.", "shared.")
         places = {f"model.{name}" if name.startswith(inside) else name: name for name in stored}
         wanted = "model.shared" if shape.shared else "model.decoder.embed_tokens"
@@ -393,8 +357,7 @@ class BartFamily(EncoderDecoderFamily):
             if first is not None:
                 places.setdefault(f"{wanted}.{part}", first)
         table = places.get(f"{wanted}.weight", "")
-        both = [weights.tensor(name) for name in (LM_HEAD, table) if name in stored]
-        if len(both) == 2 and not same(*both):
+        if {LM_HEAD, table} <= stored.keys() and not same_matrix(LM_HEAD, table, weights):
             raise CheckpointError(f"{directory} has a head that is not its embedding")
         learned = shape.positions == "learned"
         return {n: place for n, place in places.items() if learned or "embed_positions." not in n}
@@ -402,7 +365,7 @@ class BartFamily(EncoderDecoderFamily):
     def languages(self, network: Bart, tokenizer: Tokenizer) -> Languages | None:
         kind = network.config.positions
         if kind == "marian":
-            return LanguageTags.of(tokenizer, ">>{}<<")
+            return Languages.of(tokenizer, ">>{}<<")
         pieces = tokenizer.pieces
         matches = ((id, _CODE.fullmatch(pieces[id] or "")) for id in tokenizer.special_ids)
         codes = {match[1] or match[2]: id for id, match in matches if match}

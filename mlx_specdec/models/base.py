@@ -78,8 +78,7 @@ class Base(Model, Protocol):
         """Prepare to return the hidden state `name`. Raises OptionError if the model lacks it."""
 
     def caution(self, prompt_tokens: int) -> str:
-        """Return a warning about a prompt of this length, mostly "". Raises PromptError if the
-        memory does not suffice for its prefill."""
+        """Return a warning about a prompt of this length, mostly ""."""
 
 
 @dataclass(frozen=True)

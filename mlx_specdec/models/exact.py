@@ -19,7 +19,7 @@ from typing import Any
 import mlx.core as mx
 
 from ..errors import first_line
-from ..types import Context, Reusable, Scores
+from ..types import Context
 from .patches import PRODUCTS
 
 FIRST_TOKENS, COMPARED_TOKENS = 6, 14
@@ -90,48 +90,22 @@ def _pad(place: int, plain: Callable[..., mx.array], *args: Any, **kwargs: Any) 
     return plain(*padded, **kwargs)[..., :rows, :]
 
 
-def pad_products() -> None:
-    """Let MLX's products pad their rows in exact passes from now on."""
-    first, second = partial(_pad, 0), partial(_pad, 1)
-    PRODUCTS.wrap(mx.array, __matmul__=first)
-    PRODUCTS.wrap(mx, matmul=first, quantized_matmul=first, addmm=second)
-
-
-class ExactContext:
-    """A types.Context of one sequence whose passes are exact.
-
-    Args:
-        context: The context that runs the passes.
-        least: See ExactPasses."""
+class _Exact:
+    """The result of `exactly`."""
 
     def __init__(self, context: Context, least: int) -> None:
         self._context, self._least = context, least
-        self.checkpoints = context.checkpoints
 
-    @property
-    def lengths(self) -> tuple[int, ...]:
-        return self._context.lengths
+    def __getattr__(self, name: str) -> Any:
+        part = getattr(self._context, name)
+        return exact_pass(self._least)(part) if callable(part) else part
 
-    def advance(self, tokens: mx.array, proposed: int = 0, hidden: Sequence[str] = ()) -> Scores:
-        with exact_pass(self._least):
-            return self._context.advance(tokens, proposed, hidden)
 
-    def rewind(self, lengths: tuple[int, ...]) -> None:
-        with exact_pass(self._least):  # recurrences may be repeated
-            self._context.rewind(lengths)
-
-    def evaluate(self) -> None:
-        with exact_pass(self._least):  # an encoder may run
-            self._context.evaluate()
-
-    def merge(self, joining: Context) -> None:
-        raise TypeError("an exact context holds one sequence")
-
-    def keep(self, rows: Sequence[int]) -> None:
-        """Do nothing: the context holds one sequence."""
-
-    def snapshot(self, sequence: int) -> Reusable:
-        return self._context.snapshot(sequence)
+def exactly(context: Context, least: int) -> Any:
+    """Return a types.Context of the same sequence whose passes are exact. All its methods may run a
+    pass: `rewind` repeats recurrences, and `evaluate` may run an encoder. least: See ExactPasses.
+    """
+    return _Exact(context, least)
 
 
 def try_exact(open_: Callable[[], Context], vocabulary: int) -> ExactPasses:
@@ -141,10 +115,11 @@ def try_exact(open_: Callable[[], Context], vocabulary: int) -> ExactPasses:
     Args:
         open_: Opens a context of one sequence.
         vocabulary: Number of token ids."""
-    why_not = ""
+    why_not, first, second = "", partial(_pad, 0), partial(_pad, 1)
     for way in WAYS:
         if way.least > 1:
-            pad_products()
+            PRODUCTS.wrap(mx.array, __matmul__=first)
+            PRODUCTS.wrap(mx, matmul=first, quantized_matmul=first, addmm=second)
         try:
             if all(_equal(open_, vocabulary, way, seed) for seed in range(INPUTS)):
                 return way
@@ -161,7 +136,7 @@ def _equal(open_: Callable[[], Context], vocabulary: int, way: ExactPasses, seed
     sizes = sorted(range(1, way.most + 1), key=lambda size: size % 2)  # 2, 4, 1, 3, 5
 
     def rows(sizes: Sequence[int]) -> mx.array:
-        context, kept, at, number = ExactContext(open_(), way.least), [], FIRST_TOKENS, 0
+        context, kept, at, number = exactly(open_(), way.least), [], FIRST_TOKENS, 0
         context.advance(tokens[:, :FIRST_TOKENS])
         while at < count:
             part = tokens[:, at : at + sizes[number % len(sizes)]]

@@ -10,8 +10,9 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
 
 from .. import system
-from ..checkpoints.files import text_config
-from ..checkpoints.quantization import FLOAT_DTYPES, PARTS, check_affine
+from ..checkpoints.files import Weights, text_config
+from ..checkpoints.quantization import ALL_PARTS, FLOAT_DTYPES, PARTS, check_affine
+from ..checkpoints.tensors import same
 from ..errors import OptionError, check_one_of, first_line
 from ..system import show_size
 from .wired_memory import wire
@@ -115,6 +116,17 @@ def stored_dtype(config: Mapping[str, Any]) -> mx.Dtype:
     return mx.float32
 
 
+def same_matrix(first: str, second: str, weights: Weights) -> bool:
+    """Return whether two matrices of a checkpoint have the same values, which may be quantized. The
+    names are those of their tensors `weight`."""
+    for part in ALL_PARTS:
+        names = [name.removesuffix("weight") + part for name in (first, second)]
+        found = [weights.tensor(name) for name in names if name in weights.infos]
+        if len(found) == 1 or (found and not same(*found)):
+            return False
+    return True
+
+
 def is_quantized(network: nn.Module) -> bool:
     return any(hasattr(module, "bits") for module in network.modules())
 
@@ -203,31 +215,28 @@ def expanded(module: nn.Module) -> nn.Module | None:
     return plain
 
 
-def twin_of(network: nn.Module) -> nn.Module:
+def twin_of(part: Any, copies: dict[int, Any]) -> Any:
     """Return a copy of a tree of modules that shares the arrays. Replacing an array or a module of
-    one tree does not change the other."""
-    twin: nn.Module = _twin(network, {})
-    return twin
-
-
-def _twin(part: Any, copies: dict[int, Any]) -> Any:
+    one tree does not change the other. copies: The copies of the modules so far, by id."""
     if id(part) in copies:
         return copies[id(part)]
     if isinstance(part, nn.Module):
         twin = copies[id(part)] = copy.copy(part)
         for name, value in part.items():
-            twin[name] = _twin(value, copies)
+            twin[name] = twin_of(value, copies)
         return twin
     if isinstance(part, list):
-        return [_twin(value, copies) for value in part]
+        return [twin_of(value, copies) for value in part]
     if isinstance(part, dict):
-        return {name: _twin(value, copies) for name, value in part.items()}
+        return {name: twin_of(value, copies) for name, value in part.items()}
     return part
 
 
-def dequantize(network: nn.Module) -> None:
-    """Dequantize all layers and convert every floating array to float32, in place."""
-    network.set_dtype(mx.float32)  # exact values need scales in float32
-    expand(network)
-    network.set_dtype(mx.float32)
-    mx.eval(network.parameters())
+def dequantized(network: nn.Module) -> nn.Module:
+    """Return a copy of a network without quantized layers, whose floating arrays are float32."""
+    twin: nn.Module = twin_of(network, {})
+    twin.set_dtype(mx.float32)  # exact values need scales in float32
+    expand(twin)
+    twin.set_dtype(mx.float32)
+    mx.eval(twin.parameters())
+    return twin

@@ -97,7 +97,8 @@ def import_without_tokenizers() -> None:
     package, tokenizers = importlib.util.module_from_spec(spec), ModuleType(_TOKENIZERS)
 
     def complete(name: str) -> Any:
-        _complete(package)
+        if vars(package).pop("__getattr__", None) is not None:
+            importlib.reload(package)  # runs its `__init__`
         return getattr(package, name)
 
     vars(package)["__getattr__"] = complete
@@ -109,17 +110,6 @@ def import_without_tokenizers() -> None:
             importlib.import_module("mlx_lm.utils")
     finally:
         del sys.modules[_TOKENIZERS]
-
-
-def _complete(package: ModuleType) -> None:
-    """Run the `__init__` of mlx_lm, and put mlx-lm's tokenizers into mlx_lm.utils."""
-    if vars(package).pop("__getattr__", None) is None:
-        return
-    importlib.reload(package)
-    tokenizers, utils = (importlib.import_module(n) for n in (_TOKENIZERS, "mlx_lm.utils"))
-    for name, value in list(vars(utils).items()):
-        if isinstance(value, partial) and value.func is _call_tokenizers:
-            setattr(utils, name, getattr(tokenizers, *value.args))
 
 
 def _call_tokenizers(name: str, *args: Any, **rest: Any) -> Any:
@@ -159,31 +149,6 @@ are called for each row."""
 CAUGHT_WEIGHTS = Patch("caught_weights")
 """Replaces sanitize and load_weights of a model of mlx-lm while its loader runs. The loader gets
 tensors that this package has read, which are checked before they are loaded."""
-WINDOWS = Patch("windows")
-"""Replaces __call__ of layers and make_cache of families that ignore sliding_window. Gemma 2,
-Mistral 7B v0.1, Phi-3-mini-4k and StarCoder2 attend to a window only. Upstream: mlx-lm#44,
-closed."""
-ROTARY = Patch("rotary")
-"""Replaces attributes of rotary modules. mlx-lm ignores truncate and attention_factor of YaRN,
-short_factor of LongRoPE, rope_scaling of Qwen3-MoE, partial_rotary_factor of GLM, and
-rope_interleave. Upstream: mlx-lm#660 for LongRoPE; vllm#27722 describes YaRN's truncate."""
-ACTIVATION = Patch("activation")
-"""Replaces __call__ of the feed-forward layers of Gemma 1, StarCoder2, GPTBigCode and GPT-NeoX.
-There mlx-lm computes the exact GELU if config.json names the approximation by tanh, or the other
-way round."""
-SCALES = Patch("scales")
-"""Replaces __call__ of embeddings of Gemma 3 and RecurrentGemma, and of the last norm of MiniCPM3.
-Only one of mlx-lm and transformers rounds the scale of embeddings to bfloat16. For MiniCPM3, mlx-lm
-does not scale the states before a tied head."""
-CAPS = Patch("caps")
-"""Replaces __call__ of models with final_logit_softcapping. mlx-lm's Gemma 3 ignores this key."""
-TIME_STEPS = Patch("time_steps")
-"""Replaces time_step_limit of the mixers of Nemotron-H. mlx-lm bounds time steps by
-time_step_limit, and transformers by time_step_min. Both readings can be defended; transformers' is
-the reference here."""
-NORMS = Patch("norms")
-"""Replaces __call__ of the gated norms of Falcon-H1 and Granite 4.0. There mlx-lm normalizes over
-all channels, and transformers over each of several groups."""
-ROUTING = Patch("routing")
-"""Replaces __call__ of the blocks of experts of ERNIE 4.5 and Jamba. mlx-lm drops ERNIE's routing
-bias, and normalizes the weights of Jamba's chosen experts."""
+MENDED = Patch("mended")
+"""Replaces attributes and methods of networks that compute something else than config.json says.
+Each function of `mlx_lm.mends` explains one replacement."""

@@ -240,10 +240,6 @@ class Buffer:
     def __init__(self) -> None:
         self.array: mx.array | None = None
 
-    @property
-    def parts(self) -> list[Buffer]:
-        return [self]
-
     def write(self, new: mx.array, place: Place) -> mx.array:
         """Write (batch, heads, m, width) at a place. Return all positions in use."""
         buffer = self.array
@@ -296,31 +292,13 @@ class Buffer:
             self.array = self.array[rows, :, : _capacity(used, rows.size)]
 
 
-class QuantizedBuffer:
-    """A buffer of quantized keys or values, in three parts: packed values, scales and biases."""
-
-    def __init__(self, group_size: int, bits: int) -> None:
-        self._group_size = group_size
-        self._bits = bits
-        self.parts = [Buffer(), Buffer(), Buffer()]
-
-    def write(self, new: mx.array, place: Place) -> tuple[mx.array, ...]:
-        arrays = mx.quantize(new, group_size=self._group_size, bits=self._bits)
-        parts = zip(self.parts, arrays, strict=True)
-        return tuple(part.write(array, place) for part, array in parts)
-
-
 class KVCache:
-    """One layer's keys and values. `buffer` makes the buffer of either."""
+    """One layer's keys and values, which have `parts` buffers each."""
 
-    def __init__(self, rows: Rows, buffer: Callable[[], Buffer | QuantizedBuffer] = Buffer) -> None:
+    def __init__(self, rows: Rows, parts: int = 1) -> None:
         self._rows = rows
-        self._keys: Any = buffer()
-        self._values: Any = buffer()
-
-    @property
-    def buffers(self) -> list[Buffer]:
-        return [*self._keys.parts, *self._values.parts]
+        self.buffers = [Buffer() for _ in range(2 * parts)]
+        self._keys, self._values = self.buffers[0], self.buffers[parts]
 
     @property
     def state(self) -> list[mx.array]:

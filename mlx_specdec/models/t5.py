@@ -1,12 +1,11 @@
 """T5, mT5, UMT5, ByT5 and MADLAD-400: the network, whose layers are named as in Hugging Face
-checkpoints, and the family, which reads checkpoints; see `families.Family`."""
+checkpoints, and the family, which reads checkpoints; see `loading.Family`."""
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -15,14 +14,12 @@ from mlx.nn.layers.distributed import shard_inplace
 
 from ..checkpoints import files
 from ..checkpoints.files import LM_HEAD, whole_number
-from ..checkpoints.quantization import ALL_PARTS
-from ..checkpoints.tensors import MOST_LAYERS, same
+from ..checkpoints.tensors import MOST_LAYERS
 from ..text.tokenizer import Tokenizer
 from .distributed.sharding import check_even, shard_inputs
 from .encoder_decoder import layers
 from .encoder_decoder.context import Caches, EncodedSources, Network, Tables
-from .encoder_decoder.family import EncoderDecoderFamily
-from .encoder_decoder.languages import Languages, LanguageTags
+from .encoder_decoder.family import EncoderDecoderFamily, Languages
 from .encoder_decoder.layers import (
     Attend,
     Attention,
@@ -31,6 +28,7 @@ from .encoder_decoder.layers import (
     attend_cached,
     attend_in_parts,
 )
+from .number_format import same_matrix
 from .rows import Place
 
 TRAINED_LENGTH, LONGER = 512, 1024
@@ -38,59 +36,39 @@ TRAINED_LENGTH, LONGER = 512, 1024
 1910.10683, section 3.1.2). LONGER holds for mT5 (2010.11934), UMT5 and ByT5 (2105.13626)."""
 
 
-@dataclass(frozen=True)
 class T5Config:
-    """The shapes and switches of one T5.
+    """The shapes and switches of one T5. Raises CheckpointError if config.json is not supported.
 
     Attributes:
         gated: Whether feed-forward networks are gated.
         trained_length: Tokens of the longest sources in training.
     """
 
-    vocab_size: int
-    d_model: int
-    d_kv: int
-    d_ff: int
-    num_heads: int
-    num_layers: int
-    num_decoder_layers: int
-    num_buckets: int
-    max_distance: int
-    epsilon: float
-    gated: bool
-    activation: str
-    decoder_start_token_id: int
-    bias_per_layer: bool
-    scales_output: bool
-    trained_length: int = TRAINED_LENGTH
-
-    @classmethod
-    def from_dict(cls, config: Mapping[str, Any]) -> Self:
-        """Read a configuration. Raises CheckpointError if it is not supported."""
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        kind = config.get("model_type")
         # The defaults of transformers.
-        default = "relu" if config.get("model_type") == "t5" else "gated-gelu"
-        kind = str(config.get("feed_forward_proj") or default)
-        activation = kind.removeprefix("gated-")
+        default = "relu" if kind == "t5" else "gated-gelu"
+        projection = str(config.get("feed_forward_proj") or default)
+        activation = projection.removeprefix("gated-")
         layers.check_activation("feed_forward_proj", activation)
-        names = ("vocab_size", "d_model", "d_kv", "d_ff", "num_heads")
-        sizes = {name: whole_number(config, name) for name in names}
-        depth = whole_number(config, "num_layers", most=MOST_LAYERS)
+        self.vocab_size = whole_number(config, "vocab_size")
+        self.d_model, self.d_kv = whole_number(config, "d_model"), whole_number(config, "d_kv")
+        self.d_ff, self.num_heads = whole_number(config, "d_ff"), whole_number(config, "num_heads")
+        depth = self.num_layers = whole_number(config, "num_layers", most=MOST_LAYERS)
+        self.num_decoder_layers = whole_number(config, "num_decoder_layers", depth, MOST_LAYERS)
+        self.num_buckets = whole_number(config, "relative_attention_num_buckets", 32)
+        self.max_distance = whole_number(config, "relative_attention_max_distance", 128)
+        self.epsilon: float = config.get("layer_norm_epsilon") or 1e-6
+        self.gated = projection != activation
+        # In a T5, "gated-gelu" means the tanh approximation.
+        self.activation = "gelu_new" if projection == "gated-gelu" else activation
         start = (config.get(name) for name in ("decoder_start_token_id", "pad_token_id"))
-        return cls(
-            **sizes,
-            num_layers=depth,
-            num_decoder_layers=whole_number(config, "num_decoder_layers", depth, MOST_LAYERS),
-            num_buckets=whole_number(config, "relative_attention_num_buckets", 32),
-            max_distance=whole_number(config, "relative_attention_max_distance", 128),
-            epsilon=config.get("layer_norm_epsilon") or 1e-6,
-            gated=kind != activation,
-            # In a T5, "gated-gelu" means the tanh approximation.
-            activation="gelu_new" if kind == "gated-gelu" else activation,
-            decoder_start_token_id=next((token for token in start if token is not None), 0),
-            bias_per_layer=config.get("model_type") == "umt5",
-            scales_output=scales_output(config),
-            trained_length=_trained_length(config),
-        )
+        self.decoder_start_token_id: int = next((id for id in start if id is not None), 0)
+        self.bias_per_layer = kind == "umt5"
+        self.scales_output = scales_output(config)
+        is_byt5 = config.get("tokenizer_class") == "ByT5Tokenizer"
+        usual = LONGER if is_byt5 or kind in ("mt5", "umt5") else TRAINED_LENGTH
+        self.trained_length: int = config.get("n_positions") or usual
 
 
 def scales_output(config: Mapping[str, Any]) -> bool:
@@ -106,30 +84,6 @@ def scales_output(config: Mapping[str, Any]) -> bool:
     return config.get("tie_word_embeddings") is not False
 
 
-def _trained_length(config: Mapping[str, Any]) -> int:
-    is_byt5 = config.get("tokenizer_class") == "ByT5Tokenizer"
-    longer = is_byt5 or config.get("model_type") in ("mt5", "umt5")
-    return config.get("n_positions") or (LONGER if longer else TRAINED_LENGTH)
-
-
-class T5Attention(Attention):
-    """T5's attention, which does not scale scores."""
-
-    def __init__(self, config: T5Config, *, has_bias: bool) -> None:
-        heads, head_dim = config.num_heads, config.d_kv
-        super().__init__(config.d_model, heads, heads, head_dim, scale=1.0, names="qkvo")
-        if has_bias:
-            self.relative_attention_bias = nn.Embedding(config.num_buckets, config.num_heads)
-
-    def shard(self, group: mx.distributed.Group) -> None:
-        for name in "qkv":
-            shard_inplace(self[name], "all-to-sharded", group=group)
-        self["o"] = shard_inputs(self["o"], group)
-        if "relative_attention_bias" in self:
-            # The rows of the table are buckets, and the columns are heads.
-            shard_inplace(self.relative_attention_bias, lambda path, table: 1, group=group)
-
-
 class Dense(nn.Module):
     """The feed-forward network, gated or not."""
 
@@ -141,11 +95,6 @@ class Dense(nn.Module):
             self[name] = nn.Linear(config.d_model, config.d_ff, bias=False)
         self.wo = nn.Linear(config.d_ff, config.d_model, bias=False)
 
-    def shard(self, group: mx.distributed.Group) -> None:
-        for name in self._names:
-            shard_inplace(self[name], "all-to-sharded", group=group)
-        self.wo = shard_inputs(self.wo, group)
-
     def __call__(self, states: mx.array) -> mx.array:
         inner = self._act(self[self._names[0]](states))
         if len(self._names) > 1:
@@ -154,31 +103,28 @@ class Dense(nn.Module):
 
 
 class T5Block(nn.Module):
-    """One layer of a stack, whose parts are numbered and named as in the checkpoints."""
+    """One layer of a stack, whose parts are numbered and named as in the checkpoints. Attention
+    scores are not scaled."""
 
     def __init__(self, config: T5Config, *, has_bias: bool, is_decoder: bool) -> None:
         super().__init__()
-        parts: dict[str, nn.Module] = {"SelfAttention": T5Attention(config, has_bias=has_bias)}
-        if is_decoder:
-            parts["EncDecAttention"] = T5Attention(config, has_bias=False)
+        parts: dict[str, nn.Module] = {}
+        for name in ("SelfAttention", "EncDecAttention") if is_decoder else ("SelfAttention",):
+            sizes = config.d_model, config.num_heads, config.num_heads, config.d_kv
+            parts[name] = Attention(*sizes, scale=1.0, names="qkvo")
+        if has_bias:
+            table = nn.Embedding(config.num_buckets, config.num_heads)
+            parts["SelfAttention"].relative_attention_bias = table
         parts["DenseReluDense"] = Dense(config)
         self.layer = [nn.Module() for _ in parts]
         for place, (name, part) in zip(self.layer, parts.items(), strict=True):
             place[name] = part
             place.layer_norm = nn.RMSNorm(config.d_model, config.epsilon)
 
-    def shard(self, group: mx.distributed.Group) -> None:
-        first, *cross, last = self.layer
-        for attention in (first.SelfAttention, *(part.EncDecAttention for part in cross)):
-            attention.shard(group)
-        last.DenseReluDense.shard(group)
-
     def __call__(
         self, states: mx.array, attend: Attend, source: KeysValues = (), hidden: Mask = None
     ) -> mx.array:
-        """Run the block over states, (batch, m, d_model). `attend` computes the self-attention. In
-        the decoder, `source` has the keys and values of the encoder's output, and `hidden` is their
-        mask."""
+        """Run the block over states, (batch, m, d_model). `Attend` explains the arguments."""
         first, *cross, last = self.layer
         states = states + attend(first.SelfAttention, first.layer_norm(states))
         for part in cross:
@@ -245,19 +191,17 @@ class T5Stack(nn.Module):
         positions of a source. The bias of earlier rows is a window of these columns, shifted to the
         right."""
         last = (length - 1) // rows * rows
-        reach = last + rows
-        keys, queries = np.arange(last + length)[None], np.arange(last, reach)[:, None]
-        index = mx.array(reach - 1 + keys - queries)
-        biases = [mx.take(table, index, axis=1)[None] for table in self.bias_tables(reach)]
-        return biases * (len(self.block) // len(biases))
+        positions = np.arange(last, last + rows)[None]
+        return self.masks(self.bias_tables(last + rows), positions, last + length)
 
-    def masks(self, tables: Sequence[mx.array], positions: np.ndarray) -> list[mx.array]:
-        """Return what each layer adds to its scores, (batch, heads, rows, width). `width` is the
-        end of the longest sequence. `positions`, (batch, rows), has one row if all sequences have
-        the same positions."""
-        width, reach = int(positions.max()) + 1, tables[0].shape[1] // 2
+    def masks(
+        self, tables: Sequence[mx.array], positions: np.ndarray, width: int
+    ) -> list[mx.array]:
+        """Return what each layer adds to its scores of `width` keys, (batch, heads, rows, width).
+        `positions`, (batch, rows), has one row if all sequences have the same positions."""
+        reach = (tables[0].shape[1] + 1) // 2
         if positions.size == 1:
-            first = reach - width
+            first = reach - 1 - int(positions[0, 0])
             masks = [table[None, :, None, first : first + width] for table in tables]
         else:
             index = mx.array(reach - 1 + np.arange(width) - positions[..., None])
@@ -292,8 +236,16 @@ class T5(Network):
     def shard(self, group: mx.distributed.Group) -> None:
         """Keep only this rank's heads and its part of the feed-forward networks, without computing
         anything yet. Raises OptionError if quantization groups would have to be split."""
-        for block in (*self.encoder.block, *self.decoder.block):
-            block.shard(group)
+        for part in self.modules():
+            for name in ("q", "k", "v", "wi", "wi_0", "wi_1"):
+                if name in part:
+                    shard_inplace(part[name], "all-to-sharded", group=group)
+            for name in ("o", "wo"):
+                if name in part:
+                    part[name] = shard_inputs(part[name], group)
+            if "relative_attention_bias" in part:
+                # The rows of the table are buckets, and the columns are heads.
+                shard_inplace(part.relative_attention_bias, lambda path, table: 1, group=group)
         for name in ("heads", "inner", "row"):
             setattr(self, name, getattr(self, name) // group.size())
 
@@ -311,7 +263,7 @@ class T5(Network):
             states = block(states, partial(attend_in_parts, partial(visible, bias)))
         return self.encoder.final_layer_norm(states)
 
-    def source_attention(self, layer: nn.Module) -> T5Attention:
+    def source_attention(self, layer: nn.Module) -> Attention:
         return layer.layer[1].EncDecAttention
 
     def tables(self, reach: int) -> list[mx.array]:
@@ -320,7 +272,8 @@ class T5(Network):
     def decode(
         self, tokens: mx.array, caches: Caches, source: EncodedSources, place: Place, tables: Tables
     ) -> Iterator[mx.array]:
-        masks = self.decoder.masks(tables, place.positions[:1] if place.even else place.positions)
+        positions = place.positions[:1] if place.even else place.positions
+        masks = self.decoder.masks(tables, positions, place.end)
         states = self.shared(tokens)
         for block, cache, pair, mask in zip(
             self.decoder.block, caches, source.by_layer, masks, strict=True
@@ -354,13 +307,12 @@ class T5Family(EncoderDecoderFamily):
     decoder_depth = "num_decoder_layers"
 
     def network(self, config: Config, tensors: Collection[str]) -> Network:
-        return T5(T5Config.from_dict(config), own_head=LM_HEAD in tensors)
+        return T5(T5Config(config), own_head=LM_HEAD in tensors)
 
-    def divider(self, config: Config, group: mx.distributed.Group) -> Callable[[Any], None]:
-        shape = T5Config.from_dict(config)
+    def check_shares(self, config: Config, ranks: int) -> None:
+        shape = T5Config(config)
         parts = {"attention heads": shape.num_heads, "feed-forward columns": shape.d_ff}
-        check_even(parts, group.size())
-        return lambda network: network.shard(group)
+        check_even(parts, ranks)
 
     def places(self, directory: Path, config: Config, weights: files.Weights) -> dict[str, str]:
         """See `EncoderDecoderFamily`. `shared` may be stored only under the name of a copy. A head
@@ -369,13 +321,9 @@ class T5Family(EncoderDecoderFamily):
         twins = [name for name in TWINS if name in weights.infos]
         if SHARED_EMBEDDING not in places and twins:
             places[SHARED_EMBEDDING] = twins[0]
-        table = {f"lm_head.{part}": places.get(f"shared.{part}") for part in ALL_PARTS}
-        repeats = all(
-            shared is not None and same(weights.tensor(places[head]), weights.tensor(shared))
-            for head, shared in table.items()
-            if head in places
-        )
-        return {n: place for n, place in places.items() if n not in table or not repeats}
+        shared = places.get(SHARED_EMBEDDING)
+        repeats = LM_HEAD in places and shared and same_matrix(LM_HEAD, shared, weights)
+        return {n: p for n, p in places.items() if not (repeats and n.startswith("lm_head."))}
 
     def written_config(self, config: Config, tensors: Collection[str]) -> dict[str, Any]:
         return {
@@ -385,9 +333,9 @@ class T5Family(EncoderDecoderFamily):
         }
 
     def languages(self, network: Network, tokenizer: Tokenizer) -> Languages | None:
-        """See `families.Family`. MADLAD-400 has a tag for every language (Kudugunta et al., arXiv
+        """See `loading.Family`. MADLAD-400 has a tag for every language (Kudugunta et al., arXiv
         2309.04662)."""
-        return LanguageTags.of(tokenizer, "<2{}>")
+        return Languages.of(tokenizer, "<2{}>")
 
 
 family = T5Family()

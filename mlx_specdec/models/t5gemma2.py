@@ -7,10 +7,9 @@ the source, and then the positions of the decoder. Only the latter are rotated, 
 import math
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -21,13 +20,7 @@ from ..errors import CheckpointError, PromptError
 from ..system import open_files_kept
 from .encoder_decoder.context import Caches, EncodedSources, Network, Tables
 from .encoder_decoder.family import EncoderDecoderFamily
-from .encoder_decoder.layers import (
-    Attend,
-    Mask,
-    RotaryAttention,
-    attend_cached,
-    attend_in_parts,
-)
+from .encoder_decoder.layers import Attend, Attention, Mask, attend_cached, attend_in_parts
 from .rows import Place
 
 with open_files_kept():
@@ -36,9 +29,8 @@ with open_files_kept():
 Config = Mapping[str, Any]
 
 
-@dataclass(frozen=True)
 class StackConfig:
-    """The shapes of one stack.
+    """The shapes of one stack. Raises CheckpointError.
 
     Attributes:
         windows: For each layer, the number of positions that it attends to; None for all.
@@ -46,39 +38,22 @@ class StackConfig:
         cap: The value at which logits are softly capped; None without a cap.
     """
 
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    scale: float
-    epsilon: float
-    windows: tuple[int | None, ...]
-    ropes: tuple[tuple[float, float], ...]
-    longest: int
-    cap: float | None
-
-    @classmethod
-    def of(cls, config: Config) -> Self:
-        """Read the configuration of a stack. Raises CheckpointError."""
+    def __init__(self, config: Config) -> None:
         layers = whole_number(config, "num_hidden_layers", most=MOST_LAYERS)
-        kinds, heads = _kinds(config, layers), whole_number(config, "num_attention_heads")
-        window, ropes = whole_number(config, "sliding_window", 4096), _ropes(config)
-        return cls(
-            vocab_size=whole_number(config, "vocab_size"),
-            hidden_size=whole_number(config, "hidden_size"),
-            intermediate_size=whole_number(config, "intermediate_size"),
-            heads=heads,
-            kv_heads=whole_number(config, "num_key_value_heads", heads),
-            head_dim=whole_number(config, "head_dim", 256),
-            scale=whole_number(config, "query_pre_attn_scalar", 256) ** -0.5,
-            epsilon=config.get("rms_norm_eps") or 1e-6,
-            windows=tuple(window if kind == SLIDING_ATTENTION else None for kind in kinds),
-            ropes=tuple(ropes[kind] for kind in kinds),
-            longest=whole_number(config, "max_position_embeddings", 131072),
-            cap=config.get("final_logit_softcapping") or None,
-        )
+        kinds, ropes = _kinds(config, layers), _ropes(config)
+        window = whole_number(config, "sliding_window", 4096)
+        self.vocab_size = whole_number(config, "vocab_size")
+        self.hidden_size = whole_number(config, "hidden_size")
+        self.intermediate_size = whole_number(config, "intermediate_size")
+        self.heads = whole_number(config, "num_attention_heads")
+        self.kv_heads = whole_number(config, "num_key_value_heads", self.heads)
+        self.head_dim = whole_number(config, "head_dim", 256)
+        self.scale = whole_number(config, "query_pre_attn_scalar", 256) ** -0.5
+        self.epsilon: float = config.get("rms_norm_eps") or 1e-6
+        self.windows = [window if kind == SLIDING_ATTENTION else None for kind in kinds]
+        self.ropes = [ropes[kind] for kind in kinds]
+        self.longest = whole_number(config, "max_position_embeddings", 131072)
+        self.cap: float | None = config.get("final_logit_softcapping") or None
 
 
 def _kinds(config: Config, layers: int) -> Sequence[str]:
@@ -109,23 +84,17 @@ def _ropes(config: Config) -> dict[str, tuple[float, float]]:
     return ropes
 
 
-def _attention(shape: StackConfig, rope: tuple[float, float]) -> RotaryAttention:
-    """Return grouped-query attention with normed and rotated queries and keys."""
-    heads, (base, scale) = (shape.heads, shape.kv_heads, shape.head_dim), rope
-    rotate = nn.RoPE(shape.head_dim, base=base, scale=scale)
-    attention = RotaryAttention(shape.hidden_size, *heads, scale=shape.scale, rope=rotate)
-    attention.q_norm = RMSNorm(shape.head_dim, shape.epsilon)
-    attention.k_norm = RMSNorm(shape.head_dim, shape.epsilon)
-    return attention
-
-
 class T5Gemma2Layer(nn.Module):
     """One layer of either stack. `window` is None if it attends to all positions."""
 
     def __init__(self, shape: StackConfig, number: int) -> None:
         super().__init__()
         self.window = shape.windows[number]
-        self.self_attn = _attention(shape, shape.ropes[number])
+        heads, (base, scale) = (shape.heads, shape.kv_heads, shape.head_dim), shape.ropes[number]
+        rope = nn.RoPE(shape.head_dim, base=base, scale=scale)
+        self.self_attn = Attention(shape.hidden_size, *heads, scale=shape.scale, rope=rope)
+        for name in ("q_norm", "k_norm"):
+            self.self_attn[name] = RMSNorm(shape.head_dim, shape.epsilon)
         self.mlp = MLP(shape.hidden_size, shape.intermediate_size)
         for name in ("self_attn", "feedforward"):
             for place in ("pre", "post"):
@@ -188,7 +157,7 @@ class T5Gemma2(Network):
             states = layer(states, partial(attend_in_parts, visible))
         return self.model.encoder.norm(states)
 
-    def source_attention(self, layer: nn.Module) -> RotaryAttention:
+    def source_attention(self, layer: nn.Module) -> Attention:
         return layer.self_attn
 
     def decode(
@@ -255,7 +224,7 @@ class T5Gemma2Family(EncoderDecoderFamily):
         start = whole_number(config, "decoder_start_token_id", decoder.get("bos_token_id", 2))
         named = {"eoi": 256_000, "image": 256_001}
         images = (whole_number(config, f"{name}_token_index", id) for name, id in named.items())
-        network = T5Gemma2(StackConfig.of(encoder), StackConfig.of(decoder), start, *images)
+        network = T5Gemma2(StackConfig(encoder), StackConfig(decoder), start, *images)
         if "vision_config" in config["encoder"]:
             network.note = "the vision tower was left out: only text is read here"
         return network

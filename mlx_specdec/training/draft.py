@@ -23,12 +23,11 @@ from ..checkpoints.tensors import Tensor, dtype_name
 from ..checkpoints.writer import ResultTensor, write_config, write_weights
 from ..conversion.report import PROVENANCE, combined, digests_of, maker
 from ..engine.pair import Pair
-from ..models import families
 from ..models.base import Base, Trainable
 from ..models.cpu_layers import lighten
 from ..models.encoder_decoder.family import EncoderDecoderFamily
-from ..models.loading import trainable
-from ..models.number_format import dequantize, twin_of
+from ..models.loading import family_of_config, family_of_network, trainable
+from ..models.number_format import dequantized
 from ..system import default_shard_bytes
 from .config import TrainConfig
 from .fit import STORED_DTYPE, Task, Training, Watcher, stored_type, work_directory
@@ -133,7 +132,7 @@ def write(
         shutil.copyfile(file, directory / file.name)
     left = ("quantization", "torch_dtype")
     changed = {key: value for key, value in config.items() if not key.startswith(left)}
-    family = families.of_config(config)
+    family = family_of_config(config)
     if isinstance(family, EncoderDecoderFamily):
         changed = family.written_config(changed, dict(tree_flatten(network.parameters())))
     write_trained(directory, facts, network, changed)
@@ -210,7 +209,7 @@ def shaped(model: Base, config: Mapping[str, Any], layers: int) -> tuple[Base, d
     """Copy a model with fewer decoder layers, which are evenly spaced and include the first and the
     last, and return the copy with its config.json. Raises OptionError if the family cannot have
     this number of layers. config: The target's config.json."""
-    family, network = families.of_network(model.network), model.network
+    family, network = family_of_network(model.network), model.network
     depth = len(network.layers)
     if layers > depth:
         raise OptionError(f"layers must be 1 to the target's {depth}, not {layers}")
@@ -232,9 +231,7 @@ def _copied(
     """Yield the arrays of the small network, from the layers of the target that it copies."""
     path = next((path for path, module in network.named_modules() if module is layers[0]), "")
     before = path.removesuffix("0")
-    dequantized = twin_of(network)
-    dequantize(dequantized)
-    arrays = dict(tree_flatten(dequantized.parameters()))
+    arrays = dict(tree_flatten(dequantized(network).parameters()))
     for name, array in tree_flatten(small.parameters()):
         source = name
         if before and name.startswith(before):

@@ -16,7 +16,7 @@ from ..engine.pair import Pair
 from ..models.base import Base
 from ..models.drafters.dflash import CONFIDENCE, CONFIDENCE_BIAS, DFlash
 from ..models.drafters.files import ATTENDS, ConfigEntries, Shapes, layer_sizes
-from ..models.drafters.kinds import attach, read, shapes_of
+from ..models.drafters.kinds import attach, opened, read
 from ..models.number_format import NumberFormat
 from ..types import after
 from .anchors import DSparkTask
@@ -129,7 +129,7 @@ def begin(
         for number in range(sizes.count)
         for part in "qk"
     }
-    shapes = shapes_of("dspark", directory, described) | norms
+    shapes = opened("dspark", directory, described, None)[1] | norms
     states = rows.states(np.arange(min(SEEN_ROWS, int(rows.lengths.sum())))).astype(mx.float32)
     final = mx.sqrt(states[:, -target.width :].square().mean(axis=0))
     embedded = target.embed(mx.array(tokens[None, :SEEN_TOKENS], dtype=mx.int32))

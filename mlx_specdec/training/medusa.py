@@ -102,13 +102,16 @@ def initial_heads(base: Base, count: int, layers: int, *, own_output: bool) -> M
     """Return heads that predict the same as the base: their residual layers add zero. The weights
     are float32, because steps are too small for 16 bits."""
     width = base.width
-    zeros = [(mx.zeros((count, width, width)), mx.zeros((count, width))) for _ in range(layers)]
-    heads = MedusaHeads(base, zeros)
+    parts: list[Any] = [
+        {"linear": {"weight": mx.zeros((count, width, width)), "bias": mx.zeros((count, width))}}
+        for _ in range(layers)
+    ]
     if own_output:
         # This gives the base's output matrix even if it is tied or quantized.
         unit = mx.eye(width, dtype=base.state_dtype)[None]
         columns = base.head(unit)[0].astype(mx.float32).T
-        heads.output = mx.repeat(columns[None], count, axis=0)
+        parts.append({"weight": mx.repeat(columns[None], count, axis=0)})
+    heads = MedusaHeads(base, parts)
     mx.eval(heads.parameters())
     return heads
 
@@ -146,7 +149,7 @@ def write(directory: Path, facts: Mapping[str, Any], heads: MedusaHeads, base: s
     config = {
         BASE_KEY: base,
         HEADS_KEY: heads.count,
-        LAYERS_KEY: len(heads.weights),
+        LAYERS_KEY: heads.layers,
         "hidden_size": shapes[-1],
         "vocab_size": heads.vocabulary,
     }

@@ -83,7 +83,7 @@ def main(spec: dict[str, Any]) -> None:
             report = result_of(pair, spec["prompt"], case)
             written.append(report | {"sums": sums.count - before})
         if number < len(spec["settings"]):
-            group._met[0]._leader.end(0)
+            group.join()._leader.end(0)
     Path(spec["out"]).write_text(json.dumps(written))
 
 

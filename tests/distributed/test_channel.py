@@ -3,27 +3,28 @@
 import pytest
 
 from mlx_specdec.errors import DecodingError
-from mlx_specdec.models.distributed.leader import SIZE, Leader, LedModel
+from mlx_specdec.models.distributed.leader import SIZE, Leader, LedModel, receive
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.types import FINAL
 
 from ..support import tiny
-from ..support.thread_ranks import ends
+from ..support.thread_ranks import Line
 
 
 @pytest.mark.parametrize("count", [0, 1, 7, SIZE, 3 * SIZE])
 def test_orders_arrive_with_their_numbers(count: int) -> None:
-    _, first, second = ends()
-    sent = (("rewind", 3, (9, 8)), ("open", 70_000, tuple(range(count))))
-    first.send(sent)
-    assert second.receive().orders == sent
+    line = Line()
+    leader, sent = Leader(line.first), (("rewind", 3, (9, 8)), ("open", 1, tuple(range(count))))
+    leader.queue(sent[0])
+    leader.send(sent[1])
+    assert receive(line.second).orders == sent
 
 
 def test_nothing_is_led_any_more_after_half_a_pass() -> None:
     """After an error inside a pass, rank 0 is out of step and must not go on."""
-    line, first, _ = ends()
-    leader = Leader(first)
-    model = LedModel(DecoderOnlyModel(tiny.build("llama")), leader)
+    line = Line()
+    leader = Leader(line.first)
+    model = LedModel(DecoderOnlyModel(tiny.build("llama")), leader, True, "")
     with leader.whole():
         assert model.open_batch([[1]]).lengths == (0,)
     assert not model.lost
@@ -37,7 +38,7 @@ def test_nothing_is_led_any_more_after_half_a_pass() -> None:
 
 
 def test_an_interrupt_waits_until_all_ranks_have_done_the_same() -> None:
-    leader, done = Leader(ends()[1]), []
+    leader, done = Leader(Line().first), []
     with pytest.raises(KeyboardInterrupt), leader.whole():
         leader._interrupt(2, None)
         done.append(FINAL)

@@ -22,7 +22,7 @@ from mlx_specdec.models import exact
 from mlx_specdec.models.attention_parts import in_single_rows
 from mlx_specdec.models.base import Base
 from mlx_specdec.models.distributed.leader import LedModel
-from mlx_specdec.models.exact import ExactContext, ExactPasses
+from mlx_specdec.models.exact import ExactPasses, exactly
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 from mlx_specdec.types import Context
 
@@ -104,8 +104,8 @@ def rows_of(context: Context, sizes: Iterator[int]) -> list[mx.array]:
 def test_rows_have_the_same_bits_in_passes_of_one_to_five_rows(metal: None, name: str) -> None:
     model = MODELS[name]()
     assert model.exact == ExactPasses(least=2, most=5)
-    single = rows_of(ExactContext(model.open_batch([PROMPT]), 2), itertools.repeat(1))
-    several = rows_of(ExactContext(model.open_batch([PROMPT]), 2), itertools.cycle((5, 2, 4, 1, 3)))
+    single = rows_of(exactly(model.open_batch([PROMPT]), 2), itertools.repeat(1))
+    several = rows_of(exactly(model.open_batch([PROMPT]), 2), itertools.cycle((5, 2, 4, 1, 3)))
     assert all(mx.array_equal(*pair) for pair in zip(single, several, strict=True))
 
 
@@ -214,7 +214,7 @@ def test_no_pass_has_more_rows_than_the_trial_allows(
 
 
 def test_models_that_machines_share_are_refused() -> None:
-    shared = LedModel(decoder("llama"), leader=None)  # type: ignore[arg-type]
+    shared = LedModel(decoder("llama"), None, True, "")  # type: ignore[arg-type]
     assert "several machines" in shared.exact.why_not
 
 

@@ -21,7 +21,7 @@ from mlx_specdec.engine.known_pairs import (
     known_pairs,
     mac,
 )
-from mlx_specdec.models import families
+from mlx_specdec.models.loading import is_encoder_decoder
 
 ROOT = Path(mlx_specdec.__file__).parents[1]
 TABLE = json.loads((Path(mlx_specdec.__file__).parent / "pairs.json").read_text(encoding="utf-8"))
@@ -33,7 +33,7 @@ def test_every_model_of_the_table_has_a_family_that_can_be_loaded() -> None:
         for model in (one.target, one.draft):
             if not model.type:
                 assert model is one.draft and one.kind != DRAFT
-            elif not families.is_encoder_decoder({"model_type": model.type}):
+            elif not is_encoder_decoder({"model_type": model.type}):
                 assert utils._get_classes({"model_type": model.type}), model
 
 

@@ -1,5 +1,6 @@
 """Files, beginnings, languages and shared encoders of BART and its kin."""
 
+import copy
 import json
 import shutil
 from dataclasses import replace
@@ -14,10 +15,9 @@ from mlx_specdec import Options, generate, generate_many
 from mlx_specdec.engine.pair import Pair
 from mlx_specdec.engine.request import beginning, encode
 from mlx_specdec.errors import CheckpointError, OptionError
-from mlx_specdec.models import families
 from mlx_specdec.models.bart import Bart, BartConfig
 from mlx_specdec.models.encoder_decoder.context import EncoderDecoderModel, share_equal_encoder
-from mlx_specdec.models.loading import load_model
+from mlx_specdec.models.loading import family_of_network, load_model
 from mlx_specdec.text.tokenizer import load_tokenizer
 
 from ..support.checkpoints import save
@@ -132,9 +132,10 @@ def test_an_encoder_with_one_other_number_or_other_heads_is_not_shared() -> None
     changed = load_model(BART / "bart").model
     weight = changed.network.model.encoder.layers[1].fc2
     weight.bias = weight.bias.at[3].add(1e-6)
-    config = target.network.config
+    config = copy.copy(target.network.config)
     layers, _, inner = config.encoder
-    heads = Bart(replace(config, encoder=(layers, 4, inner)), has_bias=True)
+    config.encoder = layers, 4, inner
+    heads = Bart(config, has_bias=True)
     heads.update(target.network.parameters())
     for draft in (changed, EncoderDecoderModel(heads), translator("bart-scaled")):
         assert not share_equal_encoder(draft, target)
@@ -151,8 +152,8 @@ def speaking(name: str, **changes: Any) -> Pair:
     start = {} if name != "mbart" else {"decoder_start_token_id": None}
     config = {**config_of(kind), **start, "vocab_size": 256, "eos_token_id": 2, **changes}
     config = {key: value for key, value in config.items() if "decoder_vocab" not in key}
-    network = Bart(BartConfig.from_dict(config), has_bias=False)
-    languages = families.of_network(network).languages(network, tokenizer)
+    network = Bart(BartConfig(config), has_bias=False)
+    languages = family_of_network(network).languages(network, tokenizer)
     pair = pair_of(EncoderDecoderModel(network), None)
     return replace(pair, tokenizer=tokenizer, vocabulary=tokenizer.size, languages=languages)
 

@@ -13,7 +13,7 @@ from mlx_specdec.core.row import Request
 from mlx_specdec.engine.opening import Opener
 from mlx_specdec.engine.request import encode
 from mlx_specdec.errors import OptionError
-from mlx_specdec.models.encoder_decoder.languages import Languages
+from mlx_specdec.models.encoder_decoder.family import Languages
 from mlx_specdec.serve.internal import Chat, Sampled, Wanted
 from mlx_specdec.serve.requests import LoadedModel, ServiceSettings
 

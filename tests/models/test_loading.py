@@ -28,7 +28,7 @@ def wide(tmp_path: Path) -> Path:
     config = json.loads((FIXTURES / "own-head-scaled" / "config.json").read_text())
     config.update(d_model=64, d_kv=32, d_ff=96)
     (tmp_path / "config.json").write_text(json.dumps(config))
-    network = T5(T5Config.from_dict(config), own_head=True)
+    network = T5(T5Config(config), own_head=True)
     mx.save_safetensors(
         str(tmp_path / "model.safetensors"), dict(tree_flatten(network.parameters()))
     )

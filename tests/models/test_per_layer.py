@@ -12,8 +12,8 @@ from transformers import AutoConfig
 from mlx_specdec.core.options import Options
 from mlx_specdec.engine.generate import generate
 from mlx_specdec.errors import CheckpointError
+from mlx_specdec.models.foreign import spelled_old
 from mlx_specdec.models.loading import load_model
-from mlx_specdec.models.per_layer import spelled_old
 
 from ..support.drafter_pairs import pair_of
 from ..support.pairs import FIXTURES

@@ -1,13 +1,15 @@
 """Windows and recurrent states that are rewound at random hold what plain decoding has."""
 
 import random
+from types import SimpleNamespace
+from typing import Any
 
 import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import ArraysCache
 
 from mlx_specdec.models.mlx_lm.caches import WindowCache
-from mlx_specdec.models.mlx_lm.context import States
+from mlx_specdec.models.mlx_lm.context import DecoderOnlyContext
 from mlx_specdec.models.rows import DROP, Rows
 
 
@@ -63,10 +65,14 @@ def test_any_rewinding_of_a_window_leaves_what_plain_decoding_has(size: int, cou
 
 def test_sequences_go_back_to_different_passes() -> None:
     """As in a draft of a recurrent model: one token a pass, then one rewind."""
-    entries = [ArraysCache(size=2)]
-    states = States(entries, None)
+
+    def run(tokens: mx.array, entries: Any, hidden: object) -> None:
+        entries[0][0] = tokens
+
+    network: Any = SimpleNamespace(run=run)
+    context = DecoderOnlyContext(network, [lambda _: ArraysCache(size=2)], 3)
+    context.rows.begin((0, 5, 9))
     for start in range(4):
-        with states.in_pass((start, start + 5, start + 9), 1, 1):
-            entries[0][0] = mx.array([[start + 1], [start + 6], [start + 10]])
-    states.rewind((2, 9, 11), (4, 9, 13))
-    assert entries[0][0].tolist() == [[2], [9], [11]] and entries[0][1] is None
+        context.advance(mx.array([[start + 1], [start + 6], [start + 10]]), proposed=1)
+    context.rewind((2, 9, 11))
+    assert context.states[0].cache[0].tolist() == [[2], [9], [11]]

@@ -116,4 +116,4 @@ def test_a_head_that_is_requested_on_rank_0_alone_is_kept_there_alone(
     assert second.vocabulary == first.vocabulary == tiny.VOCABULARY
     if heads[0] is not None:
         assert mx.array_equal(networks[0].lm_head.weight, heads[0])
-        assert (second.open([5]).advance(HEAD_TOKENS).logits == 1).all().item()
+        assert (second.open_batch([[5]]).advance(HEAD_TOKENS).logits == 1).all().item()

@@ -34,7 +34,7 @@ def files_of(directory: Path) -> DrafterFiles:
 def network_of(directory: Path) -> Any:
     """Return the drafter's network, which is not bound to a target."""
     files = files_of(directory)
-    return kind_named(files.kind).network(files)
+    return kind_named(files.kind)(files)
 
 
 def speculators_peagle(directory: Path, tokens: int = 6) -> Path:

@@ -40,7 +40,7 @@ class Lender:
 def network_of(directory: Path, target: Lender) -> DrafterNetwork:
     files = read(directory)
     assert files is not None
-    network = kind_named(files.kind).network(files)
+    network = kind_named(files.kind)(files)
     network.bind(files, target)
     network.load(files, NumberFormat("float32"))
     return network

@@ -73,6 +73,6 @@ TOKENS = mx.array([[0, 3, 9, 4, 33, 7]])
 
 def built(**changes: Any) -> T5:
     mx.random.seed(1)
-    network = T5(T5Config.from_dict({**SHAPE, **changes}), own_head=True)
+    network = T5(T5Config({**SHAPE, **changes}), own_head=True)
     mx.eval(network.parameters())
     return network

@@ -67,7 +67,7 @@ class Notes(DrafterContext):
         self.passes: list[int] = []
 
     def _process(self, hidden: mx.array, following: Sequence[Sequence[int]]) -> None:
-        tokens, _ = self._advance(following)
+        tokens = self._advance(following)
         assert hidden.shape == (1, tokens.shape[1], 2)
         assert mx.array_equal(hidden[..., 0], -hidden[..., 1]), "in the order of the hidden"
         self.passes.append(tokens.shape[1])

@@ -10,8 +10,6 @@ from typing import TypeVar
 import mlx.core as mx
 import pytest
 
-from mlx_specdec.models.distributed.leader import Channel
-
 Result = TypeVar("Result")
 
 
@@ -89,8 +87,3 @@ class Line:
         came = self._sent.get(timeout=10)
         assert came.shape == zeros.shape
         return zeros + came
-
-
-def ends() -> tuple[Line, Channel, Channel]:
-    line = Line()
-    return line, Channel(line.first), Channel(line.second)

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache, partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Literal, NoReturn, TypeVar, cast
@@ -24,7 +25,7 @@ from ...errors import OptionError, SpecdecError, first_line
 from ...version import __version__
 from ..base import Base
 from . import STATUS
-from .leader import Channel, Leader, LedModel, follow
+from .leader import Leader, LedModel, follow
 
 T = TypeVar("T")
 Mode = Literal["tensor", "pipeline"]
@@ -39,7 +40,6 @@ LONGEST_MESSAGE = 1024
 """Maximum bytes of a message between ranks; the rest is cut off."""
 MEETING = 60.0
 """Seconds that a rank waits for the other ranks when it starts."""
-LATE = "not all ranks have come within {:g} seconds: start all together"
 FAILED, REFUSED = 1, 2
 """Exit codes."""
 LEAVING = "\0left"
@@ -69,33 +69,24 @@ if not select.select([sys.stdin], [], [], float(sys.argv[2]))[0]:
 
 class Ranks:
     """The ranks that were started together, at least two. Rank 0 writes the exit code into the file
-    `status`."""
+    that STATUS names. This process ends as soon as a neighbor ends; `neighbors` are file
+    descriptors, among them those of the connections to the neighbors."""
 
-    def __init__(self, group: mx.distributed.Group, status: Path | None = None) -> None:
+    def __init__(self, group: mx.distributed.Group, neighbors: Iterable[int]) -> None:
         self.group = group
-        self.rank = group.rank()
-        self.size = group.size()
-        self._status = status
+        self.rank, self.total = group.rank(), partial(mx.distributed.all_sum, group=group)
         self._leader: Leader | None = None
-        self._watch: Watch | None = None
         self._refused = self._ended = False
         # Written first, because a process that is killed cannot write.
         self._write(FAILED)
-
-    def watch(self, before: set[int]) -> None:
-        """End this process as soon as a neighbor ends. `before` are the file descriptors that were
-        open before MLX connected to the neighbors."""
-        self._watch = Watch(connections(open_descriptors() - before), self._lost)
+        self._watch = Watch(connections(neighbors), self._lost)
         self._watch.start()
-
-    def total(self, array: mx.array) -> mx.array:
-        return mx.distributed.all_sum(array, group=self.group)
 
     def texts(self, text: str) -> list[str]:
         """Send a message to all ranks, and return the messages of all ranks. Raises SystemExit if
         rank 0 has ended."""
         content = text.encode()[:LONGEST_MESSAGE].ljust(LONGEST_MESSAGE, b"\0")
-        slots = mx.zeros((self.size, LONGEST_MESSAGE), dtype=mx.int32)
+        slots = mx.zeros((self.group.size(), LONGEST_MESSAGE), dtype=mx.int32)
         slots[self.rank] = mx.array(list(content), dtype=mx.int32)
         rows: list[list[int]] = self.total(slots).tolist()  # type: ignore[assignment]
         texts = [bytes(row).decode(errors="replace").rstrip("\0") for row in rows]
@@ -142,15 +133,14 @@ class Ranks:
     def share(self, model: Base) -> Base:
         """Return the target for rank 0. The other ranks execute orders and raise SystemExit when
         rank 0 ends."""
-        channel = Channel(self.total)
-        # These properties run passes. All ranks compute them now, because no order would do it.
-        model.rows_agree, model.why_not_batched  # noqa: B018
+        # These trials run passes. All ranks run them now, because no order would do it.
+        rows_agree, why_not_batched = model.rows_agree, model.why_not_batched
         if self.rank:
-            code = follow(model, channel, {})
-            self._stop()
+            code = follow(model, self.total)
+            self._watch.stop()
             raise SystemExit(code)
-        self._leader = Leader(channel)
-        return cast(Base, LedModel(model, self._leader))
+        self._leader = Leader(self.total)
+        return cast(Base, LedModel(model, self._leader, rows_agree, why_not_batched))
 
     def end(self, code: int) -> None:
         """End with an exit code. On rank 0, all other ranks end with it as well. Later calls do
@@ -165,20 +155,15 @@ class Ranks:
                 # The other ranks wait for a message.
                 self.texts(LEAVING)
             self._write(code)
-        self._stop()
+        self._watch.stop()
 
     def explain(self) -> None:
         """Wait until the watch has reported that a neighbor ended, because a sum may fail first."""
-        if self._watch is not None:
-            self._watch.join(2 * GRACE)
+        self._watch.join(2 * GRACE)
 
     def end_at_exit(self) -> None:
         with contextlib.suppress(RuntimeError):  # another rank has ended as well
             self.end(FAILED if hasattr(sys, "last_type") else 0)
-
-    def _stop(self) -> None:
-        if self._watch is not None:
-            self._watch.stop()
 
     def _lost(self) -> None:
         """End this process from the thread of the watch, because the main thread waits in a sum."""
@@ -189,8 +174,8 @@ class Ranks:
             os._exit(FAILED)
 
     def _write(self, code: int) -> None:
-        if self.rank == 0 and self._status is not None:
-            self._status.write_text(f"{code}\n")
+        if self.rank == 0 and STATUS in os.environ:
+            Path(os.environ[STATUS]).write_text(f"{code}\n")
 
 
 def _model_digest(directory: Path) -> str:
@@ -205,21 +190,19 @@ def _model_digest(directory: Path) -> str:
     return digest.hexdigest()
 
 
-_met: list[Ranks] = []
-"""The ranks of this process, or nothing. MLX has one group of ranks per process."""
-
-
-def met() -> Ranks | None:
-    return _met[0] if _met else None
-
-
+@cache
 def join() -> Ranks:
-    """Connect to the ranks that were started together. Raises OptionError."""
-    if _met:
-        return _met[0]
-    status = Path(os.environ[STATUS]) if STATUS in os.environ else None
+    """Connect to the ranks that were started together, once. Raises OptionError."""
     before = open_descriptors()
-    cancel = give_up_after(MEETING, f"error: {LATE.format(MEETING)}")
+    # Another process kills this one, because MLX holds Python's lock while it waits.
+    late = f"error: not all ranks have come within {MEETING:g} seconds: start all together"
+    words = [str(os.getpid()), str(MEETING), late]
+    watchdog = subprocess.Popen(
+        [sys.executable, "-S", "-E", "-c", _WATCHDOG, *words],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+    )
     try:
         group = mx.distributed.init(strict=True)
     except (RuntimeError, ValueError) as problem:
@@ -228,30 +211,20 @@ def join() -> Ranks:
             "launch, or with mlx.launch"
         ) from None
     finally:
-        cancel()
+        watchdog.communicate()  # closes the pipe
     if group.size() == 1:
         raise OptionError("distributed needs two ranks or more: this is the only one")
-    ranks = Ranks(group, status)
-    ranks.watch(before)
+    ranks = Ranks(group, open_descriptors() - before)
     if ranks.rank and threading.current_thread() is threading.main_thread():
         # A terminal sends an interrupt to all ranks, and rank 0 handles it.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _met.append(ranks)
     atexit.register(ranks.end_at_exit)
     return ranks
 
 
-def give_up_after(seconds: float, sentence: str) -> Callable[[], object]:
-    """Print a sentence and kill this process after some seconds, unless the returned function is
-    called before. Another process does this, because MLX holds Python's lock while it waits."""
-    words = [str(os.getpid()), str(seconds), sentence]
-    watchdog = subprocess.Popen(
-        [sys.executable, "-S", "-E", "-c", _WATCHDOG, *words],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    return watchdog.communicate
+def met() -> Ranks | None:
+    """Return the ranks of this process if it has joined them."""
+    return join() if join.cache_info().currsize else None
 
 
 def open_descriptors() -> set[int]:

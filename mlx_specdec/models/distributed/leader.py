@@ -24,15 +24,13 @@ from ..exact import ExactPasses
 SIZE = 256
 """Length of the first array of a message. A network takes as long for it as for one number. Longer
 messages, mostly with prompts, have a second array, whose size the first one states."""
-ORDER_HEAD = 3
-"""Numbers at the beginning of an order: operation, context, and the number of arguments."""
-
-
 OPERATIONS = ("open", "advance", "rewind", "evaluate", "merge", "keep", "close", "end")
 """The operations of orders: opening or closing a context, methods of `types.Context`, and the end
 of all ranks. Messages have their numbers in this list."""
 Order = tuple[str, int, tuple[int, ...]]
 """An operation, the number of the context, and the arguments."""
+Total = Callable[[mx.array], mx.array]
+"""A function that adds up an array over all ranks, lazily."""
 
 
 @dataclass(frozen=True)
@@ -49,62 +47,35 @@ class OrderMessage:
         return self.array[first : self.length].reshape(batch, rows)
 
 
-class Channel:
-    """A rank's connection to the other ranks. `total` adds up an array over all ranks, lazily."""
-
-    def __init__(self, total: Callable[[mx.array], mx.array]) -> None:
-        self.total = total
-
-    def send(self, orders: Sequence[Order], tokens: mx.array | None = None) -> OrderMessage:
-        """Send orders without waiting. `tokens`, (batch, rows) int32, are added to the arguments of
-        the last order; they need not be computed yet."""
-        more = 0 if tokens is None else tokens.size
-        numbers: list[int] = [0]
-        for order in orders:
-            operation, context, arguments = order
-            count = len(arguments) + (more if order is orders[-1] else 0)
-            numbers += [OPERATIONS.index(operation), context, count, *arguments]
-        length = numbers[0] = len(numbers) + more
-        parts = [mx.array(numbers, dtype=mx.int32)]
-        if tokens is not None:
-            parts.append(tokens.astype(mx.int32).reshape(-1))
-        parts.append(mx.zeros(-length % SIZE, dtype=mx.int32))
-        array = mx.concatenate(parts)
-        received = self._enter(array[:SIZE])
-        if length > SIZE:
-            received = mx.concatenate([received, self._enter(array[SIZE:])])
-        return OrderMessage(tuple(orders), received, length)
-
-    def receive(self) -> OrderMessage:
-        """Wait for the next orders of rank 0."""
-        array = self._enter(mx.zeros(SIZE, dtype=mx.int32))
-        numbers: list[int] = array.tolist()  # type: ignore[assignment]
-        length = numbers[0]
-        if length > SIZE:
-            more = mx.zeros(-(-length // SIZE) * SIZE - SIZE, dtype=mx.int32)
-            array = mx.concatenate([array, self._enter(more)])
-            numbers = array.tolist()  # type: ignore[assignment]
-        return OrderMessage(tuple(_orders(numbers[1:length])), array, length)
-
-    def _enter(self, array: mx.array) -> mx.array:
-        total = self.total(array)
-        mx.async_eval(total)
-        return total
+def receive(total: Total) -> OrderMessage:
+    """Wait for the next orders of rank 0."""
+    array = _enter(total, mx.zeros(SIZE, dtype=mx.int32))
+    numbers: list[int] = array.tolist()  # type: ignore[assignment]
+    length = numbers[0]
+    if length > SIZE:
+        more = mx.zeros(-(-length // SIZE) * SIZE - SIZE, dtype=mx.int32)
+        array = mx.concatenate([array, _enter(total, more)])
+        numbers = array.tolist()  # type: ignore[assignment]
+    orders, place = list[Order](), 1
+    while place < length:
+        operation, context, count = numbers[place : place + 3]
+        place += 3 + count
+        orders.append((OPERATIONS[operation], context, tuple(numbers[place - count : place])))
+    return OrderMessage(tuple(orders), array, length)
 
 
-def _orders(numbers: Sequence[int]) -> Iterator[Order]:
-    place = 0
-    while place < len(numbers):
-        op, context, count = numbers[place : place + ORDER_HEAD]
-        place += ORDER_HEAD + count
-        yield OPERATIONS[op], context, tuple(numbers[place - count : place])
+def _enter(total: Total, array: mx.array) -> mx.array:
+    entered = total(array)
+    mx.async_eval(entered)
+    return entered
 
 
-def follow(model: Base, channel: Channel, contexts: dict[int, Context]) -> int:
+def follow(model: Base, total: Total) -> int:
     """Execute rank 0's orders on this rank's part of the target, until the end. Return the exit
-    code of all ranks. `contexts` holds the contexts of this rank by their numbers."""
+    code of all ranks."""
+    contexts: dict[int, Context] = {}
     while True:
-        message = channel.receive()
+        message = receive(total)
         for operation, number, arguments in message.orders:
             if operation == "open":
                 count, *rest = arguments
@@ -142,8 +113,8 @@ class Leader:
         lost: Whether an error interrupted a pass. All ranks then have to be started again.
     """
 
-    def __init__(self, channel: Channel) -> None:
-        self._channel = channel
+    def __init__(self, total: Total) -> None:
+        self._total = total
         self._queued: deque[Order] = deque()
         self.numbers = itertools.count()
         self._inside = False
@@ -157,10 +128,25 @@ class Leader:
         self._queued.append(order)
 
     def send(self, order: Order, tokens: mx.array | None = None) -> OrderMessage:
-        """Send an order now, after the waiting orders. Call this within `whole`, and make the same
-        call on this rank's part of the target immediately afterwards."""
-        orders = [self._queued.popleft() for _ in range(len(self._queued))]
-        return self._channel.send([*orders, order], tokens)
+        """Send an order after the waiting orders, without waiting. Call this within `whole`, and
+        make the same call on this rank's part of the target immediately afterwards. `tokens`,
+        (batch, rows) int32, are added to the arguments; they need not be computed yet."""
+        orders = [*(self._queued.popleft() for _ in range(len(self._queued))), order]
+        more = 0 if tokens is None else tokens.size
+        numbers: list[int] = [0]
+        for operation, context, arguments in orders:
+            numbers += [OPERATIONS.index(operation), context, len(arguments), *arguments]
+        length = numbers[0] = len(numbers) + more
+        numbers[-len(order[2]) - 1] += more
+        parts = [mx.array(numbers, dtype=mx.int32)]
+        if tokens is not None:
+            parts.append(tokens.astype(mx.int32).reshape(-1))
+        parts.append(mx.zeros(-length % SIZE, dtype=mx.int32))
+        array = mx.concatenate(parts)
+        received = _enter(self._total, array[:SIZE])
+        if length > SIZE:
+            received = mx.concatenate([received, _enter(self._total, array[SIZE:])])
+        return OrderMessage(tuple(orders), received, length)
 
     def end(self, code: int) -> None:
         """Make all other ranks exit with this code, unless an error interrupted a pass."""
@@ -190,12 +176,14 @@ class Leader:
 
 
 class LedModel:
-    """A `base.Base` whose contexts send orders to the other ranks. All other attributes are
-    the attributes of the model."""
+    """A `base.Base` whose contexts send orders to the other ranks. `rows_agree` and
+    `why_not_batched` are results of trials that all ranks have run. All other attributes are the
+    attributes of the model."""
 
-    def __init__(self, model: Base, leader: Leader) -> None:
+    def __init__(self, model: Base, leader: Leader, rows_agree: bool, why_not_batched: str) -> None:
         self._model = model
         self._leader = leader
+        self.rows_agree, self.why_not_batched = rows_agree, why_not_batched
 
     def reaching(self, length: int) -> Base:
         """Return this model: all ranks use the rotary factors for long sequences."""

@@ -58,14 +58,6 @@ def whole_groups(layer: nn.Module, ranks: int) -> bool:
     return True
 
 
-def refine(network: nn.Module, ranks: int) -> None:
-    """Call `whole_groups` for all layers of a network except the head, which is not divided. Do
-    this before a network of mlx-lm divides itself with its method `shard`."""
-    for path, module in network.named_modules():
-        if not path.endswith("lm_head"):
-            whole_groups(module, ranks)
-
-
 def _inputs(layer: nn.Module) -> int:
     return int(layer.scales.shape[-1] * layer.group_size)
 

@@ -6,6 +6,7 @@ short convolutions around the parts of each layer, and a selector that scores ea
 tokens again. Source: arXiv 2602.06036 (DFlash), arXiv 2607.05147 (DSpark), z-lab/dflash (DFlash 2),
 and the files of `speculators`."""
 
+import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial, reduce
@@ -21,27 +22,15 @@ from ...largest import indices_of_largest
 from ..encoder_decoder.layers import attend_cached
 from ..rows import Place
 from .files import ConfigEntries, DrafterFiles, is_named, nested, read_layers
-from .layers import (
-    GATED,
-    MUSE_GLIMMER,
-    DrafterLayer,
-    NoiseLevel,
-    Source,
-    adapted,
-    center_norms,
-    layer_of,
-)
-from .network import Config, DrafterContext, DrafterKind, DrafterNetwork
+from .layers import GATED, MUSE_GLIMMER, DrafterLayer, Source, adapted, layer_of
+from .network import Config, DrafterContext, DrafterNetwork
 
-LAYER_IDS = "aux_hidden_state_layer_ids"
-DFLASH_HIDDEN_LAYERS = 5
-"""Default number of the target's layers whose hidden states are read."""
-QWEN3_VOCABULARY = 151936
-"""Size of the target's vocabulary if a file of `speculators` lacks it: Qwen 3's."""
 MARKOV = ("vanilla", "gated", "rnn")
 W1 = "markov_head.markov_w1.weight"
 CONFIDENCE = "confidence_head.proj.weight"
 CONFIDENCE_BIAS = "confidence_head.proj.bias"
+FREQUENCIES = 64
+"""Number of frequencies that represent the noise level of a slot."""
 
 
 def _usual_layers(count: int, layers: int) -> tuple[int, ...]:
@@ -51,45 +40,6 @@ def _usual_layers(count: int, layers: int) -> tuple[int, ...]:
     return tuple(round(1 + at * (layers - 4) / (count - 1)) for at in range(count))
 
 
-def is_dspark(config: Config, names: Collection[str]) -> bool:
-    return bool(nested(config).get("markov_rank")) or is_named(config, r"\w*DSpark\w*")
-
-
-def is_dflash2(config: Config, names: Collection[str]) -> bool:
-    return is_named(config, ".*DFlash2.*") or bool(nested(config).get("selector_rank"))
-
-
-def is_dflash(config: Config, names: Collection[str]) -> bool:
-    named = is_named(config, r"\w*DFlash\w*") or config.get("model_type") == MUSE_GLIMMER
-    return named or isinstance(config.get("dflash_config"), Mapping)
-
-
-def read(kind: str, directory: Path, config: Config, weights: Weights | None) -> DrafterFiles:
-    files = read_layers(
-        kind,
-        directory,
-        adapted(config),
-        weights,
-        own_name=_own_name,
-        ids=LAYER_IDS,
-        usual_count=DFLASH_HIDDEN_LAYERS,
-        usual_layers=_usual_layers,
-        usual_vocabulary=QWEN3_VOCABULARY,
-        # Training freezes the embedding and the head.
-        copies=("embed_tokens.weight", "lm_head.weight"),
-    )
-    # DeepSpec's trainer writes the target's type.
-    copied = files.settings.layered or is_named(config, r"\w*DSparkModel")
-    types = (None, "qwen3", "llama", "speculator_model", MUSE_GLIMMER)
-    if config.get("model_type") not in types and not copied:
-        raise files.settings.wrong("model_type", "qwen3")
-    if files.settings.get(GATED):
-        center_norms(files)
-    if kind == "dflash2" and files.target_ids is not None:
-        raise files.settings.wrong("draft_vocab_size", "the target's whole vocabulary")
-    return files
-
-
 def _own_name(name: str) -> str:
     name = name.removeprefix("model.").removeprefix("encoder.")
     name = name.replace("output_norm_enc.", "hidden_norm.")
@@ -97,27 +47,22 @@ def _own_name(name: str) -> str:
     return re.sub(r"_codebook$", "_codebook.weight", name)
 
 
-def _windows(settings: ConfigEntries, layers: int) -> tuple[int | None, ...]:
-    """Return for each layer how many positions it looks back; None without a limit."""
+def _sight(settings: ConfigEntries, layers: int, kind: str) -> tuple[tuple[int | None, bool], ...]:
+    """Return for each layer how many positions it looks back, or None without a limit, and whether
+    a slot attends only to itself and to slots before it. If config.json does not say the latter,
+    layers with a window are causal, except in a DFlash 2 of `speculators`."""
     kinds = settings.get("layer_types") or ["full_attention"] * layers
     if len(kinds) != layers or not {*kinds} <= {"full_attention", "sliding_attention"}:
         raise settings.wrong("layer_types", "full_attention or sliding_attention for each layer")
-    sliding = (kind == "sliding_attention" for kind in kinds)
-    return tuple(int(settings["sliding_window"]) if slides else None for slides in sliding)
-
-
-def _causal(
-    settings: ConfigEntries, windows: tuple[int | None, ...], kind: str
-) -> tuple[bool, ...]:
-    """Return for each layer whether a slot attends only to itself and to slots before it. If
-    config.json does not say it, layers with a window are causal, except in a DFlash 2 of
-    `speculators`."""
+    sliding = [kind == "sliding_attention" for kind in kinds]
+    windows = [int(settings["sliding_window"]) if slides else None for slides in sliding]
     names = ("is_causal", "causal", "dflash_query_causal")
     if (stated := next((settings[name] for name in names if name in settings), None)) is not None:
-        return (bool(stated),) * len(windows)
+        return tuple((window, bool(stated)) for window in windows)
     seeing = kind == "dflash2" and "speculators_model_type" in settings
-    sliding = not settings.get("sliding_window_non_causal", seeing)
-    return tuple(window is not None and sliding for window in windows)
+    if settings.get("sliding_window_non_causal", seeing):
+        return tuple((window, False) for window in windows)
+    return tuple(zip(windows, sliding, strict=True))
 
 
 def _drafts_first(settings: ConfigEntries, kind: str, slots: int) -> bool:
@@ -185,6 +130,40 @@ class DFlash(DrafterNetwork):
 
     layer_class: type[DrafterLayer] = DrafterLayer
 
+    @staticmethod
+    def recognizes(config: Config, names: Collection[str]) -> bool:
+        named = is_named(config, r"\w*DFlash\w*") or config.get("model_type") == MUSE_GLIMMER
+        return named or isinstance(config.get("dflash_config"), Mapping)
+
+    @staticmethod
+    def read(kind: str, directory: Path, config: Config, weights: Weights | None) -> DrafterFiles:
+        files = read_layers(
+            kind,
+            directory,
+            adapted(config),
+            weights,
+            own_name=_own_name,
+            ids="aux_hidden_state_layer_ids",
+            usual_count=5,
+            usual_layers=_usual_layers,
+            usual_vocabulary=151936,  # Qwen 3's
+            # Training freezes the embedding and the head.
+            copies=("embed_tokens.weight", "lm_head.weight"),
+        )
+        # DeepSpec's trainer writes the target's type.
+        copied = files.settings.layered or is_named(config, r"\w*DSparkModel")
+        types = (None, "qwen3", "llama", "speculator_model", MUSE_GLIMMER)
+        if config.get("model_type") not in types and not copied:
+            raise files.settings.wrong("model_type", "qwen3")
+        if files.settings.get(GATED):  # Qwen 3.5's layers, whose norms are stored minus 1
+            for name in files.tensors:
+                if name.endswith("norm.weight"):
+                    stored = files.tensors.data[name]
+                    files.tensors[name] = lambda stored=stored: stored() + 1
+        if kind == "dflash2" and files.target_ids is not None:
+            raise files.settings.wrong("draft_vocab_size", "the target's whole vocabulary")
+        return files
+
     def __init__(self, files: DrafterFiles) -> None:
         super().__init__(files)
         sizes, settings = files.sizes, files.settings
@@ -197,13 +176,17 @@ class DFlash(DrafterNetwork):
             self.confidence_head = nn.Module()
             self.confidence_head.proj = nn.Linear(inputs, 1, bias=CONFIDENCE_BIAS in files.tensors)
             self._is_told_token = inputs != sizes.width
-        windows = _windows(settings, sizes.count)
-        self.sight = tuple(zip(windows, _causal(settings, windows, files.kind), strict=True))
+        self.sight = _sight(settings, sizes.count, files.kind)
         self.window_behind_block = settings.layered
         self.slots = int(settings.get("block_size", 8))
         self.skipped = int(not _drafts_first(settings, files.kind, self.slots))
         if settings.get("log_snr_conditioning"):
-            self.log_snr_embed = NoiseLevel(files, self.slots)
+            self.log_snr_embed = nn.Module()
+            self.log_snr_embed.fc1 = nn.Linear(2 * FREQUENCIES, sizes.width)
+            self.log_snr_embed.fc2 = nn.Linear(sizes.width, sizes.width)
+            levels = mx.where(mx.arange(self.slots) == 0, 1000.0, 0.0)[:, None]
+            angles = levels * mx.exp(-math.log(10000.0) * mx.arange(FREQUENCIES) / FREQUENCIES)
+            self._noise_levels = mx.concatenate([mx.sin(angles), mx.cos(angles)], axis=-1)
         self.mask_token = settings.token("mask_token_id", files.vocabulary)
         self.most = self.slots - self.skipped
         if self.most < 1:
@@ -214,6 +197,14 @@ class DFlash(DrafterNetwork):
 
     def cache_nbytes(self, source: int, positions: int) -> int:
         return super().cache_nbytes(source, positions + self.slots)
+
+    def embed_slots(self, tokens: mx.array) -> mx.array:
+        """Return the embeddings of the slots of a block, (batch, slots, width). PrismML's drafters
+        add how noisy a slot is: the newest token is given, and the other slots are masked."""
+        states = self.embed(tokens)
+        if (level := self.get("log_snr_embed")) is None:
+            return states
+        return states + level.fc2(nn.silu(level.fc1(self._noise_levels.astype(states.dtype))))
 
     def slot_logits(
         self, logits: mx.array, token: mx.array, state: mx.array, carried: mx.array | None
@@ -239,8 +230,6 @@ class DFlash(DrafterNetwork):
         return self.confidence_head.proj(mx.concatenate(inputs, axis=-1)).astype(mx.float32)[..., 0]
 
     def features(self, hidden: mx.array) -> mx.array:
-        """Return the inputs of keys and values, (batch, m, width), from the target's hidden states,
-        (batch, m, number of hidden states x target's width)."""
         return self.hidden_norm(self.fc(hidden.astype(self.dtype)))
 
     def masks(self, place: Place) -> list[mx.array | None]:
@@ -269,10 +258,10 @@ class DFlashContext(DrafterContext):
     _network: DFlash
 
     def _process(self, hidden: mx.array, following: Sequence[Sequence[int]]) -> None:
-        _, place = self._advance(following)
+        self._advance(following)
         states = self._network.features(hidden)
         for layer, cache in zip(self._network.layers, self._caches, strict=True):
-            cache.append(*layer.self_attn.keys_values(states, place.offset))
+            cache.append(*layer.self_attn.keys_values(states, self._rows.place.offset))
 
     def _begin(self, hidden: mx.array, following: Sequence[Sequence[int]], count: int) -> mx.array:
         self._process(hidden, following)
@@ -280,9 +269,7 @@ class DFlashContext(DrafterContext):
         newest = mx.array([tokens[-1:] for tokens in following])
         masked = mx.full((len(following), network.slots - 1), network.mask_token, dtype=mx.int32)
         tokens = mx.concatenate([newest, masked], axis=1)
-        states = network.embed(tokens)
-        if "log_snr_embed" in network:
-            states = network.log_snr_embed(states)
+        states = network.embed_slots(tokens)
         place = self._rows.advance(tokens, network.slots)
         parts = zip(network.layers, self._caches, network.masks(place), self._sources, strict=True)
         for layer, cache, mask, source in parts:
@@ -313,6 +300,14 @@ class DFlashContext(DrafterContext):
         return mx.concatenate(self._chances, axis=1) if self._chances else None
 
 
+class DSpark(DFlash):
+    """The network of a DSpark."""
+
+    @staticmethod
+    def recognizes(config: Config, names: Collection[str]) -> bool:
+        return bool(nested(config).get("markov_rank")) or is_named(config, r"\w*DSpark\w*")
+
+
 class Convolution(nn.Module):
     """Two causal convolutions over the slots of a block. They wrap a part of a layer (attention or
     feed-forward): one runs over its inputs and one over its outputs. Each slot's kernel is a
@@ -326,16 +321,12 @@ class Convolution(nn.Module):
         self.base_kernel = mx.zeros((2, reach, width))
         self.kernel_projection = nn.Linear(width, 2 * reach * self._groups, bias=False)
 
-    def before(self, states: mx.array) -> tuple[mx.array, mx.array]:
-        """Return the inputs of the part, and the kernels for `behind`, from states, (batch, slots,
-        width)."""
+    def __call__(self, part: Callable[[mx.array], mx.array], states: mx.array) -> mx.array:
+        """Return the output of a part of a layer for states, (batch, slots, width)."""
         added = self.kernel_projection(states)
         added = added.reshape(*states.shape[:2], 2, -1, self._groups)
-        return self._convolved(states, 0, added[:, :, 0]), added[:, :, 1]
-
-    def behind(self, states: mx.array, kernels: mx.array) -> mx.array:
-        """Return the convolved output of the part, which is added to the residual."""
-        return self._convolved(states, 1, kernels)
+        inner = part(self._convolved(states, 0, added[:, :, 0]))
+        return self._convolved(inner, 1, added[:, :, 1])
 
     def _convolved(self, states: mx.array, which: int, added: mx.array) -> mx.array:
         slots, width = states.shape[1:]
@@ -357,51 +348,38 @@ class ConvolvedLayer(DrafterLayer):
     def __call__(
         self, states: mx.array, attend: Callable[[mx.array], mx.array], source: Source = None
     ) -> mx.array:
-        rows, kernels = self.attention_conv.before(self.input_layernorm(states))
-        states = states + self.attention_conv.behind(attend(rows), kernels)
+        states = states + self.attention_conv(attend, self.input_layernorm(states))
         states = self.look_at(source, states)
-        rows, kernels = self.mlp_conv.before(self.post_attention_layernorm(states))
-        return states + self.mlp_conv.behind(self.mlp(rows), kernels)
-
-
-class Selector(nn.Module):
-    """The module that adds a bonus to the logits of a slot's likeliest tokens. The bonus depends on
-    the token before the slot and on the slot's state."""
-
-    def __init__(self, files: DrafterFiles) -> None:
-        super().__init__()
-        self._top_k = int(files.settings.get("selector_top_k", 16))
-        vocabulary, rank = files.vocabulary, int(files.settings.get("selector_rank", 256))
-        self.predecessor_codebook = nn.Embedding(vocabulary, rank)
-        self.successor_codebook = nn.Embedding(vocabulary, rank)
-        self.hidden_projection = nn.Linear(files.sizes.width, rank, bias=False)
-
-    def step(self, logits: mx.array, token: mx.array, state: mx.array) -> mx.array:
-        """Return new logits, (batch, 1, vocabulary), which are -inf except for the likeliest
-        tokens. `DFlash.slot_logits` has the same arguments."""
-        likeliest = indices_of_largest(logits, self._top_k)
-        wanted = self.predecessor_codebook(token) * self.hidden_projection(state)
-        bonus = (self.successor_codebook(likeliest) @ wanted[..., None])[..., 0]
-        scores = mx.take_along_axis(logits, likeliest, axis=-1) + bonus.astype(logits.dtype)
-        nothing = mx.full(logits.shape, -mx.inf, dtype=logits.dtype)
-        return mx.put_along_axis(nothing, likeliest, scores, axis=-1)
+        return states + self.mlp_conv(self.mlp, self.post_attention_layernorm(states))
 
 
 class DFlash2(DFlash):
-    """The network of a DFlash 2."""
+    """The network of a DFlash 2. Its selector adds a bonus to the logits of a slot's likeliest
+    tokens, and gives -inf to the others. The bonus depends on the token before the slot and on the
+    slot's state."""
 
     layer_class = ConvolvedLayer
 
+    @staticmethod
+    def recognizes(config: Config, names: Collection[str]) -> bool:
+        return is_named(config, ".*DFlash2.*") or bool(nested(config).get("selector_rank"))
+
     def __init__(self, files: DrafterFiles) -> None:
         super().__init__(files)
-        self.candidate_selector = Selector(files)
+        vocabulary, rank = files.vocabulary, int(files.settings.get("selector_rank", 256))
+        self._top_k = int(files.settings.get("selector_top_k", 16))
+        self.candidate_selector = nn.Module()
+        self.candidate_selector.predecessor_codebook = nn.Embedding(vocabulary, rank)
+        self.candidate_selector.successor_codebook = nn.Embedding(vocabulary, rank)
+        projection = nn.Linear(files.sizes.width, rank, bias=False)
+        self.candidate_selector.hidden_projection = projection
 
     def slot_logits(
         self, logits: mx.array, token: mx.array, state: mx.array, carried: mx.array | None
     ) -> tuple[mx.array, mx.array | None]:
-        return self.candidate_selector.step(logits, token, state), None
-
-
-DSPARK = DrafterKind(is_dspark, read, DFlash)
-DFLASH = DrafterKind(is_dflash, read, DFlash)
-DFLASH2 = DrafterKind(is_dflash2, read, DFlash2)
+        selector, likeliest = self.candidate_selector, indices_of_largest(logits, self._top_k)
+        wanted = selector.predecessor_codebook(token) * selector.hidden_projection(state)
+        bonus = (selector.successor_codebook(likeliest) @ wanted[..., None])[..., 0]
+        scores = mx.take_along_axis(logits, likeliest, axis=-1) + bonus.astype(logits.dtype)
+        nothing = mx.full(logits.shape, -mx.inf, dtype=logits.dtype)
+        return mx.put_along_axis(nothing, likeliest, scores, axis=-1), None

@@ -13,62 +13,48 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ...checkpoints.files import Weights
-from .files import (
-    ConfigEntries,
-    DrafterFiles,
-    StoredTensors,
-    is_named,
-    layer_sizes,
-    read_layers,
-)
+from .files import ConfigEntries, DrafterFiles, StoredTensors, is_named, layer_sizes, read_layers
 from .layers import DrafterLayer
-from .network import Chain, ChainContext, Config, DrafterContext, DrafterKind, gathered
+from .network import ChainContext, Config, DrafterContext, DrafterNetwork, gathered
 
 EAGLE_UNUSED = ("embed_tokens.weight", "lm_head.weight", "layers.0.self_attn.rotary_emb.inv_freq")
 """Tensors that are not read: copies of the target's embedding and head, which training does not
 change, and the rotary frequencies, which config.json determines."""
-EAGLE_LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
-EAGLE_HIDDEN_LAYERS = 3
-"""Default number of the target's layers whose hidden states are read."""
-LLAMA2_VOCABULARY = 32000
-"""Size of the target's vocabulary if a file of `speculators` lacks it: Llama 2's."""
 MASK_HIDDEN = "mask_hidden"
 MASK_TOKENS = ("mask_token_id", "pard_token", "ptd_token_id")
 """The mask token's name in the files of `speculators`, AMD and Amazon."""
-USUAL_DEPTHS = 8
-"""Default number of tokens that a P-EAGLE drafts in one pass."""
 
 
 def _own_name(name: str) -> str:
     return re.sub(r"^midlayer\.", "layers.0.", name.removeprefix("model."))
 
 
-def is_eagle(config: Config, names: Collection[str]) -> bool:
-    """Return whether this is EAGLE-1, EAGLE-2 or HASS. Only the tensors' names show it."""
-    own_names = {_own_name(name) for name in names}
-    present = {"fc.weight", "layers.0.self_attn.q_proj.weight"}
-    absent = {"layers.0.input_layernorm.weight", "layers.0.hidden_norm.weight"}
-    return present <= own_names and own_names.isdisjoint(absent)
-
-
-def read_eagle(kind: str, directory: Path, config: Config, weights: Weights | None) -> DrafterFiles:
-    settings = ConfigEntries(directory / "config.json", config)
-    sizes = layer_sizes(settings, None)
-    return DrafterFiles(
-        directory=directory,
-        kind=kind,
-        settings=settings,
-        sizes=sizes,
-        target_width=sizes.width,
-        vocabulary=int(settings["vocab_size"]),
-        tensors=StoredTensors.of(directory, weights, _own_name, EAGLE_UNUSED),
-    )
-
-
-class Eagle(Chain):
+class Eagle(DrafterNetwork):
     """The network of an EAGLE-1, EAGLE-2 or HASS. Its first layer begins without a norm."""
 
-    normed = False
+    by_speculators = normed = False
+
+    @staticmethod
+    def recognizes(config: Config, names: Collection[str]) -> bool:
+        """Return whether this is EAGLE-1, EAGLE-2 or HASS. Only the tensors' names show it."""
+        own_names = {_own_name(name) for name in names}
+        present = {"fc.weight", "layers.0.self_attn.q_proj.weight"}
+        absent = {"layers.0.input_layernorm.weight", "layers.0.hidden_norm.weight"}
+        return present <= own_names and own_names.isdisjoint(absent)
+
+    @staticmethod
+    def read(kind: str, directory: Path, config: Config, weights: Weights | None) -> DrafterFiles:
+        settings = ConfigEntries(directory / "config.json", config)
+        sizes = layer_sizes(settings, None)
+        return DrafterFiles(
+            directory=directory,
+            kind=kind,
+            settings=settings,
+            sizes=sizes,
+            target_width=sizes.width,
+            vocabulary=int(settings["vocab_size"]),
+            tensors=StoredTensors(directory, weights, _own_name, EAGLE_UNUSED),
+        )
 
     def __init__(self, files: DrafterFiles) -> None:
         super().__init__(files)
@@ -83,34 +69,7 @@ class Eagle(Chain):
         return states, states
 
 
-def is_eagle3(config: Config, names: Collection[str]) -> bool:
-    if MASK_HIDDEN in names:
-        return False
-    norms = {"midlayer.hidden_norm.weight", "layers.0.hidden_norm.weight"}
-    return is_named(config, r"\w*Eagle3\w*") or not norms.isdisjoint(names)
-
-
-def read_eagle3(
-    kind: str, directory: Path, config: Config, weights: Weights | None
-) -> DrafterFiles:
-    files = read_layers(
-        kind,
-        directory,
-        config,
-        weights,
-        own_name=_own_name,
-        ids=EAGLE_LAYER_IDS,
-        usual_count=EAGLE_HIDDEN_LAYERS,
-        # The layers before a low, a middle and a high layer, whose inputs are read.
-        usual_layers=lambda count, layers: (1, layers // 2 - 1, layers - 4),
-        usual_vocabulary=LLAMA2_VOCABULARY,
-    )
-    if "sliding_attention" in str(files.settings.get("layer_types")):
-        raise files.settings.wrong("layer_types", "full_attention for each layer of an EAGLE-3")
-    return files
-
-
-class Eagle3(Chain):
+class Eagle3(DrafterNetwork):
     """The network of an EAGLE-3. The attention of the first layer reads each token's embedding,
     concatenated with the hidden state of the position before it.
 
@@ -118,6 +77,31 @@ class Eagle3(Chain):
         norms_before_head: Whether the head reads the output of the last norm.
         feeds_back_normed: Whether the next step reads the output of the last norm.
     """
+
+    @staticmethod
+    def recognizes(config: Config, names: Collection[str]) -> bool:
+        if MASK_HIDDEN in names:
+            return False
+        norms = {"midlayer.hidden_norm.weight", "layers.0.hidden_norm.weight"}
+        return is_named(config, r"\w*Eagle3\w*") or not norms.isdisjoint(names)
+
+    @staticmethod
+    def read(kind: str, directory: Path, config: Config, weights: Weights | None) -> DrafterFiles:
+        files = read_layers(
+            kind,
+            directory,
+            config,
+            weights,
+            own_name=_own_name,
+            ids="eagle_aux_hidden_state_layer_ids",
+            usual_count=3,
+            # The layers before a low, a middle and a high layer, whose inputs are read.
+            usual_layers=lambda count, layers: (1, layers // 2 - 1, layers - 4),
+            usual_vocabulary=32000,  # Llama 2's
+        )
+        if "sliding_attention" in str(files.settings.get("layer_types")):
+            raise files.settings.wrong("layer_types", "full_attention for each layer of an EAGLE-3")
+        return files
 
     def __init__(self, files: DrafterFiles) -> None:
         super().__init__(files)
@@ -162,15 +146,15 @@ class Eagle3(Chain):
         return head, normed if self.feeds_back_normed else states
 
 
-def is_peagle(config: Config, names: Collection[str]) -> bool:
-    # The files of an EAGLE-3 name no mask token.
-    masks = any(config.get(name) is not None for name in MASK_TOKENS)
-    return MASK_HIDDEN in names or (masks and is_eagle3(config, names))
-
-
 class PEagle(Eagle3):
     """The network of a P-EAGLE. `mask_token` is the input token of positions whose token is not
     known yet."""
+
+    @staticmethod
+    def recognizes(config: Config, names: Collection[str]) -> bool:
+        # The files of an EAGLE-3 name no mask token.
+        masks = any(config.get(name) is not None for name in MASK_TOKENS)
+        return MASK_HIDDEN in names or (masks and Eagle3.recognizes(config, names))
 
     def __init__(self, files: DrafterFiles) -> None:
         super().__init__(files)
@@ -180,7 +164,7 @@ class PEagle(Eagle3):
         self.mask_hidden = mx.zeros((1,) * (axes - 1) + (files.inputs,))
         name = next((entry for entry in MASK_TOKENS if entry in settings), MASK_TOKENS[0])
         self.mask_token = settings.token(name, files.vocabulary)
-        self.most = int(settings.get("speculative_tokens", USUAL_DEPTHS))
+        self.most = int(settings.get("speculative_tokens", 8))
 
     def open(self, count: int = 1) -> DrafterContext:
         return PEagleContext(self, count)
@@ -194,12 +178,12 @@ class PEagleContext(ChainContext):
 
     def _begin(self, hidden: mx.array, following: Sequence[Sequence[int]], count: int) -> mx.array:
         network, masked = self._network, count - 1
-        tokens, place = self._advance(following, [network.mask_token] * masked)
+        tokens = self._advance(following, [network.mask_token] * masked)
         ends = mx.array([len(row) for row in following])[:, None, None]
         hidden = mx.pad(hidden.astype(network.dtype), [(0, 0), (0, masked), (0, 0)])
         is_known = mx.arange(tokens.shape[1])[:, None] < ends
         hidden = mx.where(is_known, hidden, network.mask_hidden.reshape(1, 1, -1))
-        head, _ = self._step(tokens, network.features(hidden), place)
+        head, _ = self._step(tokens, network.features(hidden))
         drafting = [range(len(row) - 1, len(row) + masked) for row in following]
         self._drafted, self._index = self._logits(gathered(head, drafting)), 0
         return self._drafted[:, :1]
@@ -207,8 +191,3 @@ class PEagleContext(ChainContext):
     def next_logits(self, tokens: mx.array) -> mx.array:
         self._index += 1
         return self._drafted[:, self._index : self._index + 1]
-
-
-EAGLE = DrafterKind(is_eagle, read_eagle, Eagle, by_speculators=False)
-EAGLE3 = DrafterKind(is_eagle3, read_eagle3, Eagle3)
-PEAGLE = DrafterKind(is_peagle, read_eagle3, PEagle)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -18,7 +18,7 @@ from ...checkpoints.files import Weights, whole_number
 from ...checkpoints.quantization import PARTS, Quantization, stored_quantization
 from ...checkpoints.tensors import MOST_LAYERS
 from ...errors import CheckpointError
-from ..families import is_encoder_decoder
+from ..loading import is_encoder_decoder
 
 Shapes = dict[str, tuple[int, ...]]
 ATTENDS = "encoder_attention"
@@ -169,57 +169,43 @@ class StoredTensors(UserDict[str, Any]):
     """
 
     def __init__(
-        self, directory: Path, readers: Mapping[str, Callable[[], mx.array]], shapes: Shapes
-    ) -> None:
-        super().__init__(readers)
-        self._directory, self.shapes = directory, shapes
-        self.names: Mapping[str, str] = {}
-        self.quantized: Mapping[str, Quantization] = {}
-        self._d2t = self.data.pop(D2T, None)
-
-    @classmethod
-    def of(
-        cls,
+        self,
         directory: Path,
-        weights: Weights | None,
-        own_name: Callable[[str], str],
+        weights: Weights | None = None,
+        own_name: Callable[[str], str] = str,
         unused: Collection[str] = (),
-    ) -> Self:
+    ) -> None:
         """Open the tensors of a directory, or none if `weights` is None. `own_name` returns the
         kind's name of a stored tensor. Tensors whose names are in `unused` are left out. Raises
         CheckpointError if the quantization cannot be read."""
+        super().__init__()
+        self._directory = directory
+        self._d2t: Callable[[], mx.array] | None = None
+        self.names: dict[str, str] = {}
+        self.shapes: Shapes = {}
+        self.quantized: dict[str, Quantization] = {}
         if weights is None:
-            return cls(directory, {}, {})
-        left_out = {*UNUSED, *unused}
-        pairs = ((own_name(name), name) for name in weights.infos)
-        names = {key: name for key, name in pairs if key not in left_out}
-        stored = cls(directory, {key: partial(weights.read, names[key]) for key in names}, {})
-        stored.names = names
+            return
+        left_out, infos = {*UNUSED, *unused}, weights.infos
+        pairs = ((own_name(name), name) for name in infos)
+        self.names = names = {key: name for key, name in pairs if key not in left_out}
+        self.data = {key: partial(weights.read, name) for key, name in names.items()}
+        self._d2t = self.data.pop(D2T, None)
         try:
             entry = stored_quantization(read_json(directory / "config.json"))
         except CheckpointError as problem:
             raise CheckpointError(f"{directory}: {problem}") from None
         paths = [key.removesuffix(".scales") for key in names if key.endswith(".scales")]
-        stored.quantized = {} if entry is None else {p: Quantization.of(entry, p) for p in paths}
-        parts = {D2T, *(f"{path}.{part}" for path in stored.quantized for part in PARTS)}
-        shapes = {key: weights.infos[names[key]].shape for key in names if key not in parts}
-        for path, how in stored.quantized.items():
-            *rows, groups = weights.infos[names[f"{path}.scales"]].shape
-            shapes[f"{path}.weight"] = (*rows, groups * how.group_size)
-        stored.shapes = shapes
-        return stored
-
-    @classmethod
-    def made(cls, directory: Path, arrays: Mapping[str, mx.array]) -> Self:
-        readers = {name: partial(arrays.__getitem__, name) for name in arrays}
-        return cls(directory, readers, {name: array.shape for name, array in arrays.items()})
+        if entry is not None:
+            self.quantized = {path: Quantization.of(entry, path) for path in paths}
+        parts = {D2T, *(f"{path}.{part}" for path in self.quantized for part in PARTS)}
+        self.shapes = {key: infos[name].shape for key, name in names.items() if key not in parts}
+        for path, how in self.quantized.items():
+            *rows, groups = infos[names[f"{path}.scales"]].shape
+            self.shapes[f"{path}.weight"] = (*rows, groups * how.group_size)
 
     def __getitem__(self, name: str) -> mx.array:
         return self.data[name]()
-
-    def hidden_count(self, width: int, stated: int) -> int:
-        """Return how many hidden states of a width `fc` reads; `stated` if there are no tensors."""
-        return max(1, self.shapes["fc.weight"][1] // width) if self.shapes else stated
 
     def target_ids(self, count: int, vocabulary: int) -> tuple[int, ...] | None:
         """Return the target's token for each of `count` tokens of the drafter, or None if both
@@ -331,25 +317,14 @@ class DrafterFiles:
             )
         return named
 
-    def check(self, width: int | None, layers: int | None, vocabulary: int | None) -> None:
-        """Raise CheckpointError if the drafter was made for another target. Facts of the target
-        that are None are not compared."""
-        check_sizes(self.directory, (self.target_width, width), (self.vocabulary, vocabulary))
-        if layers is not None:
-            self.hidden_layers_of(layers)
-
-    @property
-    def for_decoder(self) -> bool:
-        """Whether config.json says that the drafter was made for a decoder-only target."""
-        # The entry has the architecture of the target.
-        decodes = "ForCausalLM" in str(self.settings.get("speculators_config"))
-        return self.settings.get(ATTENDS) is False or decodes
-
     def check_encoder(self, width: int | None) -> None:
         """Raise CheckpointError if the target's encoder is not the one that the drafter was made
         for. width: Width of the encoder's output; None for decoder-only targets."""
         expected = self.sizes.encoder_width
-        if expected == width or (expected is None and not self.for_decoder):
+        # The entry speculators_config has the architecture of the target.
+        decodes = "ForCausalLM" in str(self.settings.get("speculators_config"))
+        stated = expected is not None or decodes or self.settings.get(ATTENDS) is False
+        if expected == width or not stated:
             return
         wanted = (
             "without an encoder" if expected is None else f"with an encoder of width {expected}"
@@ -369,7 +344,10 @@ class DrafterFiles:
             values = (part[name] for part in parts for name in names if name in part)
             return next((value for value in values if type(value) is int), None)
 
-        self.check(stated(_WIDTHS), stated(_DEPTHS), stated(("vocab_size",)))
+        widths, vocabulary = (self.target_width, stated(_WIDTHS)), stated(("vocab_size",))
+        check_sizes(self.directory, widths, (self.vocabulary, vocabulary))
+        if (layers := stated(_DEPTHS)) is not None:
+            self.hidden_layers_of(layers)
         self.check_encoder(stated(_WIDTHS) if is_encoder_decoder(config) else None)
 
 
@@ -389,8 +367,8 @@ def read_layers(
     """Open a drafter with Llama's or Qwen 3's layers.
 
     Args:
-        kind, directory, config, weights, own_name: See `DrafterFiles`, `DrafterKind.read` and
-            `StoredTensors.of`.
+        kind, directory, config, weights, own_name: See `DrafterFiles`, `DrafterNetwork.read` and
+            `StoredTensors`.
         ids: The entry that lists the target's layers whose inputs are read.
         usual_count, usual_layers: The default number and choice of the target's layers.
         usual_vocabulary: Size of the target's vocabulary if a file of `speculators` lacks it.
@@ -408,16 +386,19 @@ def read_layers(
     vocabulary = int(settings["vocab_size"])
     drafted = int(settings.get("draft_vocab_size", vocabulary))
     unused = {*copies} - ({"lm_head.weight"} if drafted != vocabulary else set())
-    stored = StoredTensors.of(directory, weights, own_name, unused)
+    stored = StoredTensors(directory, weights, own_name, unused)
     hidden_layers = settings.hidden_layers(ids)
     target_width = int(settings.get("target_hidden_size", sizes.width))
+    hidden_count = len(hidden_layers or range(usual_count))
+    if stored.shapes:
+        hidden_count = max(1, stored.shapes["fc.weight"][1] // target_width)
     return DrafterFiles(
         directory=directory,
         kind=kind,
         settings=settings,
         sizes=sizes,
         hidden_layers=hidden_layers,
-        hidden_count=stored.hidden_count(target_width, len(hidden_layers or range(usual_count))),
+        hidden_count=hidden_count,
         target_width=target_width,
         vocabulary=vocabulary,
         target_ids=stored.target_ids(drafted, vocabulary),

@@ -14,10 +14,10 @@ from ...checkpoints.files import FULL_ATTENTION, LM_HEAD, SLIDING_ATTENTION, Wei
 from ...errors import CheckpointError
 from ...types import FINAL
 from ..base import Base
-from ..per_layer import spelled_old
+from ..foreign import spelled_old
 from ..rows import KVCache, Place, Rows
 from .files import ConfigEntries, DrafterFiles, StoredTensors, layer_sizes
-from .network import Config, DrafterContext, DrafterKind, DrafterNetwork, gathered
+from .network import Config, DrafterContext, DrafterNetwork, gathered
 
 ASSISTANT_TYPES = ("gemma4_assistant", "gemma4_unified_assistant")
 EMBEDDING_WEIGHT = "embed_tokens.weight"
@@ -25,40 +25,6 @@ NEVER = ("hidden_size_per_layer_input", "enable_moe_block", "use_double_wide_mlp
 """Features of Gemma 4's layers that an assistant's layers do not have."""
 KEY_VALUE_TENSORS = re.compile(r"layers\.\d+\.self_attn\.[kv]_(proj|norm)\.weight")
 """Tensors that compute keys and values, which an assistant takes from the target."""
-
-
-def recognizes(config: Config, names: Collection[str]) -> bool:
-    return config.get("model_type") in ASSISTANT_TYPES
-
-
-def read(kind: str, directory: Path, config: Config, weights: Weights | None) -> DrafterFiles:
-    config = spelled_old(config)
-    settings = ConfigEntries(directory / "config.json", config.get("text_config"), config)
-    if feature := next((name for name in NEVER if settings.get(name)), None):
-        raise settings.wrong(feature, "0 or false in an assistant")
-    return DrafterFiles(
-        directory=directory,
-        kind=kind,
-        settings=settings,
-        sizes=layer_sizes(settings, None),
-        target_width=int(settings["backbone_hidden_size"]),
-        vocabulary=int(settings["vocab_size"]),
-        tensors=_stored(directory, weights),
-    )
-
-
-def _stored(directory: Path, weights: Weights | None) -> StoredTensors:
-    names = () if weights is None else weights.infos
-    renamed = {"pre_projection.weight": "fc.weight"}
-    if LM_HEAD not in names:  # the head is tied to the embedding, which has no other use here
-        renamed[EMBEDDING_WEIGHT] = LM_HEAD
-
-    def own_name(name: str) -> str:
-        short = name.removeprefix("model.")
-        return renamed.get(short, short)
-
-    unused = filter(KEY_VALUE_TENSORS.fullmatch, map(own_name, names))
-    return StoredTensors.of(directory, weights, own_name, (EMBEDDING_WEIGHT, *unused))
 
 
 class TargetAttention:
@@ -90,22 +56,54 @@ class Assistant(DrafterNetwork):
     """The network of an assistant.
 
     Attributes:
+        kinds: The kind of attention of each layer.
         head_dims: Width of a head, by kind of attention.
         window: Number of positions that sliding attention covers, including the token's own.
     """
 
+    by_speculators = False
+
+    @staticmethod
+    def recognizes(config: Config, names: Collection[str]) -> bool:
+        return config.get("model_type") in ASSISTANT_TYPES
+
+    @staticmethod
+    def read(kind: str, directory: Path, config: Config, weights: Weights | None) -> DrafterFiles:
+        config = spelled_old(config)
+        settings = ConfigEntries(directory / "config.json", config.get("text_config"), config)
+        if feature := next((name for name in NEVER if settings.get(name)), None):
+            raise settings.wrong(feature, "0 or false in an assistant")
+        names = () if weights is None else weights.infos
+        renamed = {"pre_projection.weight": "fc.weight"}
+        if LM_HEAD not in names:  # the head is tied to the embedding, which has no other use here
+            renamed[EMBEDDING_WEIGHT] = LM_HEAD
+
+        def own_name(name: str) -> str:
+            short = name.removeprefix("model.")
+            return renamed.get(short, short)
+
+        unused = filter(KEY_VALUE_TENSORS.fullmatch, map(own_name, names))
+        return DrafterFiles(
+            directory=directory,
+            kind=kind,
+            settings=settings,
+            sizes=layer_sizes(settings, None),
+            target_width=int(settings["backbone_hidden_size"]),
+            vocabulary=int(settings["vocab_size"]),
+            tensors=StoredTensors(directory, weights, own_name, (EMBEDDING_WEIGHT, *unused)),
+        )
+
     def __init__(self, files: DrafterFiles) -> None:
-        # Imported here, because T5 targets also import the drafters and must not import mlx-lm.
         from mlx_lm.models.gemma4_text import DecoderLayer, ModelArgs
 
         super().__init__(files)
         sizes, settings = files.sizes, files.settings
-        self._kinds = tuple(settings["layer_types"])
+        self.kinds = tuple(settings["layer_types"])
         dims = {
             SLIDING_ATTENTION: sizes.head_dim,
             FULL_ATTENTION: int(settings.get("global_head_dim", sizes.head_dim)),
         }
-        self.head_dims = {kind: dims[kind] for kind in self._kinds}
+        self.head_dims = {kind: dims[kind] for kind in self.kinds}
         self.window = max(1, int(settings.get("sliding_window", 512)))
         given = {
             "head_dim": dims[SLIDING_ATTENTION],
@@ -132,6 +130,7 @@ class Assistant(DrafterNetwork):
         self.attentions = {kind: self._attention(kind, files, target) for kind in self.head_dims}
         attentions = self.attentions.values()
         self.hidden = (FINAL, *(name for attention in attentions for name in attention.hidden))
+        self.widths = (target.width, *(a.width for a in attentions for _ in a.hidden))
 
     def _attention(self, kind: str, files: DrafterFiles, target: Base) -> TargetAttention:
         """Return the attention of the target's last layer of this kind that computes its own keys
@@ -150,33 +149,11 @@ class Assistant(DrafterNetwork):
             f"{heads} heads of width {size}: the drafter belongs to another target"
         )
 
-    def width_of(self, name: str) -> int:
-        widths = (a.width for a in self.attentions.values() if name in a.hidden)
-        return next(widths, super().width_of(name))
-
     def open(self, count: int = 1) -> DrafterContext:
         return AssistantContext(self, count)
 
     def caches(self, rows: Rows) -> list[Any]:
         return [KVCache(rows) for _ in self.attentions]
-
-    def step(
-        self, token: mx.array, state: mx.array, shared: dict[str, Any], offset: int | mx.array
-    ) -> tuple[mx.array, mx.array]:
-        """Return the inputs of the head, and the states for the next step.
-
-        Args:
-            token: (batch, 1) int32.
-            state: The states before the tokens, (batch, 1, target's width).
-            shared: The target's keys and values, and a mask or None, by kind of attention.
-            offset: Position of the tokens, for all rows or (batch,) int32.
-        """
-        states = self.fc(mx.concatenate([self.embed(token), state], axis=-1))
-        for layer, kind in zip(self.layers, self._kinds, strict=True):
-            *pair, mask = shared[kind]
-            states, *_ = layer(states, mask, shared_kv=pair, offset=offset)
-        states = self.norm(states)
-        return states, self.post_projection(states)
 
     def own_logits(self, states: mx.array) -> mx.array:
         """See `DrafterNetwork`; tokens outside of the likeliest clusters get -inf."""
@@ -200,19 +177,21 @@ class AssistantContext(DrafterContext):
 
     def _process(self, hidden: mx.array, following: Sequence[Sequence[int]]) -> None:
         network = self._network
-        _, place = self._advance(following)
-        ends = list(accumulate(map(network.width_of, network.hidden)))
+        self._advance(following)
+        offset = self._rows.place.offset
+        ends = list(accumulate(network.widths))
         self._final, *rows = mx.split(hidden.astype(network.dtype), ends[:-1], axis=-1)
         attentions = network.attentions.values()
         parts = zip(attentions, rows[::2], rows[1::2], self._caches, strict=True)
         for attention, keys, values, cache in parts:
-            cache.append(attention.keys(keys, place.offset), attention.values(values))
+            cache.append(attention.keys(keys, offset), attention.values(values))
 
     def _begin(self, hidden: mx.array, following: Sequence[Sequence[int]], count: int) -> mx.array:
         self._process(hidden, following)
         newest = [range(len(tokens) - 1, len(tokens)) for tokens in following]
         self._fed_back = gathered(self._final, newest)
         self._place = Place(self.lengths, 1)
+        # The target's keys and values, and a mask or None, by kind of attention.
         self._shared: dict[str, Any] = {}
         for (kind, attention), cache in zip(
             self._network.attentions.items(), self._caches, strict=True
@@ -227,10 +206,11 @@ class AssistantContext(DrafterContext):
         return self.next_logits(mx.array([tokens[-1:] for tokens in following]))
 
     def next_logits(self, tokens: mx.array) -> mx.array:
-        states, self._fed_back = self._network.step(
-            tokens, self._fed_back, self._shared, self._place.offset
-        )
-        return self._network.own_logits(states)
-
-
-ASSISTANT = DrafterKind(recognizes, read, Assistant, by_speculators=False)
+        network = self._network
+        states = network.fc(mx.concatenate([network.embed(tokens), self._fed_back], axis=-1))
+        for layer, kind in zip(network.layers, network.kinds, strict=True):
+            *pair, mask = self._shared[kind]
+            states, *_ = layer(states, mask, shared_kv=pair, offset=self._place.offset)
+        states = network.norm(states)
+        self._fed_back = network.post_projection(states)
+        return network.own_logits(states)

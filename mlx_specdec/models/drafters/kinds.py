@@ -1,6 +1,6 @@
 """Recognize, open and load hidden-state drafters from directories."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -19,8 +19,8 @@ from ..base import Base
 from ..cpu_layers import lighten
 from ..number_format import NumberFormat
 from . import DRAFTER_KINDS, mtp_layers
-from .files import DrafterFiles, Shapes, nested
-from .network import DrafterKind, DrafterNetwork
+from .files import DrafterFiles, Shapes, check_sizes, nested
+from .network import DrafterNetwork
 
 _UNSUPPORTED = {
     "mlp_speculator": "an MLPSpeculator",
@@ -37,29 +37,44 @@ _UNSUPPORTED = {
 that it belongs to."""
 
 
-def kind_named(name: str) -> DrafterKind:
-    module, _, constant = DRAFTER_KINDS[name].partition(":")
-    kind: DrafterKind = getattr(import_module(f".{module}", __package__), constant)
+def kind_named(name: str) -> type[DrafterNetwork]:
+    module, _, network = DRAFTER_KINDS[name].partition(":")
+    kind: type[DrafterNetwork] = getattr(import_module(f".{module}", __package__), network)
     return kind
 
 
 def kind_of(directory: Path) -> str | None:
     """Return the kind of drafter that a directory holds, or None if it holds a whole model or no
-    drafter. Raises CheckpointError for a drafter of a known kind that is not supported."""
+    drafter. If the package `speculators` states a kind, the tensors are not considered. Raises
+    CheckpointError for a drafter of a known kind that is not supported."""
     file = directory / "config.json"
     if not file.is_file():
         return None
     config = read_json(file)
     has_weights = shards.format_of(directory) in ("safetensors", "torch")
     names = Weights(directory).infos.keys() if has_weights else ()
-    if kind := _recognized(config, names):
-        return kind
-    if what := _unsupported(config, names):
-        raise CheckpointError(
-            f"{directory} holds {what}, a drafter of a kind that is not supported: give a draft "
-            f"model, or a drafter of one of the kinds {', '.join(sorted(DRAFTER_KINDS))}"
-        )
-    return None
+    merged, stated = nested(config), config.get("speculators_model_type")
+    if merged.get("projector_type") in (None, "dflash", "dspark"):
+        for name in DRAFTER_KINDS:
+            if stated is None and kind_named(name).recognizes(config, names):
+                return name
+            if name == stated and kind_named(name).by_speculators:
+                return name
+    if merged.get("projector_type") == "domino":
+        what: str | None = "a Domino"
+    elif isinstance(stated, str):
+        what = f"a drafter that says it is {stated!a:.40}"
+    else:
+        marks = {str(config.get("model_type")), *merged, *names}
+        what = next((what for mark, what in _UNSUPPORTED.items() if mark in marks), None)
+        if what is None and names and all(map(mtp_layers.MTP_NAME.fullmatch, names)):
+            what = "layers for multi-token prediction of another family"
+    if what is None:
+        return None
+    raise CheckpointError(
+        f"{directory} holds {what}, a drafter of a kind that is not supported: give a draft "
+        f"model, or a drafter of one of the kinds {', '.join(sorted(DRAFTER_KINDS))}"
+    )
 
 
 def check_is_none(directory: Path) -> None:
@@ -82,29 +97,21 @@ def read(directory: Path) -> DrafterFiles | None:
     if name is None:
         return None
     weights = Weights(directory)
-    files, shapes = _built(name, directory, read_json(directory / "config.json"), weights)
+    files, shapes = opened(name, directory, read_json(directory / "config.json"), weights)
     if shapes:
-        try:
-            check_weights(shapes, files.tensors.shapes)
-        except CheckpointError as problem:
-            raise CheckpointError(f"{directory}: {problem}") from None
+        check_weights(shapes, files.tensors.shapes, f"{directory}: ")
     return files
 
 
-def shapes_of(kind: str, directory: Path, config: Mapping[str, Any]) -> Shapes:
-    """Return the shapes of the tensors of the drafter that a configuration describes. Messages
-    mention `directory`. Raises CheckpointError."""
-    return _built(kind, directory, config, None)[1]
-
-
-def _built(
+def opened(
     name: str, directory: Path, config: Mapping[str, Any], weights: Weights | None
 ) -> tuple[DrafterFiles, Shapes]:
-    """Open a drafter. Return it with the shapes of its tensors if its kind is `described`."""
+    """Open a drafter of the kind `name`, or without weights what its configuration says. Return it
+    with the shapes of its tensors if its kind is `described`. Raises CheckpointError."""
     kind = kind_named(name)
     try:
         files = kind.read(name, directory, config, weights)
-        network = kind.network(files) if kind.described else nn.Module()
+        network = kind(files) if kind.described else nn.Module()
     except CheckpointError:
         raise
     except Exception as problem:  # an invalid value may raise anything
@@ -119,8 +126,9 @@ def attach(files: DrafterFiles, target: Base, numbers: NumberFormat) -> DrafterN
     """Load a drafter and bind it to its target. Raises CheckpointError if the drafter was made for
     another target, and OptionError if the target lacks the hidden states, the embedding or the head
     that the drafter needs."""
-    files.check(target.width, target.layers, target.vocabulary)
-    network = kind_named(files.kind).network(files)
+    sizes = (files.target_width, target.width), (files.vocabulary, target.vocabulary)
+    check_sizes(files.directory, *sizes)
+    network = kind_named(files.kind)(files)
     network.bind(files, target)
     # A target that cannot provide something raises OptionError. Nothing is computed.
     tokens = mx.zeros((1, 1), dtype=mx.int32)
@@ -130,30 +138,3 @@ def attach(files: DrafterFiles, target: Base, numbers: NumberFormat) -> DrafterN
     network.load(files, numbers)
     lighten(network)
     return network
-
-
-def _recognized(config: Mapping[str, Any], names: Collection[str]) -> str | None:
-    """Return the kind of a drafter, from its configuration and the names of its tensors. If the
-    package `speculators` states a kind, the tensors are not considered."""
-    if nested(config).get("projector_type") not in (None, "dflash", "dspark"):
-        return None
-    if (stated := config.get("speculators_model_type")) is not None:
-        if not isinstance(stated, str) or stated not in DRAFTER_KINDS:
-            return None
-        return stated if kind_named(stated).by_speculators else None
-    return next(
-        (name for name in DRAFTER_KINDS if kind_named(name).recognizes(config, names)), None
-    )
-
-
-def _unsupported(config: Mapping[str, Any], names: Collection[str]) -> str | None:
-    stated = nested(config)
-    if stated.get("projector_type") == "domino":
-        return "a Domino"
-    by_speculators = config.get("speculators_model_type")
-    if isinstance(by_speculators, str):
-        return f"a drafter that says it is {by_speculators!a:.40}"
-    marks = {str(config.get("model_type")), *stated, *names}
-    is_mtp = names and all(map(mtp_layers.looks_so, names))
-    foreign_mtp = "layers for multi-token prediction of another family" if is_mtp else None
-    return next((what for mark, what in _UNSUPPORTED.items() if mark in marks), foreign_mtp)

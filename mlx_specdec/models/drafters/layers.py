@@ -4,7 +4,6 @@ DFlash and DSpark drafters also have layers of other forms than Qwen 3's. The tr
 target's config.json, so that many entries describe the target and not the drafter. Source:
 deepseek-ai/DeepSpec, transformers (Muse Glimmer's assistant), and ARahim3/mlx-dspark."""
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,8 +11,8 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..attention_parts import attend_by_kernel
-from ..encoder_decoder.layers import Attention, Mask, Offset, RotaryAttention
-from ..per_layer import spelled_old
+from ..encoder_decoder.layers import Attention, Mask, Offset
+from ..foreign import spelled_old
 from .files import DrafterFiles, LayerSizes, is_named
 
 SINKS = "attention_sink_bias"
@@ -24,7 +23,6 @@ def rope_of(sizes: LayerSizes) -> Callable[..., mx.array]:
     """Return a module that rotates (batch, heads, m, head_dim) from position `offset` on."""
     if sizes.rope_scaling is None:
         return nn.RoPE(sizes.head_dim, traditional=sizes.interleaved, base=sizes.rope_theta)
-    # Imported here, because T5 targets also import the drafters and must not import mlx-lm.
     from mlx_lm.models.rope_utils import initialize_rope
 
     from ..mlx_lm.mends import yarn
@@ -43,7 +41,7 @@ mask, (batch, 1, 1, n) bool, which is False for padding; None without padding. A
 attention to the encoder has None."""
 
 
-class DrafterAttention(RotaryAttention):
+class DrafterAttention(Attention):
     """The self-attention of the layer `number`. Queries, keys and values are computed from states
     of width `inputs`; None for the drafter's width."""
 
@@ -124,12 +122,8 @@ class DrafterLayer(nn.Module):
 
 
 MUSE_GLIMMER = "muse_glimmer_assistant"
-ASSISTANT_VOCABULARY = 202048
-"""Size of Muse Glimmer's vocabulary, which the config.json of its assistant lacks."""
 GATED = "enable_qwen35_gated_q_proj"
 ROTATED = "partial_rotary_factor"
-FREQUENCIES = 64
-"""Number of frequencies that represent the noise level of a slot."""
 
 
 def adapted(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -148,7 +142,8 @@ def adapted(config: Mapping[str, Any]) -> Mapping[str, Any]:
             ROTATED: None,
         }
     if config.get("model_type") == MUSE_GLIMMER:
-        return {"vocab_size": ASSISTANT_VOCABULARY, "is_causal": False, **config}
+        # The entries that its config.json lacks.
+        return {"vocab_size": 202048, "is_causal": False, **config}
     if config.get(GATED):
         ropes = config.get("rope_parameters", {})
         return {**config, "rotated_share": ropes.get(ROTATED, config.get(ROTATED)), ROTATED: None}
@@ -158,14 +153,6 @@ def adapted(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def is_gemma(config: Mapping[str, Any]) -> bool:
     return str(config.get("model_type")).startswith("gemma4") and is_named(config, ".*Gemma4.*")
-
-
-def center_norms(files: DrafterFiles) -> None:
-    """Add 1 to the norms, which a drafter with Qwen 3.5's layers stores as differences from 1."""
-    for name in files.tensors:
-        if name.endswith("norm.weight"):
-            stored = files.tensors.data[name]
-            files.tensors.data[name] = lambda stored=stored: stored() + 1
 
 
 def layer_of(
@@ -210,7 +197,6 @@ class Gemma4Attention(DrafterAttention):
     computed from the same projection as keys if there is no other."""
 
     def __init__(self, files: DrafterFiles, number: int) -> None:
-        # Imported here, because T5 targets also import the drafters and must not import mlx-lm.
         from mlx_lm.models.rope_utils import initialize_rope
 
         super().__init__(files, number)
@@ -243,25 +229,3 @@ class Gemma4Layer(DrafterLayer):
         rows = rows + self.post_attention_layernorm(attended)
         inner = self.mlp(self.pre_feedforward_layernorm(rows))
         return (rows + self.post_feedforward_layernorm(inner)) * self.layer_scalar
-
-
-class NoiseLevel(nn.Module):
-    """The module that adds to each slot's embedding how noisy the slot is: the newest token is
-    given, and the other slots are masked. PrismML's drafters have it."""
-
-    def __init__(self, files: DrafterFiles, slots: int) -> None:
-        super().__init__()
-        width, settings = files.sizes.width, files.settings
-        least, most = float(settings["min_log_snr"]), float(settings["max_log_snr"])
-        if not least < most:
-            raise settings.wrong("max_log_snr", "more than min_log_snr")
-        self.fc1 = nn.Linear(2 * FREQUENCIES, width)
-        self.fc2 = nn.Linear(width, width)
-        levels = mx.where(mx.arange(slots) == 0, 1000.0, 0.0)[:, None]
-        angles = levels * mx.exp(-math.log(10000.0) * mx.arange(FREQUENCIES) / FREQUENCIES)
-        self._features = mx.concatenate([mx.sin(angles), mx.cos(angles)], axis=-1)
-
-    def __call__(self, embedded: mx.array) -> mx.array:
-        """Return new embeddings of the slots, (batch, slots, width)."""
-        levels: mx.array = self.fc2(nn.silu(self.fc1(self._features.astype(embedded.dtype))))
-        return embedded + levels

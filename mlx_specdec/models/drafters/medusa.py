@@ -4,12 +4,14 @@ arXiv 2401.10774, section 2.1.1. Both layouts that text-generation-inference rea
 Tensors are named `{head}.{layer}.linear.weight` and `.bias`; `{head}.{layers}.weight` is the output
 layer of a head that has one."""
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx.utils import tree_flatten, tree_unflatten
 
 from ...checkpoints import shards
 from ...checkpoints.disk import read_json
@@ -33,21 +35,16 @@ class MedusaFiles:
 
     Attributes:
         base: Name of the base model.
-        count: Number of heads.
-        layers: Number of residual layers per head.
         width: Width of the base model's hidden states.
         vocabulary: Size of the base model's vocabulary; None if the files do not say it.
-        own_output: Whether every head has an output layer of its own.
+        parts: See `MedusaHeads`.
     """
 
     file: Path
     base: str
-    count: int
-    layers: int
     width: int
     vocabulary: int | None
-    own_output: bool
-    tensors: Mapping[str, mx.array]
+    parts: Sequence[Any]
 
 
 def is_medusa(directory: Path) -> bool:
@@ -64,12 +61,6 @@ def file_of(directory: Path) -> Path:
     raise CheckpointError(f"{directory} has neither {' nor '.join(candidates)}: download it again")
 
 
-def names(head: int, layers: int, *, own_output: bool) -> list[str]:
-    """Return the names of one head's tensors, in order."""
-    parts = [f"{head}.{n}.linear.{part}" for n in range(layers) for part in ("weight", "bias")]
-    return [*parts, f"{head}.{layers}.weight"] if own_output else parts
-
-
 def read(directory: Path) -> MedusaFiles:
     """Read the heads of a directory and check every tensor's shape. Raises CheckpointError."""
     config_file = directory / "config.json"
@@ -84,22 +75,22 @@ def read(directory: Path) -> MedusaFiles:
     file = file_of(directory)
     opened: TensorReader = SafetensorsFile(file) if file.name == shards.HEADS else TorchFile(file)
     shapes = {name: info.shape for name, info in opened.infos.items()}
-    lengths = {name: next(iter(shape), 0) for name, shape in shapes.items()}  # of first axes
-    width, vocabulary = lengths.get("0.0.linear.weight"), lengths.get(f"0.{layers}.weight")
-    own_output = vocabulary is not None
-    expected: dict[str, tuple[int, ...]] = {}
-    for head in range(count):
-        for name in names(head, layers, own_output=own_output):
-            rows = width if ".linear." in name else vocabulary
-            expected[name] = (width or 0,) if name.endswith("bias") else (rows or 0, width or 0)
-    try:
-        check_weights(expected, shapes)
-    except CheckpointError as problem:
-        raise CheckpointError(f"{file}: {problem}") from None
+    width = next(iter(shapes.get("0.0.linear.weight", ())), 0)
+    vocabulary = next(iter(shapes.get(f"0.{layers}.weight", ())), None)
+    parts: dict[str, tuple[int, ...]] = {}
+    for layer in range(layers):
+        parts |= {f"{layer}.linear.weight": (width, width), f"{layer}.linear.bias": (width,)}
+    if vocabulary is not None:
+        parts[f"{layers}.weight"] = vocabulary, width
+    heads = range(count)
+    expected = {f"{head}.{name}": shape for head in heads for name, shape in parts.items()}
+    check_weights(expected, shapes, f"{file}: ")
     if vocabulary is None and type(config.get("vocab_size")) is int:
         vocabulary = config["vocab_size"]
-    tensors = {name: opened.read(name) for name in opened.infos}
-    return MedusaFiles(file, base, count, layers, width or 0, vocabulary, own_output, tensors)
+    stacked = [
+        (name, mx.stack([opened.read(f"{head}.{name}") for head in heads])) for name in parts
+    ]
+    return MedusaFiles(file, base, width, vocabulary, tree_unflatten(stacked))
 
 
 class MedusaHeads(nn.Module):
@@ -107,24 +98,18 @@ class MedusaHeads(nn.Module):
     model's output layer, including the factor by which a T5 scales these.
 
     Attributes:
-        weights: For each residual layer, the weights of all heads, (heads, width, width).
-        biases: For each residual layer, the biases of all heads, (heads, width).
-        output: Output layers, (heads, vocabulary, width); absent if the heads use the base model's.
+        parts: The weights of all heads in a tree with the names of one head's tensors. For each
+            residual layer, it has matrices, (heads, width, width), and biases, (heads, width). At
+            the end it may have output layers, (heads, vocabulary, width).
     """
 
-    def __init__(self, base: Base, layers: list[tuple[mx.array, mx.array]]) -> None:
+    def __init__(self, base: Base, parts: Sequence[Any]) -> None:
         super().__init__()
         self._base, self.vocabulary = base, base.vocabulary
-        self.weights = [weight for weight, _ in layers]
-        self.biases = [bias for _, bias in layers]
-
-    @property
-    def count(self) -> int:
-        return int(self.weights[0].shape[0])
-
-    @property
-    def own_output(self) -> bool:
-        return "output" in self
+        self.parts = list(parts)
+        self.own_output = "weight" in parts[-1]
+        self.layers = len(parts) - self.own_output
+        self.count: int = parts[0]["linear"]["weight"].shape[0]
 
     @property
     def nbytes(self) -> int:
@@ -138,7 +123,8 @@ class MedusaHeads(nn.Module):
     def refine(self, states: mx.array, count: int) -> mx.array:
         """Run the residual layers of the first `count` heads: (n, width) -> (count, n, width)."""
         refined = mx.broadcast_to(states[None], (count, *states.shape))
-        for weight, bias in zip(self.weights, self.biases, strict=True):
+        for part in self.parts[: self.layers]:
+            weight, bias = part["linear"]["weight"], part["linear"]["bias"]
             inner = refined @ weight[:count].swapaxes(1, 2) + bias[:count, None]
             refined = refined + inner * mx.sigmoid(inner)
         return refined
@@ -148,23 +134,16 @@ class MedusaHeads(nn.Module):
         vocabulary)."""
         count, rows, width = refined.shape
         if self.own_output:
-            return refined @ self.output[:count].swapaxes(1, 2)
+            return refined @ self.parts[-1]["weight"][:count].swapaxes(1, 2)
         # One pass over all rows reads the weights of the base model's output layer only once.
         states = refined.astype(self._base.state_dtype).reshape(1, count * rows, width)
         return self._base.head(states).reshape(count, rows, -1)
 
     def tensors(self) -> dict[str, mx.array]:
         """Return every tensor by its name in the files of heads."""
-        stacks = [part for pair in zip(self.weights, self.biases, strict=True) for part in pair]
-        if self.own_output:
-            stacks.append(self.output)
-        named = [
-            names(head, len(self.weights), own_output=self.own_output) for head in range(self.count)
-        ]
+        stacks = tree_flatten(self.parts)
         return {
-            name: stack[head]
-            for head, row in enumerate(named)
-            for name, stack in zip(row, stacks, strict=True)
+            f"{head}.{name}": stack[head] for head in range(self.count) for name, stack in stacks
         }
 
 
@@ -172,14 +151,7 @@ def attach(files: MedusaFiles, base: Base) -> MedusaHeads:
     """Return the heads of a directory for a loaded base model. They compute in the dtype of its
     hidden states. Raises CheckpointError if the heads were made for another base model."""
     check_sizes(files.file, (files.width, base.width), (files.vocabulary, base.vocabulary))
-
-    def stack(name: str) -> mx.array:
-        arrays = [files.tensors[f"{head}.{name}"] for head in range(files.count)]
-        return mx.stack(arrays).astype(base.state_dtype)
-
-    paths = [f"{layer}.linear" for layer in range(files.layers)]
-    heads = MedusaHeads(base, [(stack(f"{p}.weight"), stack(f"{p}.bias")) for p in paths])
-    if files.own_output:
-        heads.output = stack(f"{files.layers}.weight")
+    heads = MedusaHeads(base, files.parts)
+    heads.set_dtype(base.state_dtype)
     mx.eval(heads.parameters())
     return heads

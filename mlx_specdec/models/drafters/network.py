@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property, reduce
 from itertools import accumulate
 from operator import add
@@ -23,7 +23,7 @@ from ..base import Base
 from ..encoder_decoder.context import EncodedSources
 from ..encoder_decoder.layers import attend_cached
 from ..number_format import NumberFormat, count, evaluate, expand, nbytes, quantize
-from ..rows import STEP, KVCache, Place, Rows, RowsContext
+from ..rows import STEP, KVCache, Rows, RowsContext
 from .files import IN_16_BITS, DrafterFiles
 from .layers import Source
 
@@ -37,53 +37,46 @@ MOST_IN_PASS = 512
 """Hidden states per row in one pass over a long backlog."""
 
 
-@dataclass(frozen=True)
-class DrafterKind:
-    """One kind of hidden-state drafter: how its files are read, and its network.
+class DrafterNetwork(nn.Module, ABC):
+    """A kind of hidden-state drafter, and a network of this kind. Parameters are named as in files.
 
     Attributes:
-        recognizes: Returns whether a directory holds a drafter of this kind, from config.json and
-            the names of the tensors.
-        read: Opens a directory, from the name of the kind, the directory, config.json and the
-            weights (None without weights). Raises CheckpointError.
-        network: Builds the network of the files that `read` returned.
         described: Whether config.json alone determines the names and shapes of all tensors.
         by_speculators: Whether the package `speculators` writes drafters of this kind.
         missing: The error message if the user asks for this kind and there is no such drafter.
-    """
-
-    recognizes: Callable[[Config, Collection[str]], bool]
-    read: Callable[[str, Path, Config, Weights | None], DrafterFiles]
-    network: Callable[[Any], DrafterNetwork]
-    described: bool = True
-    by_speculators: bool = True
-    missing: str = (
-        "there is no such drafter to propose: name the directory of one that was made for this "
-        "target with draft-model"
-    )
-
-
-class DrafterNetwork(nn.Module, ABC):
-    """A network that drafts from hidden states of a target. Parameters are named as in files.
-
-    Attributes:
         hidden: Names of the target's hidden states that the network reads, concatenated in this
             order. If the files name no layers, the network reads the inputs of the target's head.
+        widths: The width of each of these hidden states.
         normed: Whether a norm follows the layers.
         batched: Whether the rows of a group share passes.
         most: Maximum number of draft tokens in a round.
     """
 
+    described = by_speculators = normed = batched = True
+    missing = (
+        "there is no such drafter to propose: name the directory of one that was made for this "
+        "target with draft-model"
+    )
     layers: list[Any]
-    normed = batched = True
     most: int = sys.maxsize
+
+    @staticmethod
+    @abstractmethod
+    def recognizes(config: Config, names: Collection[str]) -> bool:
+        """Return whether a directory holds a drafter of this kind, from config.json and the names
+        of the tensors."""
+
+    @staticmethod
+    @abstractmethod
+    def read(kind: str, directory: Path, config: Config, weights: Weights | None) -> DrafterFiles:
+        """Open a directory, from the name of the kind, the directory, config.json and the weights
+        (None without weights). Raises CheckpointError."""
 
     def __init__(self, files: DrafterFiles) -> None:
         super().__init__()
         self.kind = files.kind
         self.sizes = files.sizes
         present, width = files.tensors, files.sizes.width
-        self.target_ids = files.target_ids
         self.fc = nn.Linear(files.inputs, width, bias="fc.bias" in present)
         if self.normed:
             self.norm = nn.RMSNorm(width, files.sizes.eps)
@@ -102,11 +95,12 @@ class DrafterNetwork(nn.Module, ABC):
         self.hidden = tuple(after(layer) for layer in files.hidden_layers_of(target.layers)) or (
             FINAL,
         )
+        self.widths = (target.width,) * len(self.hidden)
         # For each token of the target, its index in the drafter's logits, (vocabulary,) int32. A
         # token that the drafter lacks has the index after the last logit. None if both
         # vocabularies are the same.
         self._places: Any = None
-        if (ids := self.target_ids) is not None:
+        if (ids := files.target_ids) is not None:
             self._places = mx.full((target.vocabulary,), len(ids), dtype=mx.int32)
             self._places[mx.array(ids)] = mx.arange(len(ids), dtype=mx.int32)
 
@@ -127,7 +121,7 @@ class DrafterNetwork(nn.Module, ABC):
     @property
     def inputs(self) -> int:
         """The width of all hidden states of one position, concatenated."""
-        return sum(map(self.width_of, self.hidden))
+        return sum(self.widths)
 
     def cache_nbytes(self, source: int, positions: int) -> int:
         """Return the bytes that the drafter's cache takes for one row: keys and values, and the
@@ -149,9 +143,9 @@ class DrafterNetwork(nn.Module, ABC):
         per_token = [sum(a.nbytes // a.shape[2] for a in arrays) for arrays in (encoded, cached)]
         return per_token[0], per_token[1]
 
-    @abstractmethod
     def open(self, count: int = 1) -> DrafterContext:
         """Return a context of `count` new rows."""
+        return ChainContext(self, count)
 
     def caches(self, rows: Rows) -> list[Any]:
         """Return new caches of these rows, as the layers get them."""
@@ -177,14 +171,16 @@ class DrafterNetwork(nn.Module, ABC):
             )
         evaluate(self)
 
-    def width_of(self, name: str) -> int:
-        return self._target.width
-
     def embed(self, tokens: mx.array) -> mx.array:
         """Return the embeddings, (batch, m, width), of the target's tokens, (batch, m) int32."""
         embed = self.embed_tokens if "embed_tokens" in self else self._target.embed
         rows: mx.array = embed(tokens)
         return rows.astype(self.dtype)
+
+    def features(self, hidden: mx.array) -> mx.array:
+        """Return the drafter's inputs, (batch, m, width), in its dtype. `hidden`, (batch, m, number
+        of hidden states x target's width), has the target's hidden states side by side."""
+        return hidden.astype(self.dtype)
 
     def project_encoded(self, encoded: mx.array) -> list[mx.array]:
         """Return each layer's keys and values of the encoder's output, (batch, n, encoder's width),
@@ -356,17 +352,14 @@ class DrafterContext(RowsContext, ABC):
         ]
         return mx.take_along_axis(joined, rectangle(places)[..., None], axis=1)
 
-    def _advance(
-        self, following: Sequence[Sequence[int]], drafted: Sequence[int] = ()
-    ) -> tuple[mx.array, Place]:
+    def _advance(self, following: Sequence[Sequence[int]], drafted: Sequence[int] = ()) -> mx.array:
         """Begin a pass over these tokens of each row and the tokens `drafted` after them. The
-        latter are rewound at once. Return all tokens, (batch, m) int32, and the place of the
-        pass."""
+        latter are rewound at once. Return all tokens, (batch, m) int32."""
         tokens = rectangle([[*row, *drafted] for row in following])
         counts, starts = list(map(len, following)), self.lengths
-        place = self._rows.advance(tokens, tokens.shape[1] - min(counts))
+        self._rows.advance(tokens, tokens.shape[1] - min(counts))
         self._rows.rewind(tuple(map(add, starts, counts)))
-        return tokens, place
+        return tokens
 
     def _state(self) -> list[list[mx.array]]:
         return [cache.state for cache in self._caches]
@@ -380,54 +373,19 @@ def gathered(states: mx.array, places: Sequence[range]) -> mx.array:
     return mx.take_along_axis(states, rectangle(places)[..., None], axis=1)
 
 
-class Chain(DrafterNetwork):
-    """A network that drafts one token per step. In the next step, its own output takes the place of
-    the target's hidden state. A subclass defines two methods:
+class ChainContext(DrafterContext):
+    """The rows of a group in a network that drafts one token per step, with one cached position per
+    hidden state of the target. In the next step, the network's own output takes the place of the
+    hidden state. The network defines two methods:
 
     - `first(tokens, states)` returns the residual and the inputs of the first layer's attention.
     - `ends(states)` turns the last layer's output into the inputs of the head and of the next step.
     """
 
-    def open(self, count: int = 1) -> DrafterContext:
-        return ChainContext(self, count)
-
-    def features(self, hidden: mx.array) -> mx.array:
-        """Return the drafter's inputs for its first step, (batch, m, width), in its dtype.
-        `hidden`, (batch, m, layers x width), has the target's hidden states of several layers, one
-        after the other."""
-        return hidden.astype(self.dtype)
-
-    def step(
-        self,
-        tokens: mx.array,
-        states: mx.array,
-        caches: list[Any],
-        place: Place,
-        sources: list[Source],
-    ) -> tuple[mx.array, mx.array]:
-        """Run all layers over tokens, (batch, m), and the states of the positions before them,
-        (batch, m, width). Add keys and values to the layers' caches, at `place`, and return the
-        inputs of the head and of the next step. `sources` has an entry per layer."""
-        mask, offset = place.causal_mask(), place.offset
-        residual, rows = self.first(tokens, states)
-        for number, layer in enumerate(self.layers):
-            if number:
-                residual, rows = states, layer.input_layernorm(states)
-            attended = attend_cached(caches[number], mask, layer.self_attn, rows, offset)
-            states = layer.finish(residual, attended, sources[number])
-        return self.ends(states)
-
-
-class ChainContext(DrafterContext):
-    """The rows of a group in a `Chain`, with one cached position per hidden state of the target."""
-
-    _network: Chain
-
     def _process(
         self, hidden: mx.array, following: Sequence[Sequence[int]]
     ) -> tuple[mx.array, mx.array]:
-        tokens, place = self._advance(following)
-        return self._step(tokens, self._network.features(hidden), place)
+        return self._step(self._advance(following), self._network.features(hidden))
 
     def _begin(self, hidden: mx.array, following: Sequence[Sequence[int]], count: int) -> mx.array:
         newest = [range(len(tokens) - 1, len(tokens)) for tokens in following]
@@ -436,11 +394,23 @@ class ChainContext(DrafterContext):
         return self._logits(gathered(head, newest))
 
     def next_logits(self, tokens: mx.array) -> mx.array:
-        head, self._fed_back = self._step(tokens, self._fed_back, self._rows.advance(tokens, 1))
+        self._rows.advance(tokens, 1)
+        head, self._fed_back = self._step(tokens, self._fed_back)
         return self._logits(head)
 
-    def _step(self, tokens: mx.array, states: mx.array, place: Place) -> tuple[mx.array, mx.array]:
-        return self._network.step(tokens, states, self._entries, place, self._sources)
+    def _step(self, tokens: mx.array, states: mx.array) -> tuple[mx.array, mx.array]:
+        """Run all layers over tokens, (batch, m), and the states of the positions before them,
+        (batch, m, width). Return the inputs of the head and of the next step."""
+        network, place = self._network, self._rows.place
+        mask, offset = place.causal_mask(), place.offset
+        residual, rows = network.first(tokens, states)
+        parts = zip(network.layers, self._caches, self._sources, strict=True)
+        for number, (layer, cache, source) in enumerate(parts):
+            if number:
+                residual, rows = states, layer.input_layernorm(states)
+            attended = attend_cached(cache, mask, layer.self_attn, rows, offset)
+            states = layer.finish(residual, attended, source)
+        return network.ends(states)
 
     def _logits(self, head: mx.array) -> mx.array:
         return self._network.over_target(self._network.own_logits(head))

@@ -15,8 +15,6 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
 
-from ... import system
-from ...errors import PromptError
 from ...system import show_size
 from ...text.tokenizer import Kind
 from ...types import FINAL, Cached, Context, Reusable, Scores, rectangle
@@ -25,7 +23,7 @@ from ..cpu_layers import begin, lighten
 from ..exact import ExactPasses, exact_pass, rows_stand_alone, try_exact
 from ..number_format import nbytes
 from ..rows import STEP, KVCache, Place, Rows, RowsContext, padded
-from .layers import SOURCE_ROWS, Attention, KeysValues, append_in_training
+from .layers import SOURCE_ROWS, Attention, KeysValues
 
 ENCODER = re.compile(r"(model\.)?(encoder|shared)\.")
 """Beginning of the names of an encoder's tensors."""
@@ -39,7 +37,7 @@ class Network(nn.Module, ABC):
     """The modules of an encoder-decoder model, named as in Hugging Face checkpoints.
 
     Attributes:
-        model_type: The family's name in `families.ENCODER_DECODERS`.
+        model_type: The family's name in `loading.ENCODER_DECODERS`.
         source_vocabulary: Size of the encoder's vocabulary if it has one of its own.
         width: Width of the encoder's output and of hidden states.
         start: The tokens that every decoder sequence begins with, at least one.
@@ -116,12 +114,18 @@ class Network(nn.Module, ABC):
     def teach(self, sources: mx.array, mask: mx.array, tokens: mx.array) -> mx.array:
         """Return the inputs of the head, (batch, m, width), for complete sequences, (batch, m)
         int32, without caches. `encode` describes `sources` and `mask`."""
+
+        def append(before: KeysValues, *new: mx.array) -> KeysValues:
+            # If one softmax covers both, the keys and values of the source come first.
+            pairs = zip(before, new, strict=True)
+            return [mx.concatenate([*pair], axis=2) for pair in pairs] if before else new
+
         batch, rows = tokens.shape
         encoded, starts = self.encode(sources, mask), (0,) * batch
         by_layer = EncodedSources((encoded,), self.project_encoded(encoded)).by_layer
         source: Any = SimpleNamespace(by_layer=by_layer, mask=mask, lengths=starts)
         before = [pair if self.merged else () for pair in by_layer]
-        caches: Any = [SimpleNamespace(append=partial(append_in_training, b)) for b in before]
+        caches: Any = [SimpleNamespace(append=partial(append, b)) for b in before]
         *_, states = self.decode(tokens, caches, source, Place(starts, rows), self.tables(rows))
         return states
 
@@ -234,14 +238,11 @@ class EncoderDecoderModel:
         trained = self.network.trained_length
         if prompt_tokens <= trained:
             return ""
-        nbytes, most = self.network.source_nbytes(prompt_tokens), system.usable_memory()
-        takes = f"reading the prompt takes about {show_size(nbytes)} of memory"
-        length = f"the prompt has {prompt_tokens:,} tokens, and"
-        if self.nbytes + nbytes > most:
-            models = f"models may take {show_size(most)} on this machine"
-            raise PromptError(f"{length} {takes}, where {models}: shorten it")
-        worse = f"the model was trained on {trained:,} at most: the text may be worse"
-        return f"{length} {worse}, and {takes}"
+        takes = show_size(self.network.source_nbytes(prompt_tokens))
+        return (
+            f"the prompt has {prompt_tokens:,} tokens, and the model was trained on {trained:,} at "
+            f"most: the text may be worse, and reading the prompt takes about {takes} of memory"
+        )
 
     def open_batch(
         self, prompts: Sequence[Sequence[int]], cached: Sequence[Cached | None] = ()

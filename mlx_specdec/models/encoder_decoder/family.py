@@ -1,12 +1,12 @@
-"""The base class of encoder-decoder families: loading and training. See
-`families.Family`."""
+"""The base class of encoder-decoder families: loading, training, and the languages of translation
+models. See `loading.Family`."""
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -22,9 +22,9 @@ from .. import foreign, number_format
 from ..base import Base, Ids, LoadSettings, Trainable, identity_of, places
 from ..cache_settings import OWN_CACHES
 from .context import EncoderDecoderModel, Network
-from .languages import Languages
 
 Config = Mapping[str, Any]
+Encode = Callable[[str], list[int]]
 # The embedding and the head get at least WIDER_BITS, because no other matrix reduces the error as
 # much. On an English-French T5 of 8 M weights, 4 bits for all cost a KL divergence of 0.054 nats
 # per token, and 0.030 with 8 bits for the tied embedding, for 11 % more bytes.
@@ -32,17 +32,64 @@ _WIDER = re.compile(r"(.*\.)?(shared|embed_tokens|lm_head)\.weight")
 WIDER_BITS = 8
 # Tables of positions are never quantized: they are small, and affect every attention score.
 _NEVER = re.compile(r"relative_attention_bias|embed_positions")
-_SENSITIVE = re.compile(
-    r"(?:model\.)?(encoder|decoder)\.(?:block|layers)\.(\d+)\.(?:.*\.)?(v|wo|v_proj|fc2)\.weight"
-)
-_ENCODER = re.compile(r"(.*\.)?encoder\.(block|layers)\.")
-_DECODER = re.compile(r"(.*\.)?decoder\.(block|layers)\.")
-_LABELS = ("classification_head.", "classifier.", "qa_outputs.")
-"""Beginnings of the names of heads that predict labels or positions instead of tokens."""
+_SENSITIVE = re.compile(r"(encoder|decoder)\.block\.(\d+)\..*\.(v|wo)\.weight")
+
+
+class Languages:
+    """The languages of a model. A tag of the target language begins the source text. Subclasses of
+    model families put languages into prompts in other ways.
+
+    Attributes:
+        known: Token ids by the codes that users write.
+        required: Whether a request needs a target language.
+
+    Args:
+        form: A tag with {} in place of the code.
+    """
+
+    required = False
+
+    def __init__(self, ids: Mapping[str, int], form: str = "") -> None:
+        self.known = ids
+        self._form = form
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, form: str) -> Self | None:
+        """Return the languages that have tags of this form among the tokens, or None if there are
+        fewer than two."""
+        before, after = map(re.escape, form.split("{}"))
+        tag = re.compile(rf"{before}(\w{{2,}}){after}", re.ASCII)
+        found = ((tag.fullmatch(piece or ""), id) for id, piece in enumerate(tokenizer.pieces))
+        ids = {match[1]: id for match, id in found if match}
+        return cls(ids, form) if len(ids) > 1 else None
+
+    def source(
+        self, text: str, encode: Encode, source: str | None, target: str | None
+    ) -> list[int]:
+        """Return the token ids of a source text. source, target: Codes of the languages."""
+        return encode(text if target is None else f"{self._form.format(target)} {text}")
+
+    def prefix(self, start: Sequence[int], target: str | None) -> list[int]:
+        """Return the first tokens of a completion. start: The first tokens without a target
+        language. The result has as many."""
+        return [*start]
+
+    def find(self, option: str, name: str | None) -> str | None:
+        """Return the code that a user means: a code, or the part of a code before "_" if no other
+        code begins with it. Raises OptionError, which lists all codes, for any other name."""
+        if name is None or name in self.known:
+            return name
+        begun = [code for code in self.known if code.partition("_")[0] == name]
+        if len(begun) != 1:
+            raise OptionError(
+                f"{option} must be a language that the model knows, not {name!a:.40}: "
+                + ", ".join(begun or sorted(self.known))
+            )
+        return begun[0]
 
 
 class EncoderDecoderFamily(ABC):
-    """A `families.Family` of encoder-decoder models. A new family defines the abstract methods.
+    """A `loading.Family` of encoder-decoder models. A new family defines the abstract methods.
 
     Attributes:
         overflows: Whether float16 is too small for the hidden states of some checkpoints.
@@ -63,12 +110,11 @@ class EncoderDecoderFamily(ABC):
         CheckpointError."""
 
     def with_layers(self, config: Config, chosen: Sequence[int]) -> dict[str, Any]:
-        """See `families.Family`."""
         return {**config, self.decoder_depth: len(chosen)}
 
-    def divider(self, config: Config, group: mx.distributed.Group) -> Callable[[Any], None]:
-        """Return a function that reduces a network to this rank's part of every layer. Raises
-        OptionError if layers cannot be divided equally between ranks."""
+    def check_shares(self, config: Config, ranks: int) -> None:
+        """Raise OptionError if layers cannot be divided equally between ranks. Otherwise the
+        network has a method `shard`."""
         raise OptionError(
             f"ranks cannot share a model of type {config.get('model_type')}: take one machine"
         )
@@ -78,7 +124,6 @@ class EncoderDecoderFamily(ABC):
         return dict(config)
 
     def languages(self, network: Network, tokenizer: Tokenizer) -> Languages | None:
-        """Return the languages of a translation model, or None if it names none."""
         return None
 
     def opened(
@@ -88,7 +133,6 @@ class EncoderDecoderFamily(ABC):
         the network, whose layers are quantized as the tensors are. Raises CheckpointError."""
         stored = stored_quantization(config)
         weights = files.Weights(directory)
-        _check_generates(directory, config, weights.infos)
         places = self.places(directory, config, weights)
         try:
             network = self.network(config, places)
@@ -97,8 +141,8 @@ class EncoderDecoderFamily(ABC):
             shapes = {name: array.shape for name, array in tree_flatten(network.parameters())}
             check_weights(shapes, {n: weights.infos[place].shape for n, place in places.items()})
         except CheckpointError as problem:
-            packed = foreign.is_packed(DTYPES[info.dtype] for info in weights.infos.values())
-            message = foreign.explain(problem, foreign.entry_of(config) if packed else {})
+            dtypes = (DTYPES[info.dtype] for info in weights.infos.values())
+            message = foreign.explain(problem, foreign.entry_of(config, dtypes))
             raise CheckpointError(f"{directory}: {message}") from None
         return weights, places, network
 
@@ -118,7 +162,8 @@ class EncoderDecoderFamily(ABC):
             )
         stored = stored_quantization(config)
         numbers.check_plain(directory, stored)
-        divide = None if group is None else self.divider(config, group)
+        if group is not None:
+            self.check_shares(config, group.size())
         weights, places, network = self.opened(directory, config)
         # Use the widest stored dtype: some checkpoints store only those tensors in float32 that
         # half precision cannot hold.
@@ -143,8 +188,8 @@ class EncoderDecoderFamily(ABC):
         if stored is not None and numbers.expands(number_format.count(network)):
             number_format.expand(network)
             stored = None
-        if divide is not None:
-            divide(network)
+        if group is not None:
+            network.shard(group)
         number_format.evaluate(network)
         words = dtype_name(network.dtype)
         bits = numbers.q_bits or (stored or {}).get("bits")
@@ -153,7 +198,7 @@ class EncoderDecoderFamily(ABC):
         return EncoderDecoderModel(network, identity), files.eos_token_ids(directory, config), words
 
     def trainable(self, network: Network) -> Trainable:
-        """See `families.Family`. The encoder reads prompts; the decoder predicts completions."""
+        """See `loading.Family`. The encoder reads prompts; the decoder predicts completions."""
 
         def inputs(prompts: Sequence[Ids], texts: Sequence[Ids]) -> tuple[mx.array, ...]:
             start = network.start
@@ -171,65 +216,44 @@ class EncoderDecoderFamily(ABC):
         return Trainable(network, inputs, logits)
 
     def empty(self, config: Config, like: Network) -> Base:
-        """See `families.Family`. The network has tensors of the same names as `like`."""
+        """See `loading.Family`. The network has tensors of the same names as `like`."""
         tensors = [name for name, _ in tree_flatten(like.parameters())]
         return EncoderDecoderModel(self.network(config, tensors))
 
     def quantized(
         self, network: Network, config: Config, default: Quantization, mixed: str = ""
     ) -> dict[str, Quantization]:
-        """Return the quantization of each weight that is quantized, by name. `quantization_of`
-        explains `mixed`."""
+        """Return the quantization of each weight that is quantized, by name. The embedding and the
+        head get at least 8 bits.
+
+        `mixed` is a key of MIXED, or "". The wider bits of MIXED are for the matrices that mlx-lm
+        chooses: value projections and the output projections of feed-forward networks, in some
+        layers of a T5."""
         if mixed and "num_layers" not in config:
             raise OptionError("quant-predicate is for T5 and decoder-only models: leave it out")
-        chosen = {
-            name: quantization_of(config, name, array.shape, default, mixed)
-            for name, array in tree_flatten(network.parameters())
-        }
-        return {name: how for name, how in chosen.items() if how is not None}
+        chosen: dict[str, Quantization] = {}
+        for name, array in tree_flatten(network.parameters()):
+            is_matrix, size = name.endswith(".weight") and array.ndim == 2, default.group_size
+            if not is_matrix or array.shape[1] % size or _NEVER.search(name):
+                continue
+            chosen[name] = default
+            if _WIDER.fullmatch(name):
+                affine = Quantization(max(default.bits, WIDER_BITS), size)
+                wider = affine if default.mode == "affine" else MODES["mxfp8"]
+                chosen[name] = default if array.shape[1] % wider.group_size else wider
+            elif mixed and _has_more_bits(config, name):
+                chosen[name] = Quantization(MIXED[mixed][1], size)
+        return chosen
 
 
-def _check_generates(directory: Path, config: Config, stored: Iterable[str]) -> None:
-    """Raise CheckpointError if tensors with these names do not generate text."""
-    listed = config.get("architectures")
-    # Many configurations name a wrong architecture, so that it appears only in messages.
-    shown = f" ({str(listed[0])[:80]})" if isinstance(listed, list) and listed else ""
-    if any(name.startswith(_LABELS) for name in stored):
-        raise CheckpointError(f"{directory} holds a model that gives labels{shown}, not text")
-    if any(map(_ENCODER.match, stored)) and not any(map(_DECODER.match, stored)):
-        raise CheckpointError(f"{directory} holds an encoder alone{shown}: take the whole model")
-
-
-def quantization_of(
-    config: Config, key: str, shape: tuple[int, ...], default: Quantization, mixed: str = ""
-) -> Quantization | None:
-    """Return the quantization of the weight `key`, or None if it is not quantized. The embedding
-    and the head get at least 8 bits.
-
-    `mixed` is a key of MIXED, or "". The wider bits of MIXED are for the matrices that mlx-lm
-    chooses: value projections and the output projections of feed-forward networks, in some layers.
-    """
-    is_matrix = key.endswith(".weight") and len(shape) == 2
-    if not is_matrix or shape[-1] % default.group_size or _NEVER.search(key):
-        return None
-    if _WIDER.fullmatch(key):
-        if default.mode == "affine":
-            return Quantization(max(default.bits, WIDER_BITS), default.group_size)
-        wider = MODES["mxfp8"]
-        return wider if shape[-1] % wider.group_size == 0 else default
-    if mixed and _has_more_bits(config, key):
-        return Quantization(MIXED[mixed][1], default.group_size)
-    return default
-
-
-def _has_more_bits(config: Mapping[str, Any], key: str) -> bool:
-    """Return whether a mixed quantization gives a weight more bits. It does so for the first and
-    the last eighth of a stack's layers, and for every third layer between them."""
-    part = _SENSITIVE.fullmatch(key)
+def _has_more_bits(config: Mapping[str, Any], name: str) -> bool:
+    """Return whether a mixed quantization gives a weight of a T5 more bits. It does so for the
+    first and the last eighth of a stack's layers, and for every third layer between them."""
+    part = _SENSITIVE.fullmatch(name)
     if part is None:
         return False
     decoder_depth = config.get("num_decoder_layers") if part[1] == "decoder" else None
-    depth = config.get(f"{part[1]}_layers") or decoder_depth or config["num_layers"]
+    depth = decoder_depth or config["num_layers"]
     block, eighth = int(part[2]), depth // 8
     return block < eighth or block >= 7 * depth // 8 or (block - eighth) % 3 == 2
 

@@ -1,7 +1,6 @@
 """The attention of all encoder-decoder families and of drafters."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -35,7 +34,8 @@ def check_activation(key: str, name: object) -> None:
 
 
 class Attention(nn.Module):
-    """Attention with `heads` query heads that share `shared` heads of keys and values.
+    """Attention with `heads` query heads that share `shared` heads of keys and values. Modules
+    `q_norm` and `k_norm` norm queries and keys, if somebody adds them.
 
     Args:
         width: Width of the output.
@@ -43,6 +43,7 @@ class Attention(nn.Module):
         names: Names of the projections to queries, keys, values and the output.
         inputs: Width of the states from which queries are computed; None for `width`.
         attended: Width of the states from which keys and values are computed; None for `inputs`.
+        rope: Rotates queries and keys, (batch, heads, m, head_dim), except those without positions.
     """
 
     def __init__(
@@ -57,9 +58,10 @@ class Attention(nn.Module):
         names: Sequence[str] = ("q_proj", "k_proj", "v_proj", "o_proj"),
         inputs: int | None = None,
         attended: int | None = None,
+        rope: Callable[..., mx.array] | None = None,
     ) -> None:
         super().__init__()
-        self._head_dim, self._scale, self._names = head_dim, scale, names
+        self._head_dim, self._scale, self._names, self._rope = head_dim, scale, names, rope
         queries, keys, values, output = names
         inputs = inputs or width
         self[queries] = nn.Linear(inputs, heads * head_dim, bias=bias)
@@ -69,12 +71,17 @@ class Attention(nn.Module):
 
     def queries(self, states: mx.array, offset: Offset = 0) -> mx.array:
         """Return the queries, (batch, heads, n, head_dim), of states, (batch, n, width)."""
-        return self._heads(self[self._names[0]](states))
+        return self._placed("q_norm", self._heads(self[self._names[0]](states)), offset)
 
     def keys_values(self, states: mx.array, offset: Offset = 0) -> tuple[mx.array, mx.array]:
         """Return keys and values, (batch, shared, n, head_dim) each."""
         _, keys, values, _ = self._names
-        return self._heads(self[keys](states)), self._heads(self[values](states))
+        placed = self._placed("k_norm", self._heads(self[keys](states)), offset)
+        return placed, self._heads(self[values](states))
+
+    def _placed(self, norm: str, heads: mx.array, offset: Offset) -> mx.array:
+        heads = self[norm](heads) if norm in self else heads
+        return heads if self._rope is None or offset is None else self._rope(heads, offset=offset)
 
     def __call__(
         self, states: mx.array, attended: KeysValues, mask: Mask, offset: Offset = None
@@ -106,30 +113,10 @@ class Attention(nn.Module):
         return flat.reshape(batch, rows, -1, self._head_dim).transpose(0, 2, 1, 3)
 
 
-class RotaryAttention(Attention):
-    """Attention whose queries and keys are rotated. Modules `q_norm` and `k_norm` norm the heads
-    before, if a subclass adds them. `rope` rotates (batch, heads, m, head_dim)."""
-
-    def __init__(self, *sizes: int, rope: Callable[..., mx.array], **rest: Any) -> None:
-        super().__init__(*sizes, **rest)
-        self._rope = rope
-
-    def queries(self, states: mx.array, offset: Offset = 0) -> mx.array:
-        return self._placed("q_norm", super().queries(states), offset)
-
-    def keys_values(self, states: mx.array, offset: Offset = 0) -> tuple[mx.array, mx.array]:
-        """Return keys and values. Keys are not rotated if `offset` is None."""
-        keys, values = super().keys_values(states)
-        return self._placed("k_norm", keys, offset), values
-
-    def _placed(self, norm: str, heads: mx.array, offset: Offset) -> mx.array:
-        heads = self[norm](heads) if norm in self else heads
-        return heads if offset is None else self._rope(heads, offset=offset)
-
-
 Attend = Callable[[Attention, mx.array], mx.array]
 """Computes a layer's self-attention from the attention module and normed states, (batch, m, width).
-"""
+A decoder's layer also gets `source`, the keys and values of the encoder's output, and `hidden`,
+their mask."""
 
 
 def attend_cached(
@@ -156,10 +143,3 @@ def attend_in_parts(
             # memory at once, and an interrupt would have to wait for all parts.
             mx.eval(mixed[-1])
     return mx.concatenate(mixed, axis=1)
-
-
-def append_in_training(before: KeysValues, *new: mx.array) -> KeysValues:
-    """Return the keys and values to which a pass over complete sequences attends. If one softmax
-    covers a source and its sequence, the sources' keys and values, `before`, come first."""
-    pairs = zip(before, new, strict=True)
-    return [mx.concatenate([*pair], axis=2) for pair in pairs] if before else new

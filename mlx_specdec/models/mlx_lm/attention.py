@@ -21,7 +21,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models import base
 
-from ..attention_parts import FEW, attend_by_kernel, in_parts
+from ..attention_parts import FEW, Attend, attend_by_kernel, in_parts
 from ..exact import rows_stand_alone
 from ..patches import ATTENTION, LATENT, RECURRENCES
 from .caches import WindowCache
@@ -86,9 +86,6 @@ def attend(
 ) -> Any:
     """Compute mlx-lm's attention, and absorb or divide a pass of a few rows. The arguments are
     the same as in mlx-lm."""
-    result = absorbed(queries, keys, values, cache, scale, mask)
-    if result is not None:
-        return result
 
     def mixed(queries: mx.array, keys: Any, values: Any, mask: Any) -> mx.array:
         result: mx.array = base.scaled_dot_product_attention(
@@ -96,6 +93,9 @@ def attend(
         )
         return result
 
+    result = absorbed(mixed, queries, keys, values, cache, scale, mask)
+    if result is not None:
+        return result
     if isinstance(keys, mx.array) or rows_stand_alone():
         window = cache.max_size if isinstance(cache, WindowCache) else None
         return attend_by_kernel(mixed, queries, keys, values, mask, window)
@@ -156,29 +156,22 @@ def _recorded(plain: Any, module: nn.Module, latent: mx.array, transpose: bool =
     return result
 
 
-def most_rows(rank: int, widths: int) -> int:
-    """Return the number of rows up to which absorption takes less arithmetic over a long cache. The
-    length of the cache does not count, so that a sequence's arithmetic does not depend on the rest
-    of its batch.
-
-    Args:
-        rank: Width of the latent.
-        widths: Width of a head's keys plus width of its values."""
-    return rank * widths // max(1, 2 * rank - widths)
-
-
 def absorbed(
-    queries: mx.array, keys: Any, values: Any, cache: Any, scale: float, mask: Any
+    mixed: Attend, queries: mx.array, keys: Any, values: Any, cache: Any, scale: float, mask: Any
 ) -> mx.array | None:
     """Return the attention to the newest latent, or None if the rows are many, or the keys and
-    values were not expanded from this latent. mlx-lm's attention has the same arguments."""
+    values were not expanded from this latent. mixed: Computes mlx-lm's attention, which has the
+    other arguments."""
     made_keys, made_values = _recent.keys, _recent.values
     _recent.keys = _recent.values = None
     if made_keys is None or made_values is None or values is not made_values[2]:
         return None
     embed, latent, expanded = made_keys
-    width = expanded.shape[-1]
-    if queries.shape[2] > most_rows(latent.shape[-1], width + values.shape[-1]):
+    rank, width = latent.shape[-1], expanded.shape[-1]
+    widths = width + values.shape[-1]
+    # Up to this number of rows absorption takes less arithmetic over a long cache. The length of
+    # the cache does not count, so that a row's arithmetic does not depend on the rest of its batch.
+    if queries.shape[2] > rank * widths // max(1, 2 * rank - widths):
         return None
     if keys is not expanded:
         # Mistral 4 appends the rotated parts to queries and keys. Other models pass the scores of
@@ -190,10 +183,6 @@ def absorbed(
         mask = _scores(queries[..., width:] * scale, rotated, mask)
         queries = queries[..., :width]
     _recent.absorbed += 1
-
-    def mixed(rows: mx.array, keys: Any, values: Any, mask: Any) -> mx.array:
-        return base.scaled_dot_product_attention(rows, keys, values, cache, scale, mask)
-
     attended = attend_by_kernel(mixed, embed(queries), latent, latent, mask)
     return made_values[0](attended)
 

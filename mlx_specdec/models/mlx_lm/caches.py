@@ -3,15 +3,16 @@ its cache. A rewind changes only lengths, for windows as well: they drop entries
 
 import copy
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
 from mlx_lm.models import cache as mlx_lm_caches
-from mlx_lm.models.cache import create_attention_mask, create_causal_mask
+from mlx_lm.models.cache import create_attention_mask
 
 from ..cpu_layers import FEW_ROWS
 from ..number_format import on_cpu
-from ..rows import KVCache, Place, QuantizedBuffer, Rows, Window
+from ..rows import KVCache, Place, Rows, Window
 
 
 class BatchedCache(KVCache):
@@ -41,15 +42,20 @@ class BatchedCache(KVCache):
     def values(self) -> mx.array | None:
         """The values that the newest pass sees, from which `latent` computes a part of Mistral 4's
         scores. A model may replace the buffer."""
-        array = self._values.parts[0].array
+        array = self._values.array
         return array[:, :, self.begin() :] if array is not None and self.begin() else array
 
     @values.setter
     def values(self, array: mx.array) -> None:
-        self._values.parts[0].array = array
+        self._values.array = array
+
+    @property
+    def place(self) -> Place:
+        """The columns of the buffers that the newest pass writes."""
+        return self._rows.place
 
     def begin(self) -> int:
-        """Return the first position that a row of the newest pass sees."""
+        """Return the first column that a row of the newest pass sees."""
         return 0
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
@@ -58,23 +64,20 @@ class BatchedCache(KVCache):
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
         """Return what the newest pass has fetched, for layers that share the cache."""
-        return self.positions(0)
+        end, begin = self.place.end, self.begin()
+        return self._keys.positions(end)[:, :, begin:], self._values.positions(end)[:, :, begin:]
 
     def make_mask(
         self, rows: int, return_array: bool = False, window_size: int | None = None
     ) -> Any:
-        place = self._rows.place
+        place, begin = self.place, self.begin()
         if not place.even:
-            return self._with_axes(place.visible(window_size))
-        return create_attention_mask(
-            rows,
-            offset=place.starts[0],
-            return_array=_as_array(rows, return_array),
-            window_size=window_size,
-        )
-
-    def _with_axes(self, mask: mx.array) -> mx.array:
-        return mask if self._rows.mask_axes() == 4 else mask[:, None]
+            mask = place.visible(window_size)[..., begin:]
+            return mask if self._rows.mask_axes() == 4 else mask[:, None]
+        # On a CPU every layer would turn "causal" into an array again: make the array once.
+        array = return_array or (rows <= FEW_ROWS and on_cpu())
+        offset = place.starts[0] - begin
+        return create_attention_mask(rows, offset, return_array=array, window_size=window_size)
 
     def stored(self, row: int) -> list[mx.array]:
         """Return the entries of a sequence that its next token may see."""
@@ -82,18 +85,20 @@ class BatchedCache(KVCache):
         return [array[row : row + 1, :, :length] for array in self.state]
 
 
-def _as_array(rows: int, return_array: bool) -> bool:
-    # On a CPU every layer would turn "causal" into an array again: make the array once.
-    return return_array or (rows <= FEW_ROWS and on_cpu())
-
-
 class BatchedQuantizedCache(BatchedCache):
     """A BatchedCache with quantized keys and values. Models read `bits` and `group_size`."""
 
     def __init__(self, rows: Rows, group_size: int, bits: int) -> None:
-        super().__init__(rows, lambda: QuantizedBuffer(group_size, bits))
+        super().__init__(rows, parts=3)
         self.group_size = group_size
         self.bits = bits
+
+    def append(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
+        quantize = partial(mx.quantize, group_size=self.group_size, bits=self.bits)
+        arrays = *quantize(keys), *quantize(values)
+        pairs = zip(self.buffers, arrays, strict=True)
+        written = [buffer.write(array, self._rows.place) for buffer, array in pairs]
+        return tuple(written[:3]), tuple(written[3:])
 
 
 class WindowCache(BatchedCache):
@@ -108,11 +113,15 @@ class WindowCache(BatchedCache):
     def max_size(self) -> int:
         return self.window.size
 
+    @property
+    def place(self) -> Place:
+        return self.window.place
+
     def begin(self) -> int:
         return self.window.begin
 
     def append(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
-        place = self.window.place
+        place = self.place
         if self._first != self.window.first:
             shift = [a - b for a, b in zip(self.window.first, self._first, strict=True)]
             for buffer in self.buffers:
@@ -122,23 +131,12 @@ class WindowCache(BatchedCache):
         written = self._keys.write(keys, place), self._values.write(values, place)
         return written[0][:, :, begin:], written[1][:, :, begin:]
 
-    def keys_and_values(self) -> tuple[mx.array, mx.array]:
-        end, begin = self.window.place.end, self.begin()
-        return self._keys.positions(end)[:, :, begin:], self._values.positions(end)[:, :, begin:]
-
     def make_mask(
         self, rows: int, return_array: bool = False, window_size: int | None = None
     ) -> Any:
         size = min(window_size or self.max_size, self.max_size)
-        place, begin = self.window.place, self.begin()
-        if not place.even:
-            return self._with_axes(place.visible(size)[..., begin:])
-        offset = place.starts[0] - begin
-        if offset + rows > size:
-            return create_causal_mask(rows, offset, window_size=size)
-        return create_attention_mask(
-            rows, offset=offset, return_array=_as_array(rows, return_array), window_size=None
-        )
+        limits = not self.place.even or self.place.end - self.begin() > size
+        return super().make_mask(rows, return_array, size if limits else None)
 
     def merge(self, other: KVCache) -> None:
         assert isinstance(other, WindowCache)

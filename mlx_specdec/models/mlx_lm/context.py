@@ -8,8 +8,8 @@ with a cache until one of the two is written to."""
 
 import copy
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from mlx_lm.models.cache import ArraysCache, CacheList
 from ...errors import RewindError
 from ...types import Cached, Context, Reusable, Scores
 from ..rows import Rows, RowsContext
-from .caches import BatchedCache, MakeCache, leaves
+from .caches import BatchedCache, MakeCache
 from .network import CapturingNetwork
 from .recurrence import RecordedCall, Recurrences
 
@@ -28,15 +28,16 @@ class DecoderOnlyContext(RowsContext):
     """A types.Context of `count` sequences.
 
     Attributes:
-        entries: The list of caches that the model gets.
+        entries: The list of caches that the model gets. A rewind may replace its elements.
         rows: The lengths of the sequences.
         attention: The KV caches in `entries`.
-        states: The other caches in `entries`.
+        restores: Whether a rewind can reach a part of a pass.
 
     Args:
         make: For each entry of the list that the model gets, the function that makes it.
         count: Number of sequences. It is 1 if a cache is none of `caches.py` and no ArraysCache.
-        recurrences: See `states.States`."""
+        recurrences: Repeats the calls that write the caches without entries to drop; None if these
+            calls are not recorded."""
 
     def __init__(
         self,
@@ -47,42 +48,110 @@ class DecoderOnlyContext(RowsContext):
     ) -> None:
         self.rows = Rows(count)
         self.entries = [make_cache(self.rows) for make_cache in make]
-        self.attention = [
-            cache for cache in leaves(self.entries) if isinstance(cache, BatchedCache)
-        ]
+        places = _slots(self.entries)
+        self.attention = [h[at] for h, at in places if isinstance(h[at], BatchedCache)]
         super().__init__(self.rows, self.attention)
-        self._model = model
-        self.states = States(self.entries, recurrences)
-        self.checkpoints = bool(self.states or self.rows.windows)
+        self._model, self._recurrences = model, recurrences
+        self._slots = [(h, at) for h, at in places if not isinstance(h[at], BatchedCache)]
+        self._boundaries: list[_Boundary] = []
+        self.restores = not self._slots or recurrences is not None
+        self.checkpoints = bool(self._slots or self.rows.windows)
+
+    @property
+    def states(self) -> list[Any]:
+        """The caches that cannot drop entries."""
+        return [holder[index] for holder, index in self._slots]
 
     def advance(self, tokens: mx.array, proposed: int = 0, hidden: Sequence[str] = ()) -> Scores:
         for name in hidden:
             self._model.capture(name)  # raises OptionError before the caches change
-        starts = self.lengths
+        starts, rows = self.lengths, tokens.shape[1]
         self.rows.advance(tokens, proposed)
-        with self.states.in_pass(starts, tokens.shape[1], proposed):
+        if proposed < rows:
+            self._boundaries.clear()
+        if not (proposed and self._slots):
             return self._model.run(tokens, self.entries, hidden)
+        # Copy all at once, so that objects that caches share are shared by the copies too.
+        copies, passed = copy.deepcopy(self.states), self.states
+        recorded: AbstractContextManager[list[RecordedCall]] = nullcontext([])
+        if rows > 1 and self._recurrences is not None:
+            recorded = self._recurrences.recorded()
+        with recorded as calls:
+            scores = self._model.run(tokens, self.entries, hidden)
+        self._boundaries.append(_Boundary(starts, copies, passed, rows, calls))
+        return scores
 
     def rewind(self, lengths: tuple[int, ...]) -> None:
-        """Rewind as types.Context says, without a target pass."""
         now = self.lengths
         super().rewind(lengths)
-        self.states.rewind(lengths, now)
-        if self.states:
+        self.rewind_states(lengths, now)
+        if self._slots:
             # The device computes the state while the host builds the next proposal.
-            mx.async_eval([cache.state for cache in self.states.caches])
+            mx.async_eval([cache.state for cache in self.states])
+
+    def rewind_states(self, lengths: tuple[int, ...], now: tuple[int, ...]) -> None:
+        """Restore the state of each sequence after `lengths` tokens, without computing it.
+
+        Args:
+            lengths: At most `now`, for each sequence.
+            now: The lengths of the sequences.
+        Raises:
+            RewindError: If no copy reaches a length. The caches are then unchanged."""
+        groups: dict[tuple[int, int], list[int]] = {}
+        for row, (length, current) in enumerate(zip(lengths, now, strict=True)):
+            groups.setdefault(self._source(row, length, current), []).append(row)
+        if self._slots and set(groups) != {(-1, 0)}:
+            parts = [self._part(*source, rows, len(now)) for source, rows in groups.items()]
+            self._hold(merged(parts, list(groups.values())))
+        self._boundaries.clear()
+
+    def _source(self, row: int, length: int, current: int) -> tuple[int, int]:
+        """Return the number of the boundary from which a sequence reaches a length, and how many
+        rows are repeated. The number is -1 for the caches themselves."""
+        if length == current or not self._slots:
+            return -1, 0
+        for number, boundary in reversed(list(enumerate(self._boundaries))):
+            more = length - boundary.starts[row]
+            if more == 0 or (boundary.calls and 0 < more < boundary.rows):
+                return number, more
+        raise RewindError(f"cannot go back to {length} tokens: no copy was kept that far back")
+
+    def _part(self, number: int, repeated: int, rows: list[int], count: int) -> list[Any]:
+        """Return caches of some of the `count` sequences, from the source that `_source` names."""
+        boundary, index = self._boundaries[number], None
+        caches = self.states if number < 0 else boundary.copies
+        if len(rows) < count:
+            index, caches = mx.array(rows), [copy.copy(cache) for cache in caches]
+            for cache in caches:
+                cache.filter(index)
+        if repeated and self._recurrences is not None:
+            written = {id(old): new for old, new in zip(boundary.passed, caches, strict=True)}
+            shape = count, boundary.rows
+            self._recurrences.repeat(boundary.calls, shape, index, repeated, written)
+        return caches
+
+    def _hold(self, states: Sequence[Any]) -> None:
+        for (holder, index), cache in zip(self._slots, states, strict=True):
+            holder[index] = cache
 
     def evaluate(self) -> None:
-        mx.eval([cache.state for cache in (*self.attention, *self.states.caches)])
+        mx.eval([cache.state for cache in (*self.attention, *self.states)])
         mx.clear_cache()
 
     def merge(self, other: Context) -> None:
         assert isinstance(other, DecoderOnlyContext)
-        self.states.merge(other.states, (len(self.lengths), len(other.lengths)))
+        self._boundaries.clear()
+        if self._slots:
+            first, second = len(self.lengths), len(other.lengths)
+            rows = [list(range(first)), list(range(first, first + second))]
+            self._hold(merged([self.states, other.states], rows))
         super().merge(other)
 
     def keep(self, rows: Sequence[int]) -> None:
-        self.states.keep(rows)
+        self._boundaries.clear()
+        for cache in self.states:
+            if isinstance(cache, ArraysCache):
+                cache.filter(mx.array(list(rows)))
         super().keep(rows)
 
     def snapshot(self, sequence: int) -> Reusable:
@@ -99,16 +168,16 @@ class DecoderOnlyContext(RowsContext):
             return {"array": len(arrays) - 1}
 
         # JSON refers to arrays by number.
-        states = json.dumps([cache.state for cache in self.states.caches], default=placed)
+        states = json.dumps([cache.state for cache in self.states], default=placed)
         owned = tuple(map(mx.contiguous, arrays))
         snapshot = Cached(length, owned, is_snapshot=True, description=states)
         return Reusable(snapshot=snapshot)
 
     def restore(self, cached: Sequence[Cached | None]) -> None:
         super().restore(cached)
-        if any(cached) and self.states:
-            parts = [_filled(self.states.caches, part) for part in cached]
-            self.states.hold(merged(parts, [[row] for row in range(len(cached))]))
+        if any(cached) and self._slots:
+            parts = [_filled(self.states, part) for part in cached]
+            self._hold(merged(parts, [[row] for row in range(len(cached))]))
 
 
 def _filled(empty: list[Any], cached: Cached | None) -> list[Any]:
@@ -138,119 +207,6 @@ class _Boundary:
     passed: list[Any]
     rows: int
     calls: list[RecordedCall]
-
-    def reaches(self, row: int, length: int) -> bool:
-        """Return whether the state of a sequence can be advanced to this length."""
-        more = length - self.starts[row]
-        return more == 0 or bool(self.calls and 0 < more < self.rows)
-
-
-class States:
-    """The caches of a context that cannot drop entries.
-
-    Args:
-        entries: The list that is passed to the model. A rewind may replace its elements.
-        recurrences: Repeats the calls that write these caches; None if they are not recorded."""
-
-    def __init__(self, entries: list[Any], recurrences: Recurrences | None) -> None:
-        places = _slots(entries)
-        self._slots = [(h, at) for h, at in places if not isinstance(h[at], BatchedCache)]
-        self._recurrences = recurrences
-        self._boundaries: list[_Boundary] = []
-
-    def __bool__(self) -> bool:
-        return bool(self._slots)
-
-    @property
-    def caches(self) -> list[Any]:
-        return [holder[index] for holder, index in self._slots]
-
-    @property
-    def restored(self) -> bool:
-        """Whether the state after a part of a pass can be restored."""
-        return not self._slots or self._recurrences is not None
-
-    @contextmanager
-    def in_pass(self, starts: tuple[int, ...], rows: int, proposed: int) -> Iterator[None]:
-        """Copy the caches before a pass that is built inside of this context, and record it.
-
-        Args:
-            starts: The lengths of the sequences before the pass.
-            rows: Number of tokens of each sequence.
-            proposed: How many of the last tokens may be undone."""
-        if proposed < rows:
-            self._boundaries.clear()
-        if not (proposed and self._slots):
-            yield
-            return
-        # Copy all at once, so that objects that caches share are shared by the copies too.
-        copies, passed, calls = copy.deepcopy(self.caches), self.caches, list[RecordedCall]()
-        if rows > 1 and self._recurrences is not None:
-            with self._recurrences.recorded() as calls:
-                yield
-        else:
-            yield
-        self._boundaries.append(_Boundary(starts, copies, passed, rows, calls))
-
-    def rewind(self, lengths: tuple[int, ...], now: tuple[int, ...]) -> None:
-        """Restore the state of each sequence after `lengths` tokens.
-
-        Args:
-            lengths: At most `now`, for each sequence.
-            now: The lengths of the sequences.
-        Raises:
-            RewindError: If no copy reaches a length. The caches are then unchanged."""
-        groups: dict[tuple[int, int], list[int]] = {}
-        for row, (length, current) in enumerate(zip(lengths, now, strict=True)):
-            groups.setdefault(self._source(row, length, current), []).append(row)
-        if self._slots and set(groups) != {(-1, 0)}:
-            parts = [self._part(*source, rows, len(now)) for source, rows in groups.items()]
-            self.hold(merged(parts, list(groups.values())))
-        self._boundaries.clear()
-
-    def _source(self, row: int, length: int, current: int) -> tuple[int, int]:
-        """Return the number of the boundary from which a sequence reaches a length, and how many
-        rows are repeated. The number is -1 for the caches themselves."""
-        if length == current or not self._slots:
-            return -1, 0
-        for number in reversed(range(len(self._boundaries))):
-            if self._boundaries[number].reaches(row, length):
-                return number, length - self._boundaries[number].starts[row]
-        raise RewindError(f"cannot go back to {length} tokens: no copy was kept that far back")
-
-    def _part(self, number: int, repeated: int, rows: list[int], count: int) -> list[Any]:
-        """Return caches of some of the `count` sequences, from the source that `_source` names."""
-        boundary, index = self._boundaries[number], None
-        caches = self.caches if number < 0 else boundary.copies
-        if len(rows) < count:
-            index, caches = mx.array(rows), [copy.copy(cache) for cache in caches]
-            for cache in caches:
-                cache.filter(index)
-        if repeated and self._recurrences is not None:
-            written = {id(old): new for old, new in zip(boundary.passed, caches, strict=True)}
-            shape = count, boundary.rows
-            self._recurrences.repeat(boundary.calls, shape, index, repeated, written)
-        return caches
-
-    def hold(self, caches: Sequence[Any]) -> None:
-        """Replace the caches."""
-        for (holder, index), cache in zip(self._slots, caches, strict=True):
-            holder[index] = cache
-
-    def merge(self, other: "States", counts: tuple[int, int]) -> None:
-        """Append the sequences of another context. counts: The sequences of both contexts."""
-        self._boundaries.clear()
-        first, second = counts
-        if self._slots:
-            rows = [list(range(first)), list(range(first, first + second))]
-            self.hold(merged([self.caches, other.caches], rows))
-
-    def keep(self, rows: Sequence[int]) -> None:
-        """Keep only these sequences, in this order."""
-        self._boundaries.clear()
-        for cache in self.caches:
-            if isinstance(cache, ArraysCache):
-                cache.filter(mx.array(list(rows)))
 
 
 def merged(parts: Sequence[list[Any]], rows: Sequence[list[int]]) -> list[Any]:

@@ -1,4 +1,4 @@
-"""The family of all decoder-only models that mlx-lm implements; see `families.Family`. It adapts,
+"""The family of all decoder-only models that mlx-lm implements; see `loading.Family`. It adapts,
 casts and quantizes a model of mlx-lm, and divides it among ranks. mlx-lm applies the adapters that
 it has trained (LoRA, DoRA, or whole layers)."""
 
@@ -11,6 +11,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_map_with_path
+from mlx_lm.models.cache import KVCache, make_prompt_cache
 from mlx_lm.utils import load_adapters
 
 from ...checkpoints import files
@@ -21,18 +22,24 @@ from ...checkpoints.tensors import dtype_name
 from ...errors import CheckpointError, OptionError, SpecdecError, device_problem, first_line
 from ...text.tokenizer import Tokenizer
 from ...types import FINAL, rectangle
-from ..base import Base, Ids, LoadSettings, Trainable, identity_of, places
+from ..base import Base, Ids, LoadSettings, Trainable, family_of, identity_of, places
 from ..cache_settings import OWN_CACHES, CacheSettings
-from ..distributed.decoders import check_shares, divide
+from ..distributed.sharding import check_even, whole_groups
 from ..number_format import NumberFormat, count, evaluate, expand, is_quantized, on_cpu, quantize
 from . import rotary, spellings
 from .loader import arguments_of, cannot_build, classes, open_model
 from .mends import mend
 from .model import DecoderOnlyModel
 
+SHARES_KEYS = ("qwen3_5", "qwen3_5_moe", "qwen3_5_text")
+"""Families that repeat key-value heads if there are fewer of them than ranks."""
+LATENT_KEYS = ("kv_lora_rank", "q_lora_rank")
+"""Keys of config.json that show latent attention. There all heads share one array, which every rank
+holds, so the number of key-value heads does not matter."""
+
 
 def trainable(network: nn.Module) -> Trainable:
-    """See `families.Family`. Raises OptionError for a model that hides the input of its head."""
+    """See `loading.Family`. Raises OptionError for a model that hides the input of its head."""
     # Outside training mode some models use a kernel that has no gradient.
     network.train()
     model = DecoderOnlyModel(network)
@@ -57,7 +64,7 @@ def languages(network: nn.Module, tokenizer: Tokenizer) -> None:
 
 
 def empty(config: Mapping[str, Any], like: nn.Module) -> Base:
-    """See `families.Family`. Raises OptionError for a shape that the family cannot build, such as
+    """See `loading.Family`. Raises OptionError for a shape that the family cannot build, such as
     too few layers for one of each kind."""
     try:
         network = network_of(config, "the draft")
@@ -71,7 +78,7 @@ def empty(config: Mapping[str, Any], like: nn.Module) -> Base:
 
 
 def with_layers(config: Mapping[str, Any], chosen: Sequence[int]) -> dict[str, Any]:
-    """See `families.Family`. Lists with one entry per layer keep the entries of the chosen
+    """See `loading.Family`. Lists with one entry per layer keep the entries of the chosen
     layers."""
     changed = dict(config)
     inner = config.get("text_config")
@@ -112,7 +119,7 @@ ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapters.safetensors"
 def load(
     directory: Path, config: Mapping[str, Any], how: LoadSettings
 ) -> tuple[DecoderOnlyModel, tuple[int, ...], str]:
-    """Load a model as `families.Family.load` says. `how.numbers.q_bits` applies to the layers that
+    """Load a model as `loading.Family.load` says. `how.numbers.q_bits` applies to the layers that
     mlx-lm's converter quantizes."""
     caches, group, pipeline = how.caches, how.group, how.pipeline
     if group is not None and not pipeline:
@@ -273,3 +280,82 @@ def describe_numbers(model: nn.Module) -> str:
     floating = max(sizes, key=lambda name: sizes[name])
     bits = sorted({module.bits for module in model.modules() if hasattr(module, "bits")})
     return f"{'/'.join(map(str, bits))}-bit, {floating}" if bits else floating
+
+
+def check_shares(config: Mapping[str, Any], ranks: int) -> None:
+    """Raise OptionError if config.json shows that `ranks` ranks cannot have equal parts of
+    layers."""
+    model, _ = classes(config)
+    kind = config["model_type"]
+    if not hasattr(model, "shard"):
+        raise OptionError(
+            f"mlx-lm cannot divide the layers of a model of type {kind}: try distributed pipeline, "
+            "or one machine"
+        )
+    text = text_config(config)
+    heads = text.get("num_attention_heads")
+    keys = text.get("num_key_value_heads") or heads
+    shared = kind in SHARES_KEYS and isinstance(keys, int) and ranks % keys == 0
+    latent = any(text.get(name) for name in LATENT_KEYS)
+    counts = {"attention heads": heads, "key-value heads": None if shared or latent else keys}
+    check_even({what: count for what, count in counts.items() if isinstance(count, int)}, ranks)
+
+
+def divide(network: nn.Module, group: mx.distributed.Group, *, pipeline: bool) -> None:
+    """Reduce a network to this rank's part, lazily.
+
+    Args:
+        network: The network, which is changed in place.
+        group: The ranks that share it.
+        pipeline: Divide the list of layers instead of each layer.
+    Raises:
+        OptionError: If the network cannot be divided in this way."""
+    modules = (network, *network.modules())
+    heads = [(module, module.lm_head) for module in modules if "lm_head" in module]
+    if pipeline:
+        _pipeline(network, group)
+    else:
+        for path, module in network.named_modules():
+            if not path.endswith("lm_head"):  # the head is not divided
+                whole_groups(module, group.size())
+        try:
+            network.shard(group)
+        except (AssertionError, ValueError) as problem:
+            raise OptionError(
+                f"{group.size()} ranks cannot have equal parts of the model "
+                f"({first_line(problem):.200}): take fewer, or weights that are not quantized"
+            ) from None
+    for holder, head in heads:
+        # Only rank 0 needs logits. It has the whole head, so that parts need not be gathered.
+        holder.lm_head = NoHead(head) if group.rank() else head
+        if getattr(holder, "sharding_group", None) is not None:
+            holder.sharding_group = None
+
+
+class NoHead(nn.Module):
+    """A replacement for an output head whose logits are not used, so that its weights are not read
+    from the file."""
+
+    def __init__(self, head: nn.Module) -> None:
+        super().__init__()
+        self.weight = mx.zeros((head.weight.shape[0], 0), dtype=head.weight.dtype)
+
+    def __call__(self, states: mx.array) -> mx.array:
+        shape = (*states.shape[:-1], self.weight.shape[0])
+        return mx.broadcast_to(mx.ones((), dtype=states.dtype), shape)
+
+
+def _pipeline(network: nn.Module, group: mx.distributed.Group) -> None:
+    inner: Any = getattr(network, "model", None)
+    plain = all(type(cache) is KVCache for cache in make_prompt_cache(network))
+    if not hasattr(inner, "pipeline") or not plain:
+        raise OptionError(
+            f"models of type {family_of(network)} cannot be a pipeline: try distributed tensor, or "
+            "one machine"
+        )
+    layers = len(inner.layers)
+    if group.size() > layers:
+        raise OptionError(
+            f"{group.size()} ranks cannot share {layers} layers: take {layers} ranks or fewer"
+        )
+    inner.pipeline(group)

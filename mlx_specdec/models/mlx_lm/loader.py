@@ -25,10 +25,11 @@ from ...checkpoints.files import (
     text_config,
 )
 from ...checkpoints.quantization import Quantization
-from ...checkpoints.tensors import UNFIT, check_weights, same
+from ...checkpoints.tensors import UNFIT, check_weights
 from ...errors import CheckpointError, first_line
-from .. import foreign, per_layer
+from .. import foreign
 from ..drafters import mtp_layers
+from ..number_format import same_matrix
 from ..patches import CAUGHT_WEIGHTS
 from . import mends, rotary, spellings
 
@@ -81,11 +82,10 @@ def open_model(
     is_mtp = mtp_layers.known(config)
     tensors = {name: array for name, array in tensors.items() if not is_mtp(name)}
     caught: dict[str, mx.array] = {}
-    packed = foreign.is_packed(array.dtype for array in tensors.values())
-    stated = foreign.entry_of(config) if packed else {}
+    stated = foreign.entry_of(config, (array.dtype for array in tensors.values()))
     changes = {key: config[key] for key in (TIES, TEXT_CONFIG) if key in config}
     try:
-        if not packed:
+        if not stated and "quantization" not in config:
             # The weights are not quantized, even if config.json says that they are.
             changes["quantization_config"] = None
         # Some of mlx-lm's models print remarks, which must not get into the standard output.
@@ -109,12 +109,12 @@ def open_model(
     weights = {**caught}
     is_packed = foreign.is_packed(array.dtype for array in weights.values())
     if "quantization" not in full_config and not is_packed:
-        full_config = foreign.without_entry(full_config)
+        full_config = foreign.with_parts(
+            full_config, lambda part: {k: v for k, v in part.items() if k != "quantization_config"}
+        )
     tensors.clear()
     caught.clear()
-    full_config = per_layer.spelled_old(full_config)
-    arguments = classes(full_config)[1]
-    full_config = spellings.spelled(rotary.spelled_old(full_config, arguments), arguments)
+    full_config = _spelled(full_config, classes(full_config)[1], both=False)
     full_config["model_type"] = spellings.family_type(full_config)
     return Opened(model, full_config, weights)
 
@@ -127,7 +127,7 @@ def _with_own_head(config: Mapping[str, Any], source: Weights) -> dict[str, Any]
     stated = False in (config.get(TIES), text.get(TIES))
     if head is None or stated or TIES not in rotary.names_of(classes(config)[1]):
         return dict(config)
-    if (table := embedding_of(head, source)) is None or _same(head, table, source):
+    if (table := embedding_of(head, source)) is None or same_matrix(head, table, source):
         return dict(config)
     untied = {**config, TIES: False}
     return untied if text is config else {**untied, TEXT_CONFIG: {**text, TIES: False}}
@@ -139,16 +139,6 @@ def embedding_of(head: str, source: Weights) -> str | None:
     tables = [name for name in infos if EMBEDDING_NAME.search(name)]
     equal = (name for name in tables if infos[name].shape == infos[head].shape)
     return next(equal, tables[0] if tables else None)
-
-
-def _same(head: str, table: str, source: Weights) -> bool:
-    """Return whether two matrices have the same values, which may be quantized."""
-    for part in ("weight", "scales", "biases"):
-        names = [name.removesuffix("weight") + part for name in (head, table)]
-        found = [source.tensor(name) for name in names if name in source.infos]
-        if len(found) == 1 or (found and not same(*found)):
-            return False
-    return True
 
 
 def cannot_build(problem: Exception) -> str:
@@ -233,7 +223,12 @@ def _catching(
 
 def arguments_of(config: Mapping[str, Any], arguments: Any) -> Any:
     """Return a family's arguments, of its class `arguments`, from a config.json in any of the
-    spellings that `rotary`, `spellings` and `per_layer` translate. Raises CheckpointError, and
+    spellings that `rotary`, `spellings` and `foreign` translate. Raises CheckpointError, and
     whatever the family raises."""
-    spelled = rotary.spelled_both(per_layer.spelled_old(config), arguments)
-    return arguments.from_dict(spellings.spelled(spelled, arguments))
+    return arguments.from_dict(_spelled(config, arguments, both=True))
+
+
+def _spelled(config: Mapping[str, Any], arguments: Any, *, both: bool) -> dict[str, Any]:
+    names = rotary.names_of(arguments)
+    rotating = rotary.spelled(foreign.spelled_old(config), names, both=both)
+    return spellings.spelled(rotating, names)

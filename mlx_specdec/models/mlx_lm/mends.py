@@ -1,13 +1,13 @@
 """Corrections of mlx-lm's families, so that a network computes what config.json says.
 
-A mend changes a network that was just built, before its weights are loaded. The module `patches`
-says what each mend replaces and why. tests/contract/test_configurations.py compares every family
-with transformers, and `tests/models/test_mends.py` fails as soon as mlx-lm computes the same by
-itself, so that the mend can go."""
+A mend changes a network that was just built, before its weights are loaded. The docstring of a mend
+says what the network computes from then on. tests/contract/test_configurations.py compares every
+family with transformers, and `tests/models/test_mends.py` fails as soon as mlx-lm computes the same
+by itself, so that the mend can go."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
@@ -17,7 +17,7 @@ from mlx_lm.models.cache import KVCache, RotatingKVCache
 from mlx_lm.models.rope_utils import initialize_rope
 
 from ...checkpoints.files import FULL_ATTENTION, SLIDING_ATTENTION, text_config
-from .. import patches
+from ..patches import MENDED
 from . import rotary
 
 Part = Mapping[str, Any]
@@ -82,7 +82,8 @@ def _older_kinds(kind: str, part: Part, count: int) -> list[str]:
 
 
 def windows(network: nn.Module, part: Part) -> None:
-    """Let layers attend to `sliding_window` tokens only, with caches that keep no more."""
+    """Let layers attend to `sliding_window` tokens only, with caches that keep no more. mlx-lm
+    ignores this key (mlx-lm#44, closed)."""
     if not (kinds := kinds_of(part)):
         return
     window = int(part["sliding_window"])
@@ -98,18 +99,18 @@ def windows(network: nn.Module, part: Part) -> None:
 
     for kind, size in ((SLIDING_ATTENTION, window), (FULL_ATTENTION, None)):
         layers = [layer for layer, k in zip(network.layers, kinds, strict=True) if k == kind]
-        patches.WINDOWS.extend(layers, __call__=attend(size))
+        MENDED.extend(layers, __call__=attend(size))
     makers = [
         (lambda: RotatingKVCache(window)) if k == SLIDING_ATTENTION else KVCache for k in kinds
     ]
-    patches.WINDOWS.extend([network], make_cache=lambda *_: [make() for make in makers])
+    MENDED.extend([network], make_cache=lambda *_: [make() for make in makers])
 
 
 # Rotary positions.
 
 
 def yarn(network: nn.Module, part: Part) -> None:
-    """Compute YaRN with `truncate` and `attention_factor`, as transformers does."""
+    """Compute YaRN with `truncate` (vllm#27722) and `attention_factor`, as transformers does."""
     settings = rotary.scaling(part) or {}
     if rotary.kind_of(settings) != "yarn":
         return
@@ -117,9 +118,9 @@ def yarn(network: nn.Module, part: Part) -> None:
     for rope in _named(network, "YarnRoPE"):
         if settings.get("truncate", True) is False:
             base = settings.get("rope_theta") or part.get("rope_theta") or 10000.0
-            patches.ROTARY.apply(rope, "_freqs", yarn_freqs(rope.dims, float(base), settings))
+            MENDED.apply(rope, "_freqs", yarn_freqs(rope.dims, float(base), settings))
         if stated is not None:
-            patches.ROTARY.apply(rope, "mscale", float(stated))
+            MENDED.apply(rope, "mscale", float(stated))
 
 
 def yarn_freqs(dims: int, base: float, settings: Part) -> mx.array:
@@ -148,28 +149,16 @@ def scaled_rotary(network: nn.Module, part: Part) -> None:
     for layer in network.layers:
         plain = layer.self_attn.rope
         scaled = initialize_rope(plain.dims, base, plain.traditional, dict(settings), length)
-        patches.ROTARY.apply(layer.self_attn, "rope", scaled)
-
-
-@dataclass
-class Factors:
-    """The rotary factors of LongRoPE that a network's passes use: those for short sequences, or
-    those for long ones. Source: Ding et al., arXiv 2402.13753.
-
-    Attributes:
-        most: The longest sequence, in tokens, for which the short factors are made.
-        long: Whether the next passes use the long factors."""
-
-    most: int
-    long: bool = True
+        MENDED.apply(layer.self_attn, "rope", scaled)
 
 
 def longrope(network: nn.Module, part: Part) -> None:
-    """Let a network's passes use either set of rotary factors; see `factors_of`."""
+    """Let a network's passes use either set of rotary factors of LongRoPE (mlx-lm#660): those for
+    short sequences, or those for long ones. Source: Ding et al., arXiv 2402.13753."""
     settings = rotary.scaling(part) or {}
     if rotary.kind_of(settings) not in ("longrope", "su"):
         return
-    factors = Factors(int(settings["original_max_position_embeddings"]))
+    factors = SimpleNamespace(most=int(settings["original_max_position_embeddings"]), long=True)
 
     def call(plain: Any, rope: nn.Module, x: mx.array, offset: int | mx.array = 0) -> mx.array:
         if factors.long:
@@ -183,34 +172,34 @@ def longrope(network: nn.Module, part: Part) -> None:
     short, long = (mx.array(settings[f"{name}_factor"], mx.float32) for name in ("short", "long"))
     for rope in _named(network, "SuScaledRoPE"):
         scale = settings.get("attention_factor") or rope._scale
-        patches.ROTARY.apply(rope, "_scale", settings.get("long_mscale") or scale)
+        MENDED.apply(rope, "_scale", settings.get("long_mscale") or scale)
         # Attributes in `vars` are no parameters of the module.
         vars(rope).update(factors=factors, short_freqs=rope._freqs / long * short)
         vars(rope)["short_scale"] = settings.get("short_mscale") or scale
-        patches.ROTARY.extend([rope], __call__=call)
+        MENDED.extend([rope], __call__=call)
 
 
-def factors_of(network: nn.Module) -> Factors | None:
-    """Return the rotary factors of a network, or None if they do not depend on the length."""
+def factors_of(network: nn.Module) -> Any:
+    """Return None if a network's rotary factors do not depend on the length of a sequence.
+    Otherwise return an object with `most`, the longest sequence for which the short factors are
+    made, and `long`, whether the next passes use the long factors."""
     ropes = (vars(module) for module in network.modules())
     return next((attributes["factors"] for attributes in ropes if "factors" in attributes), None)
 
 
 def partial_rotary(network: nn.Module, part: Part) -> None:
     """Rotate only a share of each head."""
-    share = part.get("partial_rotary_factor")
-    if share is None:
-        share = (part.get("rope_parameters") or {}).get("partial_rotary_factor", 0.5)
+    share = rotary.rotated_share(part) or 0.5
     for layer in network.layers:
         attention = layer.self_attn
-        patches.ROTARY.apply(attention.rope, "dims", int(attention.head_dim * share))
+        MENDED.apply(attention.rope, "dims", int(attention.head_dim * share))
 
 
 def halves(network: nn.Module, part: Part) -> None:
     """Rotate the two halves of a head instead of neighbors, if `rope_interleave` is false."""
     if part.get("rope_interleave", True) is False:
         for layer in network.layers:
-            patches.ROTARY.apply(layer.self_attn.rope, "traditional", False)
+            MENDED.apply(layer.self_attn.rope, "traditional", False)
 
 
 # Activations and scales.
@@ -231,30 +220,23 @@ def gelu(network: nn.Module, part: Part) -> None:
         names = ("c_fc", "c_proj") if "c_fc" in mlp else ("dense_h_to_4h", "dense_4h_to_h")
         return mlp[names[1]](function(mlp[names[0]](x)))
 
-    patches.ACTIVATION.extend(_named(network, "MLP"), __call__=call)
+    MENDED.extend(_named(network, "MLP"), __call__=call)
 
 
-def exact_scale(network: nn.Module, part: Part) -> None:
-    """Scale float32 embeddings by the square root of the width itself, which mlx-lm rounds to
-    bfloat16."""
-    _rescale(network, lambda exact, rounded: exact / rounded)
+def embedding_scale(network: nn.Module, part: Part) -> None:
+    """Scale float32 embeddings by the square root of the width, which mlx-lm rounds to bfloat16. In
+    a RecurrentGemma, scale them by the square root in bfloat16 instead, as transformers does."""
+    rounds = part.get("model_type") == "recurrent_gemma"
 
-
-def rounded_scale(network: nn.Module, part: Part) -> None:
-    """Scale float32 embeddings by the square root of the width in bfloat16, as transformers does,
-    and not by the square root itself."""
-    _rescale(network, lambda exact, rounded: rounded / exact)
-
-
-def _rescale(network: nn.Module, ratio: Callable[[float, float], float]) -> None:
     def call(plain: Any, table: nn.Module, x: mx.array) -> mx.array:
         states = plain(table, x)
         exact = math.sqrt(states.shape[-1])
         rounded = float(mx.array(exact, mx.bfloat16).item())  # type: ignore[arg-type]
-        return states * ratio(exact, rounded) if states.dtype == mx.float32 else states
+        ratio = rounded / exact if rounds else exact / rounded
+        return states * ratio if states.dtype == mx.float32 else states
 
     tables = [m for name, m in network.named_modules() if name.endswith("embed_tokens")]
-    patches.SCALES.extend(tables, __call__=call)
+    MENDED.extend(tables, __call__=call)
 
 
 def tied_scale(network: nn.Module, part: Part) -> None:
@@ -265,7 +247,7 @@ def tied_scale(network: nn.Module, part: Part) -> None:
         def call(plain: Any, norm: nn.Module, x: mx.array) -> mx.array:
             return plain(norm, x) / divisor
 
-        patches.SCALES.extend([network.model.norm], __call__=call)
+        MENDED.extend([network.model.norm], __call__=call)
 
 
 def soft_cap(network: nn.Module, part: Part) -> None:
@@ -275,27 +257,28 @@ def soft_cap(network: nn.Module, part: Part) -> None:
         def call(plain: Any, model: nn.Module, *args: Any, **kwargs: Any) -> mx.array:
             return mx.tanh(plain(model, *args, **kwargs) / cap) * cap
 
-        patches.CAPS.extend([network], __call__=call)
+        MENDED.extend([network], __call__=call)
 
 
 def without_caps(network: nn.Module, part: Part) -> None:
     """Cap neither attention scores nor logits if config.json sets the cap to null."""
     if part.get("final_logit_softcapping", 0) is None:
-        patches.CAPS.apply(network, "final_logit_softcapping", NO_CAP)
+        MENDED.apply(network, "final_logit_softcapping", NO_CAP)
     if part.get("attn_logit_softcapping", 0) is None:
         for layer in network.layers:
-            patches.CAPS.apply(layer.self_attn, "attn_logit_softcapping", NO_CAP)
+            MENDED.apply(layer.self_attn, "attn_logit_softcapping", NO_CAP)
 
 
 def time_steps(network: nn.Module, part: Part) -> None:
-    """Bound the time steps of Mamba by `time_step_min` from below, as transformers does."""
+    """Bound the time steps of Mamba by `time_step_min` from below, as transformers does. mlx-lm's
+    bound, `time_step_limit`, can be defended as well."""
     if (least := part.get("time_step_min")) is not None:
         for mixer in _named(network, "Mamba2Mixer"):
-            patches.TIME_STEPS.apply(mixer, "time_step_limit", (float(least), math.inf))
+            MENDED.apply(mixer, "time_step_limit", (float(least), math.inf))
 
 
 def grouped_norm(network: nn.Module, part: Part) -> None:
-    """Normalize each group of channels by itself."""
+    """Normalize each group of channels by itself, and not all channels at once."""
     groups = int(part.get("mamba_n_groups") or 1)
     if groups < 2:
         return
@@ -309,7 +292,7 @@ def grouped_norm(network: nn.Module, part: Part) -> None:
         x = norm.weight * parts.flatten(-2)
         return x * nn.silu(gate) if gate is not None and before else x
 
-    patches.NORMS.extend(_named(network, "RMSNormGated"), __call__=call)
+    MENDED.extend(_named(network, "RMSNormGated"), __call__=call)
 
 
 # Routing.
@@ -332,7 +315,7 @@ def routing_bias(network: nn.Module, part: Part) -> None:
     experts = _named(network, ERNIE)
     for module in experts:
         module[EXPERT_BIAS] = mx.zeros((int(part["moe_num_experts"]),))
-    patches.ROUTING.extend(experts, __call__=call)
+    MENDED.extend(experts, __call__=call)
 
 
 def softmax_over_all(network: nn.Module, part: Part) -> None:
@@ -345,7 +328,7 @@ def softmax_over_all(network: nn.Module, part: Part) -> None:
         scores = mx.take_along_axis(gates, chosen, axis=-1).astype(x.dtype)
         return (experts.switch_mlp(x, chosen) * scores[..., None]).sum(axis=-2)
 
-    patches.ROUTING.extend(_named(network, "JambaSparseMoeBlock"), __call__=call)
+    MENDED.extend(_named(network, "JambaSparseMoeBlock"), __call__=call)
 
 
 # Tensors.
@@ -397,8 +380,8 @@ MENDS: dict[str, Iterable[Callable[[nn.Module, Part], None]]] = {
     "falcon_h1": (grouped_norm,),
     "gemma": (gelu,),
     "gemma2": (without_caps,),
-    "gemma3": (soft_cap, exact_scale),
-    "gemma3_text": (soft_cap, exact_scale),
+    "gemma3": (soft_cap, embedding_scale),
+    "gemma3_text": (soft_cap, embedding_scale),
     "glm": (partial_rotary,),
     "gpt_bigcode": (gelu,),
     "gpt_neox": (gelu,),
@@ -407,7 +390,7 @@ MENDS: dict[str, Iterable[Callable[[nn.Module, Part], None]]] = {
     "minicpm3": (tied_scale,),
     "nemotron_h": (time_steps,),
     "qwen3_moe": (scaled_rotary, yarn),
-    "recurrent_gemma": (rounded_scale,),
+    "recurrent_gemma": (embedding_scale,),
     "starcoder2": (gelu,),
 }
 """Type -> the mends of this type. Entries of OF_ALL_TYPES come before them."""

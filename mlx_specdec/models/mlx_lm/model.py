@@ -12,7 +12,6 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx.utils import tree_flatten
 from mlx_lm.models import base
 from mlx_lm.models.cache import (
     ArraysCache,
@@ -34,14 +33,14 @@ from ..cpu_layers import lighten
 from ..exact import ExactPasses, try_exact
 from ..number_format import nbytes, on_cpu
 from ..patches import QUANTIZED_ATTENTION
-from ..rows import DROP, STEP, Rows
+from ..rows import DROP, STEP
 from .attention import SCORES_NBYTES, attend_in_parts, divide_recurrences, replace_in
-from .caches import BatchedCache, MakeCache, batched, copier, leaves
+from .caches import MakeCache, batched, copier, leaves
 from .context import DecoderOnlyContext
 from .mends import factors_of
 from .network import CapturingNetwork
 from .recurrence import Recurrences
-from .trials import absorb, misfit, rows_agree, try_batches, try_recurrences
+from .trials import absorb, rows_agree, try_batches, try_recurrences
 
 
 def cache_maker(network: nn.Module, settings: CacheSettings) -> Callable[[], list[Any]]:
@@ -94,30 +93,6 @@ def head_sizes(caches: Sequence[Any]) -> set[tuple[int, int]]:
     return {(cache.keys.shape[-1], cache.values.shape[-1]) for cache in plain}
 
 
-def sizes_of(caches: Sequence[Any]) -> tuple[int, Counter[int | None]]:
-    """Measure what a sequence's caches need. Nothing is computed.
-
-    Args:
-        caches: The caches of one sequence, which hold a token.
-    Returns:
-        The bytes of recurrent state, and the bytes per token of KV caches. The latter are summed
-        over caches with the same limit, and their key is this number of tokens, or None."""
-    always, per_token = 0, Counter[int | None]()
-    for cache in leaves(caches):
-        keys = getattr(cache, "keys", None)
-        if keys is None:
-            always += int(cache.nbytes)
-        else:
-            positions = (keys[0] if isinstance(keys, tuple) else keys).shape[-2]
-            most = None
-            if isinstance(cache, RotatingKVCache):
-                most = cache.max_size + DROP
-            elif isinstance(cache, ChunkedKVCache):
-                most = cache.chunk_size + STEP
-            per_token[most] += int(cache.nbytes) // positions
-    return always, per_token
-
-
 class DecoderOnlyModel(CapturingNetwork):
     """A base.Base over a model of mlx-lm.
 
@@ -152,6 +127,7 @@ class DecoderOnlyModel(CapturingNetwork):
         self.family, self.identity = family_of(model), identity
         self.max_length = max_length
         self._make_caches = cache_maker(model, caches)
+        self._batched_caches = list(map(batched, self._make_caches()))
         self._quantizes_cache = caches.bits is not None
 
     @cached_property
@@ -181,7 +157,23 @@ class DecoderOnlyModel(CapturingNetwork):
 
     @cached_property
     def _cache_sizes(self) -> tuple[int, Counter[int | None]]:
-        return sizes_of(self._begun_caches())
+        """The bytes of a sequence's recurrent state, and the bytes per token of its KV caches. The
+        latter are summed over caches with the same limit, and their key is this number of tokens,
+        or None."""
+        always, per_token = 0, Counter[int | None]()
+        for cache in leaves(self._begun_caches()):
+            keys = getattr(cache, "keys", None)
+            if keys is None:
+                always += int(cache.nbytes)
+            else:
+                positions = (keys[0] if isinstance(keys, tuple) else keys).shape[-2]
+                most = None
+                if isinstance(cache, RotatingKVCache):
+                    most = cache.max_size + DROP
+                elif isinstance(cache, ChunkedKVCache):
+                    most = cache.chunk_size + STEP
+                per_token[most] += int(cache.nbytes) // positions
+        return always, per_token
 
     def _begun_caches(self) -> list[Any]:
         """Return the caches of a sequence of one token. Nothing is computed."""
@@ -201,25 +193,15 @@ class DecoderOnlyModel(CapturingNetwork):
         heads = text_config(args).get("num_attention_heads")
         if not isinstance(heads, int):
             return 0
-        row_nbytes = heads * prompt * self._number
+        row_nbytes = heads * prompt * self.state_dtype.size
         if self._quantizes_cache:
             return min(step * row_nbytes, max(row_nbytes, SCORES_NBYTES))
         # A GPU holds the scores and their softmax.
         return (1 if on_cpu() else 2) * step * row_nbytes if self.holds_scores else 0
 
     @cached_property
-    def _number(self) -> int:
-        """The bytes of the widest floating-point dtype among the weights."""
-        types = {array.dtype for _, array in tree_flatten(self.network.parameters())}
-        return max((dtype.size for dtype in types if mx.issubdtype(dtype, mx.floating)), default=4)
-
-    @cached_property
     def rows_agree(self) -> bool:
         return rows_agree(self, self._opened)
-
-    @cached_property
-    def _absorbs(self) -> bool:
-        return absorb(self, self.untried)
 
     @cached_property
     def exact(self) -> ExactPasses:
@@ -235,7 +217,6 @@ class DecoderOnlyModel(CapturingNetwork):
         return DecoderOnlyContext(self, self._batched_caches, 1)
 
     def _opened(self, count: int = 1) -> DecoderOnlyContext:
-        self._absorbs  # noqa: B018  decide this before the first prefill, so that all are alike
         return DecoderOnlyContext(self, self._makers, count, self._recurrences)
 
     def caution(self, prompt_tokens: int) -> str:
@@ -264,7 +245,8 @@ class DecoderOnlyModel(CapturingNetwork):
     @cached_property
     def _batch_trial(self) -> tuple[int | None, str]:
         """The number of axes of masks in batches, or why the model cannot decode batches."""
-        single = sorted({type(c).__name__ for c in self._opaque if type(c) is not ArraysCache})
+        states = DecoderOnlyContext(self, self._makers, 1).states
+        single = sorted({type(c).__name__ for c in states if type(c) is not ArraysCache})
         if self._misfit:
             return None, self._misfit
         if single:
@@ -273,27 +255,22 @@ class DecoderOnlyModel(CapturingNetwork):
 
     @cached_property
     def _recurrences(self) -> Recurrences | None:
-        return try_recurrences(self, self._makers) if self._opaque else None
-
-    @cached_property
-    def _opaque(self) -> list[Any]:
-        """The caches of a sequence that cannot drop entries."""
-        caches = leaves([make(Rows(1)) for make in self._makers])
-        return [cache for cache in caches if not isinstance(cache, BatchedCache)]
+        return try_recurrences(self, self._makers)
 
     @cached_property
     def _makers(self) -> list[MakeCache]:
-        """For each cache of the model, the function that makes the cache that is used."""
-        if not self._misfit:
-            return self._batched_caches
-        return list(map(copier, self._make_caches()))
+        """For each cache of the model, the function that makes the cache that is used. Whether
+        passes are absorbed is decided before, so that all prefills are alike."""
+        absorb(self, self.untried)
+        return list(map(copier, self._make_caches())) if self._misfit else self._batched_caches
 
     @cached_property
     def _misfit(self) -> str:
         """The reason why the model cannot use batched caches, in one line; "" if it can."""
-        self._absorbs  # noqa: B018  as in _opened
-        return misfit(self, self.untried)
-
-    @cached_property
-    def _batched_caches(self) -> list[MakeCache]:
-        return list(map(batched, self._make_caches()))
+        try:
+            with self.lazily():
+                self.untried().advance(mx.zeros((1, 2), dtype=mx.int32))
+        except Exception as problem:
+            # Some models read attributes that only mlx-lm's caches have.
+            return f"it fails with caches of several sequences ({first_line(problem)})"
+        return ""

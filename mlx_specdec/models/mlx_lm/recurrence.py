@@ -62,9 +62,11 @@ class Recurrences:
     def __init__(self, network: nn.Module, entries: list[Any], opaque: Sequence[Any]) -> None:
         self._building = _Building()
         writers = _writers(network, entries, opaque)
-        inside = {id(m): m for writer in writers for m in writer.modules() if _projects(m)}
+        inside = {id(module): module for writer in writers for module in writer.modules()}
+        # Repeating a module with a matrix would read weights.
+        projections = [m for m in inside.values() if getattr(m.get("weight"), "ndim", 0) == 2]
         RECORDED.extend(writers, __call__=self._write)
-        RECORDED.extend(inside.values(), __call__=self._project)
+        RECORDED.extend(projections, __call__=self._project)
 
     @contextmanager
     def recorded(self) -> Iterator[list[RecordedCall]]:
@@ -143,12 +145,6 @@ class Recurrences:
 _UNWRITTEN = SimpleNamespace(offset=0, update_and_fetch=lambda keys, values: (keys, values))
 """A KV cache that writes nothing, for a repeated call that also gets a recurrent cache. The KV
 cache is rewound on its own, and no position is part of a recurrent state."""
-
-
-def _projects(module: nn.Module) -> bool:
-    """Return whether a module multiplies by a matrix, so that repeating it would read weights."""
-    weight = module.get("weight")
-    return isinstance(weight, mx.array) and weight.ndim == 2
 
 
 def _writers(network: nn.Module, entries: list[Any], opaque: Sequence[Any]) -> list[nn.Module]:

@@ -14,7 +14,7 @@ import mlx.nn as nn
 
 from ...checkpoints.files import text_config
 from ...errors import CheckpointError
-from ..per_layer import with_parts
+from ..foreign import with_parts
 
 NEW = "rope_parameters"
 GLOBAL = ("full_attention", "main")
@@ -46,6 +46,12 @@ def kind_of(settings: Mapping[str, Any]) -> str:
     return str(settings.get("rope_type") or settings.get("type") or "default")
 
 
+def rotated_share(part: Mapping[str, Any]) -> float | None:
+    """Return the share of a head's width that is rotated, if config.json states one."""
+    settings = part.get(NEW) or {}
+    return part.get("partial_rotary_factor") or settings.get("partial_rotary_factor")
+
+
 def scaling(part: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Return the settings that scale positions, in either spelling, or None if there are none. If
     types of layers differ, return the settings of a type that scales positions. part: The contents
@@ -55,24 +61,21 @@ def scaling(part: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return next((entry for entry in entries if kind_of(entry) not in UNSCALED), None)
 
 
-def spelled_old(config: Mapping[str, Any], arguments: type) -> dict[str, Any]:
+def spelled(config: Mapping[str, Any], names: set[str], *, both: bool) -> dict[str, Any]:
     """Return config.json, and its `text_config`, with the older keys that the family reads. As in
     transformers, `rope_parameters` overrule older keys unless there is `rope_scaling`.
 
     Args:
-        arguments: The class of mlx-lm that holds the family's arguments.
+        names: The keys that the family reads; see `names_of`.
+        both: Add `rope_parameters` for families that read only these.
     Raises:
         CheckpointError: If types of layers differ in a way that the family does not implement."""
-    names = names_of(arguments)
-    return with_parts(config, lambda part: {**part, **_old_keys(part, names)})
 
+    def change(part: Mapping[str, Any]) -> dict[str, Any]:
+        old = {**part, **_old_keys(part, names)}
+        return {**old, **_new_keys(old, names)} if both else old
 
-def spelled_both(config: Mapping[str, Any], arguments: type) -> dict[str, Any]:
-    """Return the result of `spelled_old`, with `rope_parameters` for families that read only
-    these."""
-    names = names_of(arguments)
-    old = spelled_old(config, arguments)
-    return with_parts(old, lambda part: {**part, **_new_keys(part, names)})
+    return with_parts(config, change)
 
 
 def check(network: nn.Module, config: Mapping[str, Any]) -> None:
@@ -82,7 +85,8 @@ def check(network: nn.Module, config: Mapping[str, Any]) -> None:
     if settings is None or settings.get("factor") == 1:
         return
     kind = kind_of(settings)
-    ropes = {(type(m).__name__, getattr(m, "scale", 1.0)) for m in network.modules() if _is_rope(m)}
+    modules = ((type(module).__name__, module) for module in network.modules())
+    ropes = {(n, getattr(m, "scale", 1.0)) for n, m in modules if "RoPE" in n or "Rotary" in n}
     computed = {name for name, part in CLASSES.items() for rope, _ in ropes if part in rope}
     if any(scale != 1.0 for _, scale in ropes):
         computed.add("linear")
@@ -91,10 +95,6 @@ def check(network: nn.Module, config: Mapping[str, Any]) -> None:
             f"config.json scales positions by the type {kind!a:.40}, which mlx-lm ignores for "
             f"{config.get('model_type')}: update mlx-lm, or take the type out of config.json"
         )
-
-
-def _is_rope(module: nn.Module) -> bool:
-    return any(word in type(module).__name__ for word in ("RoPE", "Rotary"))
 
 
 def names_of(arguments: type) -> set[str]:
@@ -130,13 +130,15 @@ def _old_keys(part: Mapping[str, Any], names: set[str]) -> dict[str, Any]:
     main = next(iter(entries.values()))
     _check_types_of_layers(part, entries, names)
     settings = scaling({NEW: part[NEW]})
-    base, (share, width) = main.get("rope_theta"), _share(part, main)
+    base, head = main.get("rope_theta"), part.get("head_dim")
+    share: Any = main.get("partial_rotary_factor")
+    has_width = isinstance(share, int | float) and isinstance(head, int)
     old = {
         "rope_theta": base,
         "rotary_emb_base": base,
         "partial_rotary_factor": share,
         "rotary_pct": share,
-        "rotary_dim": width,
+        "rotary_dim": int(share * head) if has_width else None,
     }
     for kind, bases in SECOND.items():
         old |= dict.fromkeys(bases, entries.get(kind, {}).get("rope_theta"))
@@ -152,15 +154,6 @@ def _old_keys(part: Mapping[str, Any], names: set[str]) -> dict[str, Any]:
     if "rope_scaling" in names:
         old.setdefault("rope_scaling", None)
     return {**old, **part} if part.get("rope_scaling") else old
-
-
-def _share(part: Mapping[str, Any], main: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Return the rotated share of a head's width, and the rotated width; None for what is not
-    stated."""
-    share, head = main.get("partial_rotary_factor"), part.get("head_dim")
-    if not isinstance(share, int | float) or not isinstance(head, int):
-        return share, None
-    return share, int(share * head)
 
 
 def _check_types_of_layers(

@@ -19,7 +19,7 @@ import mlx.core as mx
 from ...checkpoints.files import SLIDING_ATTENTION, text_config
 from ...errors import CheckpointError
 from . import mends
-from .rotary import names_of
+from .rotary import names_of, rotated_share
 
 Part = Mapping[str, Any]
 SAME_AS = {
@@ -32,12 +32,6 @@ SAME_AS = {
 TEXT_PARTS = ("gemma3n_text", "llama4_text")
 """Types of the text part of a multimodal model, saved without the other parts, which mlx-lm reads
 as a part only."""
-
-
-def _share(part: Part) -> float | None:
-    """Return the share of a head's width that is rotated, if config.json states one."""
-    settings = part.get("rope_parameters") or {}
-    return part.get("partial_rotary_factor") or settings.get("partial_rotary_factor")
 
 
 def _head_dim(part: Part) -> int | None:
@@ -81,22 +75,6 @@ DERIVED: dict[str, Callable[[Part], Any]] = {
     "full_attention_interval": _pattern,
 }
 """Key of mlx-lm's families -> the value that config.json states by other keys, or None."""
-WITH_EXPERTS = {"topk_method": "noaux_tc", "scoring_func": "sigmoid", "moe_layer_freq": 1}
-FIXED_KEYS: dict[str, dict[str, Any]] = {
-    "apertus": {"post_norm": False, "qk_norm": True, "mlp_bias": False},
-    "deepseek_v2": {"rope_scaling": {"factor": 1.0}},
-    "gemma4_unified_text": {"hidden_size_per_layer_input": 0},
-    "glm_moe_dsa": WITH_EXPERTS,
-    "granitemoehybrid": {"position_embedding_type": "nope"},
-    "minicpm3": {"rope_scaling": {}},
-    "minimax_m2": {"shared_intermediate_size": 0},
-    "solar_open": {
-        "intermediate_size": 0,
-        "first_k_dense_replace": 0,
-        "partial_rotary_factor": 1.0,
-    },
-}
-"""Type -> keys of the family that transformers fixes for this type."""
 
 
 def _of_mimo(part: Part) -> dict[str, Any]:
@@ -114,29 +92,36 @@ def _of_mimo(part: Part) -> dict[str, Any]:
     }
 
 
-DERIVED_KEYS: dict[str, Callable[[Part], dict[str, Any]]] = {
+OF_TYPE: dict[str, Callable[[Part], dict[str, Any]]] = {
+    "apertus": lambda _: {"post_norm": False, "qk_norm": True, "mlp_bias": False},
+    "deepseek_v2": lambda _: {"rope_scaling": {"factor": 1.0}},
     "exaone4": lambda part: {
         "sliding_window_pattern": "".join(
             "GL"[kind != "full_attention"] for kind in part.get("layer_types") or ()
         )
     },
+    "gemma4_unified_text": lambda _: {"hidden_size_per_layer_input": 0},
+    "glm_moe_dsa": lambda _: {
+        "topk_method": "noaux_tc",
+        "scoring_func": "sigmoid",
+        "moe_layer_freq": 1,
+    },
+    "granitemoehybrid": lambda _: {"position_embedding_type": "nope"},
     "mamba2": lambda part: {"intermediate_size": int(part["num_heads"]) * int(part["head_dim"])},
     "mimo_v2_flash": _of_mimo,
-    "minimax_m2": lambda part: {"rotary_dim": int((_head_dim(part) or 0) * (_share(part) or 1))},
+    "minicpm3": lambda _: {"rope_scaling": {}},
+    "minimax_m2": lambda part: {
+        "rotary_dim": int((_head_dim(part) or 0) * (rotated_share(part) or 1)),
+        "shared_intermediate_size": 0,
+    },
+    "solar_open": lambda _: {
+        "intermediate_size": 0,
+        "first_k_dense_replace": 0,
+        "partial_rotary_factor": 1.0,
+    },
 }
 """Type -> a function that returns keys of mlx-lm's family, for those that config.json lacks."""
 _LAYERS = {"linear_attention": "mamba", "full_attention": "attention"}
-
-
-def _translated(kind: str, part: Part) -> dict[str, Any]:
-    """Return a part of config.json without values that mlx-lm's family would misread."""
-    changed = dict(part)
-    if kind == "exaone4" and isinstance(part.get("sliding_window_pattern"), int):
-        del changed["sliding_window_pattern"]  # mlx-lm reads this pattern as letters
-    if kind == "granitemoehybrid":
-        kinds = part.get("layer_types") or ()
-        changed["layer_types"] = [_LAYERS.get(name, name) for name in kinds]
-    return changed
 
 
 def family_type(config: Part) -> Any:
@@ -147,12 +132,9 @@ def family_type(config: Part) -> Any:
     return SAME_AS.get(kind, kind) if isinstance(kind, str) else kind
 
 
-def spelled(config: Part, arguments: type) -> dict[str, Any]:
-    """Return config.json, and its `text_config`, with the keys that the family reads.
-
-    Args:
-        arguments: The class of mlx-lm that holds the family's arguments."""
-    names = names_of(arguments)
+def spelled(config: Part, names: set[str]) -> dict[str, Any]:
+    """Return config.json, and its `text_config`, with the keys that the family reads. names: The
+    result of `names_of`."""
     changed = _spelled(config, names)
     if config.get("model_type") in TEXT_PARTS and "text_config" in names:
         return {"model_type": config["model_type"], "text_config": changed}
@@ -164,16 +146,17 @@ def spelled(config: Part, arguments: type) -> dict[str, Any]:
 
 
 def _spelled(part: Part, names: set[str]) -> dict[str, Any]:
-    kind = str(part.get("model_type"))
-    changed = _translated(kind, part)
-    own = DERIVED_KEYS[kind](part) if kind in DERIVED_KEYS else {}
+    kind, changed = str(part.get("model_type")), dict(part)
+    if kind == "exaone4" and isinstance(part.get("sliding_window_pattern"), int):
+        del changed["sliding_window_pattern"]  # mlx-lm reads this pattern as letters
+    if kind == "granitemoehybrid":
+        kinds = part.get("layer_types") or ()
+        changed["layer_types"] = [_LAYERS.get(name, name) for name in kinds]
+    own = OF_TYPE[kind](part) if kind in OF_TYPE else {}
     changed |= {name: value for name, value in own.items() if changed.get(name) is None}
-    derived = {name: derive(changed) for name, derive in DERIVED.items() if name in names}
-    derived = {name: value for name, value in derived.items() if value is not None}
-    for name, value in {**FIXED_KEYS.get(kind, {}), **derived}.items():
-        if value is not None and changed.get(name) is None:
-            changed[name] = value
-    return changed
+    lacking = (name for name in DERIVED if name in names and changed.get(name) is None)
+    derived = {name: DERIVED[name](changed) for name in lacking}
+    return changed | {name: value for name, value in derived.items() if value is not None}
 
 
 TENSOR_NAMES: dict[str, tuple[tuple[str, str], ...]] = {

@@ -9,6 +9,7 @@ import itertools
 import math
 import warnings
 from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -20,14 +21,14 @@ from ..base import family_of
 from ..distributed.sharding import of_rank_0
 from ..number_format import on_cpu
 from .attention import absorbed_calls, expanding, intercept, release, replace_in
-from .caches import MakeCache, WindowCache, leaves
+from .caches import MakeCache
 from .context import DecoderOnlyContext
 from .network import CapturingNetwork
 from .recurrence import Recurrences
 
-BEGUN = 5
-"""Number of tokens in the cache before the compared rows. No row is then the first of its
-sequence."""
+BEGUN, NARROW = 5, 4
+"""Number of tokens in the cache before the compared rows, and size of the windows in trials, in
+tokens. No row is then the first of its sequence, and windows are full."""
 ROWS = 4
 """Number of rows that are compared."""
 LEAST_LAYERS = 4
@@ -35,11 +36,6 @@ LEAST_LAYERS = 4
 ATTEMPTS = 3
 """Number of attempts, each with other tokens. In half precision, rounding can send a token to
 another expert, so that a single attempt proves no fault."""
-WIDEST = 1 << 16
-"""The largest window, in tokens, that a trial fills. Only users set wider windows, with
---max-kv-size, and such a window is the same for all rows."""
-OUTWEIGHS = 4
-"""Ratio of each value to the value that leaves the window after it."""
 TRIAL_LENGTHS = ((3, 1), (7, 4), (6, 2), (7, 2), (9, 3))
 """For each sequence of a trial batch: its number of tokens, and how many of them are rewound and
 fed again. All sequences are rewound to different lengths, so that a model that uses one position
@@ -51,29 +47,11 @@ LIMIT, TF32_LIMIT, HALF_LIMIT = 0.001, 0.01, 0.1
 """The largest difference of two rows, relative to their norm, that counts as rounding: in float32
 on the CPU, in float32 elsewhere, and in half precision. An accelerator may multiply float32 in
 TF32, which changes rows by up to 0.005. A wrong mask changes them by 0.1 to 1."""
-ROUNDINGS = 8
-"""A relative difference of this many machine epsilons of the dtype always counts as equal."""
-EXTRA_ROUNDING = 2
-"""Absorbed rows may differ from single rows by this factor more than expanded rows do: differences
-from rounding vary."""
-
-
-NARROW = 4
-"""Size of the windows in trial batches, in tokens. Real windows are longer than such a trial."""
+ROUNDINGS, EXTRA_ROUNDING = 8, 2
+"""Absorbed rows may differ from single rows by so many machine epsilons of the dtype, or by this
+factor more than expanded rows do: differences from rounding vary."""
 Open = Callable[..., DecoderOnlyContext]
 """A function that opens a context of a number of sequences (by default 1)."""
-
-
-def misfit(model: CapturingNetwork, open_: Open) -> str:
-    """Return why a model cannot be called with batched caches, in one line; "" if it can. Nothing
-    is computed."""
-    try:
-        with model.lazily():
-            open_().advance(mx.zeros((1, 2), dtype=mx.int32))
-    except Exception as problem:
-        # Some models read attributes that only mlx-lm's caches have.
-        return f"it fails with caches of several sequences ({first_line(problem)})"
-    return ""
 
 
 def try_batches(model: CapturingNetwork, open_: Open) -> tuple[int | None, str]:
@@ -109,7 +87,7 @@ def _begins_with_zeros(model: CapturingNetwork, open_: Open) -> bool:
     tokens = mx.arange(ROWS, dtype=mx.int32)[None] % model.vocabulary
     first, second = open_(1), open_(1)
     expected = first.advance(tokens).logits[0]
-    for empty, written in zip(second.states.caches, first.states.caches, strict=True):
+    for empty, written in zip(second.states, first.states, strict=True):
         zeros = [None if array is None else mx.zeros_like(array) for array in written.cache]
         empty.state = zeros, None, None
     apart = _apart(second.advance(tokens).logits[0], expected)
@@ -118,8 +96,7 @@ def _begins_with_zeros(model: CapturingNetwork, open_: Open) -> bool:
 
 
 def _batch_apart(model: CapturingNetwork, open_: Open, axes: int, seed: int) -> tuple[float, float]:
-    """Decode a batch, some of whose tokens are rewound, and the same sequences alone. Windows are
-    made smaller than the sequences.
+    """Decode a batch, some of whose tokens are rewound, and the same sequences alone.
 
     Returns:
         The second-largest relative difference of a sequence's logits, and the limit for it. The
@@ -131,10 +108,8 @@ def _batch_apart(model: CapturingNetwork, open_: Open, axes: int, seed: int) -> 
     ]
 
     def opened(count: int) -> DecoderOnlyContext:
-        context = open_(count)
+        context = _narrowed(open_(count))
         context.rows.mask_axes = lambda: axes
-        for window in context.rows.windows.values():
-            window.size = min(window.size, NARROW)
         return context
 
     batch, fed = opened(len(TRIAL_LENGTHS)), tokens
@@ -150,6 +125,13 @@ def _batch_apart(model: CapturingNetwork, open_: Open, axes: int, seed: int) -> 
     apart = _apart(together, mx.stack(alone))
     counted: Any = mx.sort(mx.where(mx.isnan(apart), 0, apart))[-2].item()
     return counted, _limit(logits.dtype)
+
+
+def _narrowed(context: DecoderOnlyContext) -> DecoderOnlyContext:
+    """Make the windows of a context smaller than the sequences of a trial."""
+    for window in context.rows.windows.values():
+        window.size = min(window.size, NARROW)
+    return context
 
 
 def _apart(actual: mx.array, expected: mx.array) -> mx.array:
@@ -171,16 +153,10 @@ def _limit(dtype: mx.Dtype) -> float:
 def rows_agree(model: CapturingNetwork, open_: Open) -> bool:
     """Return whether a pass over several rows, after the windows are full, agrees with passes over
     single rows. The pass must also be rewindable to any of its rows. Warn if it is not so."""
-    if not open_().states.restored:
+    if not open_().restores:
         _warn(model, "cannot go back to a part of a pass: decoding without speculation")
         return False
-    hidden = _captures(model, open_())
-
-    def agree(seed: int) -> bool:
-        apart, dtype = _rows_apart(model, open_, hidden, seed)
-        return not apart > _limit(dtype)
-
-    if any(of_rank_0(model.group, agree(seed)) for seed in range(ATTEMPTS)):
+    if _agrees(model, partial(_rows_apart, model, open_)):
         return True
     _warn(
         model,
@@ -191,21 +167,32 @@ def rows_agree(model: CapturingNetwork, open_: Open) -> bool:
 
 
 def try_recurrences(model: CapturingNetwork, make: Sequence[MakeCache]) -> Recurrences | None:
-    """Return the recurrences of a model. Return None if repeating them over the first rows of a
-    pass gives another state than a shorter pass."""
+    """Return the recurrences of a model. Return None if it has none, or if repeating them over the
+    first rows of a pass gives another state than a shorter pass."""
     empty = DecoderOnlyContext(model, make, 1)
+    if not empty.states:
+        return None
     empty.rows.advance(mx.zeros((1, 2), dtype=mx.int32), 0)
-    recurrences = Recurrences(model.network, empty.entries, empty.states.caches)
+    recurrences = Recurrences(model.network, empty.entries, empty.states)
+
+    def apart(seed: int) -> tuple[float, mx.Dtype]:
+        try:
+            return _states_apart(model, make, recurrences, seed)
+        except Exception:  # A call cannot be repeated over fewer rows.
+            return math.inf, mx.float32
+
+    return recurrences if _agrees(model, apart) else None
+
+
+def _agrees(model: CapturingNetwork, apart: Callable[[int], tuple[float, mx.Dtype]]) -> bool:
+    """Return whether one of several attempts finds no difference beyond rounding. Rank 0 decides
+    for all ranks that share the model. apart: Returns a difference and the dtype for a seed."""
 
     def agree(seed: int) -> bool:
-        try:
-            apart, dtype = _states_apart(model, make, recurrences, seed)
-            return not apart > _limit(dtype)
-        except Exception:  # A call cannot be repeated over fewer rows.
-            return False
+        difference, dtype = apart(seed)
+        return not difference > _limit(dtype)
 
-    agrees = any(of_rank_0(model.group, agree(seed)) for seed in range(ATTEMPTS))
-    return recurrences if agrees else None
+    return any(of_rank_0(model.group, agree(seed)) for seed in range(ATTEMPTS))
 
 
 def _states_apart(
@@ -226,12 +213,8 @@ def _states_apart(
                 context = DecoderOnlyContext(model, make, 1, recurrences=recurrences)
                 context.advance(tokens[:, :BEGUN])
                 context.advance(tokens[:, BEGUN : BEGUN + fed], proposed=fed - 1)
-                context.states.rewind((BEGUN + rows,), context.lengths)
-                tried = set(map(id, leaves(context.entries[:enough])))
-                caches = [cache for cache in context.states.caches if id(cache) in tried]
-                # In some models entries have other numbers than layers.
-                caches = caches or context.states.caches
-                states.append(tree_flatten([cache.state for cache in caches]))
+                context.rewind_states((BEGUN + rows,), context.lengths)
+                states.append(tree_flatten([cache.state for cache in context.states[:enough]]))
             for (_, expected), (_, actual) in zip(*states, strict=True):
                 if isinstance(expected, mx.array):
                     difference = _apart(actual.reshape(1, -1), expected.reshape(1, -1))
@@ -254,14 +237,13 @@ def absorb(model: CapturingNetwork, open_: Open) -> bool:
     if not expands:
         return False
     replace_in(model.network)
-    hidden = _captures(model, open_())
+    before = absorbed_calls()
 
     def agree(seed: int) -> bool:
         release(expands)
-        expanded, _ = _rows_apart(model, open_, hidden, seed)
+        expanded, _ = _rows_apart(model, open_, seed)
         intercept(expands)
-        before = absorbed_calls()
-        apart, dtype = _rows_apart(model, open_, hidden, seed)
+        apart, dtype = _rows_apart(model, open_, seed)
         rounding = ROUNDINGS * float(mx.finfo(dtype).eps)
         return absorbed_calls() > before and apart <= max(EXTRA_ROUNDING * expanded, rounding)
 
@@ -277,22 +259,16 @@ def _warn(model: CapturingNetwork, what: str) -> None:
     warnings.warn(text, RuntimeWarning, stacklevel=3)
 
 
-def _rows_apart(
-    model: CapturingNetwork, open_: Open, hidden: list[str], seed: int
-) -> tuple[float, mx.Dtype]:
-    """Compare the rows of one pass with single rows.
+def _rows_apart(model: CapturingNetwork, open_: Open, seed: int) -> tuple[float, mx.Dtype]:
+    """Compare the rows of one pass over random tokens with single rows.
 
-    Args:
-        hidden: The hidden state to compare; no layer after it is computed. Without one, logits.
-        seed: Seed of the random tokens.
     Returns:
         The second-smallest relative difference of a row, and the dtype of the rows."""
-    tokens = _random_tokens(model, seed)
+    tokens, hidden = _random_tokens(model, seed), _captures(model, open_())
 
     def states(size: int) -> mx.array:
-        context = open_()
+        context = _narrowed(open_())
         context.advance(tokens[:, :BEGUN])
-        _fill(context, mx.random.key(seed))
         parts = [tokens[:, at : at + size] for at in range(BEGUN, BEGUN + ROWS, size)]
         scores = [context.advance(part, hidden=hidden) for part in parts]
         return mx.concatenate([s.hidden[hidden[0]] if hidden else s.logits for s in scores], axis=1)
@@ -309,33 +285,6 @@ def _random_tokens(model: CapturingNetwork, seed: int) -> mx.array:
     return mx.random.randint(0, model.vocabulary, (1, BEGUN + ROWS), mx.int32, key=key)
 
 
-def _fill(context: DecoderOnlyContext, key: mx.array) -> None:
-    """Fill attention caches up to the largest window without a pass over that many tokens.
-
-    All keys that are put in are equal, so that attention weighs them equally. The values that leave
-    the window next are large. A window that is one token too wide or too narrow therefore changes
-    the result, even if the window is large."""
-    windows = context.rows.windows.values()
-    for window in windows:
-        window.size = min(window.size, WIDEST)
-    size = max((window.size for window in windows), default=0)
-    if size <= BEGUN:
-        return
-    context.rows.begin((size,))
-    for cache in context.attention:
-        keys, values = cache.keys, cache.values
-        if keys is None or values is None:
-            continue
-        held = min(size, cache.max_size) if isinstance(cache, WindowCache) else size
-        heads, width = values.shape[1], values.shape[3]
-        # The largest values are near 2 ** 15. The largest number of float16 is twice that.
-        scale = min(held, 32) * OUTWEIGHS ** mx.arange(ROWS, 0, -1)[:, None]
-        leaving = scale * mx.random.normal((1, heads, ROWS, width), key=key)
-        filled = mx.pad(leaving[:, :, :held], [(0, 0), (0, 0), (0, max(0, held - ROWS)), (0, 0)])
-        equal = mx.zeros((*keys.shape[:2], held, keys.shape[3]), keys.dtype)
-        cache.hold([[equal, filled.astype(values.dtype)]])
-
-
 def _layers_to_try(model: CapturingNetwork, context: DecoderOnlyContext) -> int:
     """Return the number of layers after which no new kind of layer follows. Layers are of one kind
     if their modules and their caches are of the same classes and sizes."""
@@ -349,8 +298,8 @@ def _layers_to_try(model: CapturingNetwork, context: DecoderOnlyContext) -> int:
 
 
 def _captures(model: CapturingNetwork, context: DecoderOnlyContext) -> list[str]:
-    """Return the name of the hidden state to compare, or an empty list if the model hides it. It is
-    the output of the last layer to try."""
+    """Return the name of the hidden state to compare, or an empty list if the model hides it, so
+    that logits are compared. It is the output of the last layer to try, the last one computed."""
     name = after(_layers_to_try(model, context) - 1)
     try:
         model.capture(name)
