@@ -55,16 +55,14 @@ QUICK = (
 others."""
 REFUSED = ("deepseek_v32", "gemma2", "glm_moe_dsa", "iquestloopcoder", "phi3small", "plamo2")
 """Their rows have other bits in passes over several rows, on a CPU with MKL."""
-EXACTLY = (*QUICK, *REFUSED)
-"""Families that are tried with `exact`. A trial checks the passes of every model that is loaded."""
 
 
 def names() -> list[str]:
-    """The modules of mlx-lm that define a model, EXACTLY first. To import them all takes seconds.
-    llama4_text is a part of llama4."""
+    """The modules of mlx-lm that define a model; to import them all takes seconds. llama4_text is a
+    part of llama4."""
     files = Path(mlx_lm.models.__path__[0]).glob("*.py")
     models = (file.stem for file in files if "class ModelArgs" in file.read_text(encoding="utf-8"))
-    return [*EXACTLY, *sorted({*models} - {*NOT_TINY, *EXACTLY, "llama4_text"})]
+    return sorted(set(models) - set(NOT_TINY) - {"llama4_text"})
 
 
 def written(name: str, directory: Path) -> Path:
@@ -148,7 +146,6 @@ def test_whatever_is_rejected_a_family_goes_on_as_in_plain_decoding(family: Fami
 EXACT = replace(OPTIONS, exact=True, max_tokens=13, num_draft=2)
 
 
-@pytest.mark.parametrize("family", quick(EXACTLY, *QUICK), indirect=True)
 @pytest.mark.filterwarnings("ignore:mlx-lm's:RuntimeWarning")
 def test_with_exact_a_family_writes_the_same_text_whatever_is_rejected(family: Family) -> None:
     name, pair, _ = family
