@@ -77,8 +77,8 @@ class Made(SpecialTokens, Constraints, MemoryFlags, TextFlags):
 def batch(files: Files, flags: Made) -> None:
     """Generate a completion for each line of a file, many at once.
 
-    Completions are the same as if each prompt were decoded alone. To resume an interrupted run,
-    type the same command again."""
+    Completions are the same as if each prompt were decoded alone. The same command resumes an
+    interrupted run."""
     inputs = (files.input, flags.json_schema, flags.grammar, *(flags.lookup_file or ()))
     if files.output == STANDARD_STREAM:
         check_not_read("standard output", [1], inputs)

@@ -176,8 +176,8 @@ class ModelsFlags(Flags, panel="Models"):
 def models(flags: ModelsFlags) -> None:
     """List the models on this disk, or remove one.
 
-    These are the models in the Hub's cache, those of LM Studio and ollama, those that
-    scripts/real_models.sh has downloaded, and those in weights/. Only models of the Hub's cache and
+    The list has the models of the Hub's cache, of LM Studio, of ollama and of weights/, and the
+    downloads of scripts/real_models.sh. Only models of the Hub's cache and
     of the script can be removed. You are asked first."""
     if flags.action == "remove":
         _remove(flags.name)

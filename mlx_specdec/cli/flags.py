@@ -51,7 +51,7 @@ class Flags:
     """A group of flags. Each subclass is a dataclass, and `flag` makes its fields.
 
     Attributes:
-        panel: The heading of the flags in --help, by default that of the base class."""
+        panel: The heading of the flags in --help. The base class gives the default."""
 
     panel: ClassVar[str]
 

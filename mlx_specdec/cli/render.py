@@ -38,8 +38,8 @@ SHOWN_CONTROLS = {
 
 
 def marks(stream: TextIO) -> tuple[str, str]:
-    """Return what is written before and after accepted draft tokens: green and underlined if the
-    stream is a terminal with colors and NO_COLOR is not set (no-color.org), otherwise brackets."""
+    """Return the marks before and after accepted draft tokens. They are brackets, or color and a
+    line under the tokens if the stream is a terminal and NO_COLOR is not set (no-color.org)."""
     plain = os.environ.get("TERM") in ("dumb", "unknown") or os.environ.get("NO_COLOR")
     return ("\x1b[32;4m", "\x1b[0m") if stream.isatty() and not plain else ("⟨", "⟩")
 

@@ -257,9 +257,9 @@ def _model(
 
 
 def read_presets(file: Path) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
-    """Yield the names and the settings of each table of a file for --models-preset: the name of the
-    table with the aliases in it, and the flags by name. Raises OptionError if the file cannot be
-    read or is no TOML, or a table is wrong."""
+    """Yield the names and the settings of each table of a file for --models-preset. The names are
+    the table's name and the aliases in it, and the settings are flags by name. Raises OptionError
+    if the file cannot be read or is no TOML, or a table is wrong."""
     text = read_text(file, OptionError, "--models-preset: ")
     try:
         tables = tomllib.loads(text)

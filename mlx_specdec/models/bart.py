@@ -280,7 +280,7 @@ class Bart(Network):
         return states * self.config.d_model**0.5 if self.config.scales else states
 
     def _rows(self, stack: BartStack, positions: mx.array) -> mx.array:
-        """Return the rows of the table of positions. In M2M100, position -1 stands for padding."""
+        """Return the rows of the table of positions. Position -1 stands for padding in M2M100."""
         config = self.config
         if config.positions == "learned":
             return stack.embed_positions(positions + OFFSET)

@@ -140,12 +140,12 @@ RECORDED = Patch("recorded")
 them. After a rejection only the recurrence runs again, over rows that the pass has projected."""
 PRODUCTS = Patch("products")
 """Replaces the operator @ of mlx.core.array, and matmul, addmm and quantized_matmul of mlx.core.
-Kernels for one row add in another order than kernels for several rows. In passes with
-Options.exact, products of few rows are padded."""
+Kernels for one row add in another order than kernels for several rows. Products of few
+rows are padded in passes with Options.exact."""
 RECURRENCES = Patch("recurrences")
 """Replaces ssm_update, recurrent_gla and wkv7_kernel in the modules of mlx-lm that define a
-network. They compute one row and several rows in different ways. In passes with Options.exact, they
-are called for each row."""
+network. They compute one row and several rows in different ways. They are called for each row in
+passes with Options.exact."""
 CAUGHT_WEIGHTS = Patch("caught_weights")
 """Replaces sanitize and load_weights of a model of mlx-lm while its loader runs. The loader gets
 tensors that this package has read, which are checked before they are loaded."""

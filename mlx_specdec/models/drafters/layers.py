@@ -77,8 +77,8 @@ class FeedForward(nn.Module):
 
 
 class DrafterLayer(nn.Module):
-    """The transformer layer `number`. `normed` says whether a norm precedes the attention. For
-    `inputs`, see `DrafterAttention`."""
+    """The transformer layer `number`. `normed` says whether a norm precedes the attention. See
+    `DrafterAttention` for `inputs`."""
 
     def __init__(
         self, files: DrafterFiles, number: int, inputs: int | None = None, *, normed: bool = True
@@ -107,7 +107,7 @@ class DrafterLayer(nn.Module):
 
     def finish(self, rows: mx.array, attended: mx.array, source: Source = None) -> mx.array:
         """Return the layer's output, from the residual and the output of the self-attention,
-        (batch, m, width) each. For `source`, see `Source`."""
+        (batch, m, width) each. See `Source` for `source`."""
         rows = self.look_at(source, rows + attended)
         return rows + self.mlp(self.post_attention_layernorm(rows))
 

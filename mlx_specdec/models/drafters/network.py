@@ -125,8 +125,8 @@ class DrafterNetwork(nn.Module, ABC):
 
     def cache_nbytes(self, source: int, positions: int) -> int:
         """Return the bytes that the drafter's cache takes for one row: keys and values, and the
-        target's hidden states that the drafter has not read yet. For the arguments, see
-        `models.base.Base.cache_nbytes`."""
+        target's hidden states that the drafter has not read yet. See
+        `models.base.Base.cache_nbytes` for the arguments."""
         of_source, of_position = self._row_nbytes
         waiting = min(positions, MOST_WAITING_IN_PROMPT) * self.inputs * self.input_dtype.size
         return source * of_source + -(-positions // STEP) * STEP * of_position + waiting
