@@ -8,6 +8,7 @@ import pytest
 
 from mlx_specdec.models import cpu_layers
 from mlx_specdec.models.cache_settings import CacheSettings
+from mlx_specdec.models.mlx_lm import trials
 from mlx_specdec.models.mlx_lm.model import DecoderOnlyModel
 
 from ..support import tiny
@@ -21,8 +22,9 @@ MANTISSA = 0xFFFFE000
 
 @pytest.fixture
 def not_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The CPU is taken for an accelerator by what replaces layers on a CPU."""
-    monkeypatch.setattr(cpu_layers, "on_cpu", lambda: False)
+    """The CPU is taken for an accelerator by the trials, and by what replaces layers on a CPU."""
+    for module in (trials, cpu_layers):
+        monkeypatch.setattr(module, "on_cpu", lambda: False)
 
 
 @pytest.fixture
