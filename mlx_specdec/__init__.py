@@ -84,7 +84,7 @@ class _LoadsBlas:
             sys.meta_path.remove(_LoadsBlas)
 
 
-if sys.platform == "linux":  # MLX brings a fast BLAS to other systems
+if sys.platform == "linux":  # elsewhere, MLX itself uses a fast BLAS
     sys.meta_path.insert(0, _LoadsBlas)
 
 

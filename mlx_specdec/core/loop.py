@@ -206,7 +206,7 @@ class Group:
                 self.watch.drafted(proposal)
             current = self._submit(proposal, noise)
         ahead = current.proposal.size == 0 and remaining > 1
-        # If a constraint binds the token after the next one, its mask depends on the next one.
+        # A constraint on the token after the next one needs the next one for its mask.
         ahead = ahead and not (self._bound(2) or self._joining or any(row.ended for row in rows))
         # A draft starts from the token of this step. Without a draft, the pipeline stays full.
         if ahead and not (drafts and self.proposer.ready(rows, limits)):

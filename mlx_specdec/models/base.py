@@ -140,7 +140,7 @@ def layer_of(name: str, layers: int) -> int:
 
 
 _SAMPLED = 64
-"""How many numbers of each array of weights are part of a model's fingerprint."""
+"""A model's fingerprint has this many numbers of each array of weights."""
 
 
 def fingerprint(network: nn.Module) -> str:

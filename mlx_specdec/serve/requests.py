@@ -419,4 +419,5 @@ class CompletionBody(Body):
 
     @abstractmethod
     def prepared(self, model: LoadedModel) -> Prepared:
-        """Prepare the completions. Raises Problem and SpecdecError."""
+        """Prepare the completions. Raises Problem or SpecdecError for a request that must be
+        refused."""

@@ -26,9 +26,9 @@ class StoredConversation:
 
 
 class StoredResponses:
-    """Responses by tenant and id. The oldest responses are dropped first. The size of a response
-    includes its whole conversation, although responses of one conversation share items. Only the
-    thread of the event loop puts and deletes."""
+    """The stored responses of all tenants. The oldest responses are dropped first. The size of a
+    response includes its whole conversation, although responses of one conversation share items.
+    Only the thread of the event loop puts and deletes."""
 
     def __init__(self, most_bytes: int = STORED_BYTES) -> None:
         self.nbytes = 0
