@@ -29,7 +29,7 @@ class Run:
 
     def __iter__(self) -> Iterator[Step]:
         """Decode, and yield each step. A step of the prefill is empty. Raises DecodingError as
-        `result` does."""
+        `result` does, after a step with the text that was held back."""
         system.clear_at_end()
         while self._last is None:
             if self._scheduler.prefilling:
@@ -37,6 +37,8 @@ class Run:
                 yield Step()
             else:
                 [step] = self._scheduler.decode()
+                if step.error is not None and step.text:
+                    yield step  # the text that was held back
                 yield self._take(step)
 
     def prefill(self) -> None:

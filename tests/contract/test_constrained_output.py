@@ -9,7 +9,15 @@ from typing import Any
 
 import pytest
 
-from mlx_specdec import DecodingError, OptionError, Options, Request, generate, load
+from mlx_specdec import (
+    DecodingError,
+    OptionError,
+    Options,
+    Request,
+    generate,
+    load,
+    stream_generate,
+)
 
 from .outcomes import together
 from .pairs import END, LETTERS, SPECIAL, T5, Pairs, model
@@ -106,8 +114,11 @@ def test_a_text_that_cannot_go_on_fails_alone(
     assert (found[2].text[1:], found[2].reason, len(found[2].tokens)) == ("ce", "eos", 3)
     assert "no text of this model fits" in str(found[3].error)
     assert found[4].reason == "length" and re.fullmatch("[ab]+", found[4].text)
+    shown, held = "", options_of(regex="ab[ab]Z", stop=("aZ", "bZ"), **common)
     with pytest.raises(DecodingError, match=STUCK):
-        generate(pair, PROMPT, options_of(regex="ab[ab]Z", **common))
+        for step in stream_generate(pair, PROMPT, held):
+            shown += step.text
+    assert re.fullmatch("ab[ab]", shown), "text that was held back is not lost"
     with pytest.raises(OptionError, match="logit-bias bans"):
         generate(pair, PROMPT, options_of(regex="[de]", logit_bias=bans, **common))
 
