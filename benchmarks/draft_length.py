@@ -85,6 +85,7 @@ class Decoded:
 
     committed: list[int]
     remaining: int
+    prompt: tuple[int, ...] = (0,)
 
 
 class Decoding:
