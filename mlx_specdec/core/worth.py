@@ -128,6 +128,11 @@ class Acceptance:
         default = [[0.0] * LONGEST_DRAFT, [0.0] * LONGEST_DRAFT]
         self.counts = memory.entries.setdefault(f"acceptance {name}", default)
 
+    def fade(self) -> None:
+        """Let the verdicts lose the weight that CHOICE_INTERVAL rounds take."""
+        left = 1 - CHOICE_INTERVAL / REMEMBERED_ROUNDS
+        self.counts[:] = (np.array(self.counts) * left).tolist()
+
     def add(self, verified: int, accepted: int) -> None:
         """Count a draft. Tokens after the first rejected one were not verified."""
         for position in range(min(verified, accepted + 1, LONGEST_DRAFT)):
@@ -202,20 +207,21 @@ class Costs:
         """Let earlier rounds lose some weight, and compute `ratios`. A ratio is the weighted mean
         of the length's own timings and of the line that fits all lengths best. The line begins as
         1 + RISE n for a single row. Costs that are not `known` do not count."""
-        lengths, rise = np.arange(1, LONGEST_DRAFT + 1), self._rise
-        for name, entries in self.timed.items():
-            for entry in entries:
-                entry[1] *= AGED
-            timed, weights = np.array(entries[1:]).T
+        for entry in chain(*self.timed.values()):
+            entry[1] *= AGED
+        # Two points of the first line have half the weight of a round each. The noise of a round
+        # grows with its seconds.
+        lengths = np.arange(1, LONGEST_DRAFT + 1)
+        n = np.append(lengths, [1, LONGEST_DRAFT])
+        first = 1 + self._rise * n
+        for name in self.timed.keys() - {""}:
+            timed, weights = np.array(self.timed[name][1:]).T
             timed, weights = timed / self.plain[0], weights * self.known(name)
-            # Two points of the first line have half the weight of a round each. The noise of a
-            # round grows with its seconds.
-            n = np.append(lengths, [1, LONGEST_DRAFT])
-            ratio = np.append(timed, 1 + rise * n[-2:])
-            weight = np.append(weights, [0.5, 0.5]) / (1 + rise * n) ** 2
-            middle, height = np.average(n, weights=weight), np.average(ratio, weights=weight)
-            spread = np.average((n - middle) ** 2, weights=weight)
-            slope = np.average((n - middle) * (ratio - height), weights=weight) / spread
+            ratio = np.append(timed, first[-2:])
+            weight = np.append(weights, [0.5, 0.5]) / first**2
+            weight /= weight.sum()
+            middle, height = weight @ n, weight @ ratio
+            slope = weight @ ((n - middle) * (ratio - height)) / (weight @ (n - middle) ** 2)
             line = np.maximum(1.0, height + max(0.0, slope) * (lengths - middle))
             ratios = (weights * timed + LINE_WEIGHT * line) / (weights + LINE_WEIGHT)
             self.ratios[name] = [1.0, *ratios.tolist()]
@@ -268,6 +274,7 @@ class Worth:
         self._backlog = dict.fromkeys(self._acceptance, 0.0)
         self._sizes: dict[int, _Size] = {}
         self._newest: _Size | None = None
+        self._learned = 0
 
     def choose(self, remaining: int, rows: int = 1) -> int:
         """Return the draft length of the next round, at most remaining - 1; 0 means a plain
@@ -319,10 +326,10 @@ class Worth:
         first = self._drafters.get(proposal.source) or next(iter(self._drafters.values()))
         count = len(rows)
         size = self._newest = self.size(count)
-        for acceptance in self._acceptance.values():
-            # Verdicts lose some weight in each round.
-            faded = np.array(acceptance.counts) * (1 - 1 / REMEMBERED_ROUNDS)
-            acceptance.counts[:] = faded.tolist()
+        self._learned += 1
+        if self._learned % CHOICE_INTERVAL == 0:
+            for acceptance in self._acceptance.values():
+                acceptance.fade()
         for step in steps:
             drafter = self._drafters.get(step.proposer, first)
             if step.drafted and not drafter.free:
