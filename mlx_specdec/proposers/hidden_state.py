@@ -15,10 +15,12 @@ import mlx.core as mx
 from ..core.proposer import Aligned, GroupProposer, Prices, Setup, align, side_by_side
 from ..core.row import Row
 from ..models.drafters.medusa import MedusaHeads
-from ..models.drafters.network import MOST_WAITING_IN_PROMPT, DrafterContext, DrafterNetwork
+from ..models.drafters.network import MOST_WAITING, DrafterContext, DrafterNetwork
 from ..types import FINAL, Cached, Noise, Proposal, Reusable, Scores, no_proposal
 from .draft_model import draw
 
+EAGER_FROM = 64
+"""Number of waiting hidden states of a row above which an eager drafter processes them."""
 LEAST_CHANCE = 0.1
 """Least chance of a token for which the draft is cut. Tokens with a smaller chance are rare. To
 look for them, the host waits for the draft, which costs more than to verify them."""
@@ -26,8 +28,8 @@ look for them, the host waits for the draft, which costs more than to verify the
 
 @dataclass(eq=False)
 class HiddenStateDrafter(GroupProposer):
-    """A proposer that drafts for all rows of a group in the passes that one row needs. If its setup
-    is not eager, it processes few hidden states of the prompt before the first draft."""
+    """A proposer that drafts for all rows of a group in the passes that one row needs. Unless its
+    setup is eager, hidden states wait for the next draft. If there is none, they cost nothing."""
 
     network: DrafterNetwork
     setup: Setup = field(default_factory=Setup)
@@ -41,7 +43,7 @@ class HiddenStateDrafter(GroupProposer):
         self._open([row]).restore([parts.get(self.kind)])
 
     def observe(self, rows: Sequence[Row], scores: Scores) -> None:
-        """Collect the target's hidden states. If many wait, process them."""
+        """Collect the target's hidden states. If too many wait, process them."""
         counts = [len(row.seen) for row in rows]
         if not any(counts):
             return
@@ -55,7 +57,7 @@ class HiddenStateDrafter(GroupProposer):
                 opened.attend([scores.encoded[place] for place in new])
         context: DrafterContext = align(rows, self.kind).context
         context.add(mx.concatenate([scores.hidden[name] for name in self.hidden], axis=-1), counts)
-        if max(context.waiting) > context.most_waiting:
+        if max(context.waiting) > (EAGER_FROM if self.setup.eager() else MOST_WAITING):
             self._process(context, rows)
             context.evaluate()
 
@@ -87,13 +89,10 @@ class HiddenStateDrafter(GroupProposer):
 
     def _open(self, rows: list[Row]) -> DrafterContext:
         """Return a new context of these rows."""
-        context = self.network.open(len(rows))
-        if not self.setup.eager():
-            context.most_waiting = MOST_WAITING_IN_PROMPT
-        place = Aligned(context, rows)
+        place = Aligned(self.network.open(len(rows)), rows)
         for row in rows:
             row.state[self.kind] = place
-        return context
+        return place.context
 
     def _process(self, context: DrafterContext, rows: Sequence[Row]) -> None:
         """Process all waiting hidden states but each row's newest, whose next token may not be

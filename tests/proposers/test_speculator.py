@@ -15,7 +15,8 @@ from mlx_specdec.core.distribution import Distribution, choose
 from mlx_specdec.core.noise import CoupledNoise, IndependentNoise
 from mlx_specdec.core.options import Options
 from mlx_specdec.core.proposer import Prices
-from mlx_specdec.models.drafters.network import MOST_IN_PASS, MOST_WAITING
+from mlx_specdec.models.drafters.network import MOST_IN_PASS
+from mlx_specdec.proposers.hidden_state import EAGER_FROM
 from mlx_specdec.proposers.hidden_state import worth as worth_of
 from mlx_specdec.types import Proposal
 
@@ -39,14 +40,14 @@ def test_every_state_is_read_once_with_the_token_after_it() -> None:
 
 
 def test_many_states_are_read_as_they_come_but_for_the_newest() -> None:
-    shown, step = begun(), MOST_WAITING + 1
-    text = [n % SIZE for n in range(3 * MOST_WAITING)]
+    shown, step = begun(), EAGER_FROM + 1
+    text = [n % SIZE for n in range(3 * EAGER_FROM)]
     shown.see(text[:step])
-    assert shown.notes.passes == [MOST_WAITING]
+    assert shown.notes.passes == [EAGER_FROM]
     shown.see(text[step : step + 5])
-    assert shown.notes.passes == [MOST_WAITING]
+    assert shown.notes.passes == [EAGER_FROM]
     shown.see(text[step + 5 : 2 * step])
-    assert shown.notes.passes == [MOST_WAITING, step]
+    assert shown.notes.passes == [EAGER_FROM, step]
     assert shown.drafted(text[: 2 * step + 1], 1)
     assert shown.notes.rows == list(itertools.pairwise(text[: 2 * step + 1]))
 
@@ -57,7 +58,7 @@ def test_states_that_are_read_late_are_computed_late(
 ) -> None:
     shown, computed = begun(eager=eager), []
     monkeypatch.setattr(mx, "eval", lambda *arrays: computed.extend(arrays))
-    shown.see([n % SIZE for n in range(MOST_WAITING + 1)])
+    shown.see([n % SIZE for n in range(EAGER_FROM + 1)])
     assert bool(computed) is eager
 
 

@@ -28,10 +28,8 @@ from .files import IN_16_BITS, DrafterFiles
 from .layers import Source
 
 Config = Mapping[str, Any]
-MOST_WAITING = 64
-"""Number of hidden states of a row that may wait for the next draft."""
-MOST_WAITING_IN_PROMPT = 4096
-"""Number of hidden states of a row that may wait for its first draft. With five layers of width
+MOST_WAITING = 4096
+"""Number of hidden states of a row that may wait for the next draft. With five layers of width
 5,120 they take 200 MB in half precision."""
 MOST_IN_PASS = 512
 """Hidden states per row in one pass over a long backlog."""
@@ -128,7 +126,7 @@ class DrafterNetwork(nn.Module, ABC):
         target's hidden states that the drafter has not read yet. See
         `models.base.Base.cache_nbytes` for the arguments."""
         of_source, of_position = self._row_nbytes
-        waiting = min(positions, MOST_WAITING_IN_PROMPT) * self.inputs * self.input_dtype.size
+        waiting = min(positions, MOST_WAITING) * self.inputs * self.input_dtype.size
         return source * of_source + -(-positions // STEP) * STEP * of_position + waiting
 
     @cached_property
@@ -216,14 +214,13 @@ class DrafterContext(RowsContext, ABC):
 
     Attributes:
         waiting: The number of hidden states that wait, for each row.
-        most_waiting: The largest number of hidden states of a row that should wait.
     """
 
     def __init__(self, network: DrafterNetwork, count: int) -> None:
         rows = Rows(count)
         self._network, self._entries = network, network.caches(rows)
         super().__init__(rows, self._entries)
-        self.waiting, self.most_waiting = rows.lengths, MOST_WAITING
+        self.waiting = rows.lengths
         self._parts: list[tuple[mx.array, Sequence[int]]] = []
         self._encoded: EncodedSources | None = None
 
@@ -306,10 +303,10 @@ class DrafterContext(RowsContext, ABC):
 
     def merge(self, joining: Context) -> None:
         assert isinstance(joining, DrafterContext)
-        most, waiting = max(self.most_waiting, joining.most_waiting), self.waiting + joining.waiting
+        waiting = self.waiting + joining.waiting
         states, longest = [self._taken(), joining._taken()], max(waiting)
         super().merge(joining)
-        self.waiting, self.most_waiting = (0,) * len(waiting), most
+        self.waiting = (0,) * len(waiting)
         if longest:
             padded = [mx.pad(s, [(0, 0), (0, longest - s.shape[1]), (0, 0)]) for s in states]
             self.add(mx.concatenate(padded), waiting)
@@ -317,10 +314,10 @@ class DrafterContext(RowsContext, ABC):
             self._encoded = self._encoded.merge(joining._encoded)
 
     def keep(self, rows: Sequence[int]) -> None:
-        most, waiting = self.most_waiting, [self.waiting[row] for row in rows]
+        waiting = [self.waiting[row] for row in rows]
         hidden = self._taken()[mx.array(list(rows))]
         super().keep(rows)
-        self.waiting, self.most_waiting = (0,) * len(rows), most
+        self.waiting = (0,) * len(rows)
         if any(waiting):
             self.add(hidden, waiting)
         if self._encoded is not None:
@@ -335,8 +332,7 @@ class DrafterContext(RowsContext, ABC):
 
     def _taken(self) -> mx.array:
         """Return all hidden states that have waited, (batch, longest, all widths)."""
-        parts, self._parts, self.most_waiting = self._parts, [], MOST_WAITING
-        self.waiting = (0,) * len(self.waiting)
+        parts, self._parts, self.waiting = self._parts, [], (0,) * len(self.waiting)
         if not parts:
             shape = (len(self.waiting), 0, self._network.inputs)
             return mx.zeros(shape, dtype=self._network.input_dtype)
