@@ -416,7 +416,7 @@ class Worth:
             size.limits = dict([best])
         size.idle += 1
         # The search for every row of a batch takes time even if it finds nothing.
-        if size.rows == 1 or size.idle % (TRIAL_INTERVAL // CHOICE_INTERVAL) <= 1:
+        if size.rows == 1 or size.idle % (TRIAL_INTERVAL // CHOICE_INTERVAL) == 1:
             size.limits |= {one.name: one.most for one in self._drafters.values() if one.free}
 
     def _rates(
