@@ -215,6 +215,8 @@ class Costs:
         n = np.append(lengths, [1, LONGEST_DRAFT])
         first = 1 + self._rise * n
         for name in self.timed.keys() - {""}:
+            if name in self.ratios and not any(weight for _, weight in self.timed[name]):
+                continue  # nothing was ever timed
             timed, weights = np.array(self.timed[name][1:]).T
             timed, weights = timed / self.plain[0], weights * self.known(name)
             ratio = np.append(timed, first[-2:])
