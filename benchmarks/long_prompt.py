@@ -75,8 +75,7 @@ def main() -> None:
         "mlx_specdec",
         "serve",
         *models,
-        "--port",
-        str(PORT),
+        *("--port", str(PORT), "--timeout", str(PATIENCE)),
     ]
     result: dict[str, Any] = {"tokens": given.tokens}
     with serving(command, PORT) as served:
