@@ -3,6 +3,7 @@ decoding steps. A round does no arithmetic of its own and blocks on the device o
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -79,6 +80,7 @@ class Group:
         worth: Chooses the draft length.
         watch: Times the stages of each round.
         chunk: Tokens per row and pass of the prefill; see `chunk_size`.
+        shorter: The most tokens of the next chunk, if these are fewer.
         checkpoint: How many tokens before the end of the first row's prompt a chunk must end,
             because the state is cached there; 0 means nowhere.
         progress: Receives the tokens done and the length of the longest prompt."""
@@ -90,6 +92,7 @@ class Group:
     worth: Worth
     watch: Stopwatch
     chunk: int = PREFILL_CHUNK
+    shorter: int = sys.maxsize
     checkpoint: int = 0
     progress: Progress | None = None
     begun: bool = field(default=False, init=False)
@@ -161,7 +164,7 @@ class Group:
         if not self.begun:
             self._report()
             self.begun = True
-        rows, size = self.rows, self.chunk
+        rows, size = self.rows, min(self.chunk, self.shorter)
         if len(rows[0].to_prefill) >= self.checkpoint > 0:
             size = min(size, len(rows[0].to_prefill) - self.checkpoint + 1)
         chunks = [row.to_prefill[:size] for row in rows]

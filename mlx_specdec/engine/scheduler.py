@@ -160,14 +160,23 @@ class Scheduler:
         return steps
 
     def prefill(self) -> None:
-        """Admit waiting requests, and prefill a chunk of one group's prompts if it is time."""
+        """Admit waiting requests, and prefill a chunk of one group's prompts if it is time. The
+        oldest group and the one with the fewest tokens left take turns, so that neither long nor
+        short prompts starve."""
         self._admit()
         turns, wait = self.turns, not self._running
         if self.prefilling and (turns is None or turns.may_prefill(wait=wait)):
-            began = self._watch.clock()
-            self._prefill()
+            self._shortest_next = not self._shortest_next
+            group = self.prefilling[0]
+            if self._shortest_next:
+                group = min(self.prefilling, key=lambda group: group.to_prefill)
+            began, tokens = self._watch.clock(), group.to_prefill
+            self._prefill(group)
             if turns is not None:
-                turns.prefilled(self._watch.clock() - began)
+                tokens -= group.to_prefill
+                shorter = turns.prefilled(tokens, self._watch.clock() - began)
+                # Exact passes depend on where chunks end.
+                group.shorter = sys.maxsize if group.rows[0].options.exact else shorter
 
     def decode(self) -> list[Step]:
         """Take a round of every prefilled group."""
@@ -335,13 +344,8 @@ class Scheduler:
             self.add(number, request)
         self.waiting.sort(key=lambda row: (repr(row.alike), len(row.prompt)))
 
-    def _prefill(self) -> None:
-        """Prefill a chunk of one group's prompts. The oldest group and the one with the fewest
-        tokens left take turns, so that neither long nor short prompts starve."""
-        self._shortest_next = not self._shortest_next
-        group = self.prefilling[0]
-        if self._shortest_next:
-            group = min(self.prefilling, key=lambda group: group.to_prefill)
+    def _prefill(self, group: Group) -> None:
+        """Prefill a chunk of a group's prompts. A group without tokens left starts to decode."""
         if group.prefilling:
             with self._failing(self._live(group), a_pass=True):
                 group.step()

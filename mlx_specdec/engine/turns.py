@@ -7,6 +7,9 @@ from weakref import WeakSet
 
 DECODING = 1 / 3
 """The share of the time that decoding gets while prompts are prefilled."""
+CHUNK_SECONDS, SHORTEST_CHUNK = 2.0, 32
+"""The seconds that a chunk may take, since others wait for its end, and the tokens that it has
+nevertheless. Each token takes longer the more tokens come before it."""
 
 
 class Turns:
@@ -28,9 +31,11 @@ class Turns:
             (self._decoding.add if does else self._decoding.discard)(scheduler)
             self._changed.notify_all()
 
-    def prefilled(self, seconds: float) -> None:
-        """Record the seconds that a chunk took."""
+    def prefilled(self, tokens: int, seconds: float) -> int:
+        """Record that a chunk of so many tokens took so long. Return the most tokens of the next
+        chunk."""
         self._due = self._clock() + seconds * DECODING / (1 - DECODING)
+        return max(SHORTEST_CHUNK, int(tokens * CHUNK_SECONDS / max(seconds, 1e-9)))
 
     def may_prefill(self, *, wait: bool) -> bool:
         """Return whether a chunk may be prefilled now. wait: Whether the caller has nothing else to

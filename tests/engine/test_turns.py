@@ -36,8 +36,8 @@ def scheduler_on(device: Device, turns: Turns, name: str, monkeypatch: pytest.Mo
     made._watch.clock = device
     prefill, decode = made._prefill, made.decode
 
-    def prefilled() -> None:
-        prefill()
+    def prefilled(group: Any) -> None:
+        prefill(group)
         device.took(name.upper(), CHUNK)
 
     def decoded() -> Any:
@@ -75,9 +75,32 @@ def test_while_one_prompt_is_prefilled_others_decode_a_third_of_the_time(
 def test_a_prompt_waits_for_nobody_if_nothing_is_decoded() -> None:
     device = Device()
     turns = Turns(device)
-    turns.prefilled(CHUNK)
+    turns.prefilled(4, CHUNK)
     assert turns.may_prefill(wait=True)
     turns.decodes(device, True)
     assert not turns.may_prefill(wait=False)
     device.now += CHUNK / 2
     assert turns.may_prefill(wait=False)
+
+
+@pytest.mark.parametrize(("exact", "chunks"), [(False, [512, 128, 128, 256]), (True, [512, 512])])
+def test_chunks_that_take_long_become_shorter(
+    exact: bool, chunks: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exact passes depend on where chunks end, so that these stay as long as they are."""
+    device = Device()
+    options = Options(max_tokens=1, regular=True, exact=exact)
+    made = Scheduler(decoder_only("llama"), None, options, BatchSize(4), turns=Turns(device))
+    made._watch.clock, prefill, taken = device, made._prefill, []
+
+    def prefilled(group: Any) -> None:
+        before = group.to_prefill
+        prefill(group)
+        taken.append(before - group.to_prefill)
+        device.took("A", {1: 8.0, 2: 2.0}.get(len(taken), 1.0))
+
+    monkeypatch.setattr(made, "_prefill", prefilled)
+    made.add(0, Request([3] * 1025, options))
+    while not made.idle:
+        made.step()
+    assert [count for count in taken if count] == chunks
