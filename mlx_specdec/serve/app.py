@@ -82,6 +82,7 @@ def make_app(registry: Registry, access: Access) -> FastAPI:
         exception_handlers=handlers,
         docs_url=None,
         redoc_url=None,
+        responses={"4XX": {"description": "Refused"}, "5XX": {"description": "Failed"}},
         dependencies=[Security(HTTPBearer(auto_error=False, scheme_name="key"))],
     )
     app.state.registry = registry
