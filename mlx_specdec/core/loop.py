@@ -81,6 +81,7 @@ class Group:
         watch: Times the stages of each round.
         chunk: Tokens per row and pass of the prefill; see `chunk_size`.
         shorter: The most tokens of the next chunk, if these are fewer.
+        pace: Tokens per second of the newest chunk; 0 if that is not known.
         checkpoint: How many tokens before the end of the first row's prompt a chunk must end,
             because the state is cached there; 0 means nowhere.
         progress: Receives the tokens done and the length of the longest prompt."""
@@ -93,6 +94,7 @@ class Group:
     watch: Stopwatch
     chunk: int = PREFILL_CHUNK
     shorter: int = sys.maxsize
+    pace: float = 0.0
     checkpoint: int = 0
     progress: Progress | None = None
     begun: bool = field(default=False, init=False)

@@ -170,13 +170,16 @@ class Scheduler:
             group = self.prefilling[0]
             if self._shortest_next:
                 group = min(self.prefilling, key=lambda group: group.to_prefill)
+            if turns is None:
+                self._prefill(group)
+                return
+            group.shorter = turns.most_tokens(group.pace)
             began, tokens = self._watch.clock(), group.to_prefill
             self._prefill(group)
-            if turns is not None:
-                tokens -= group.to_prefill
-                shorter = turns.prefilled(tokens, self._watch.clock() - began)
-                # Exact passes depend on where chunks end.
-                group.shorter = sys.maxsize if group.rows[0].options.exact else shorter
+            seconds = self._watch.clock() - began
+            turns.prefilled(seconds)
+            if not group.rows[0].options.exact:  # whose passes depend on where chunks end
+                group.pace = (tokens - group.to_prefill) / max(seconds, 1e-9)
 
     def decode(self) -> list[Step]:
         """Take a round of every prefilled group."""

@@ -1,5 +1,7 @@
 """The share of the device that decoding keeps while prompts are prefilled."""
 
+import math
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -7,14 +9,15 @@ from weakref import WeakSet
 
 DECODING = 1 / 3
 """The share of the time that decoding gets while prompts are prefilled."""
-CHUNK_SECONDS, SHORTEST_CHUNK = 2.0, 32
-"""The seconds that a chunk may take, since others wait for its end, and the tokens that it has
-nevertheless. Each token takes longer the more tokens come before it."""
+CHUNK_SECONDS, SHORTEST_CHUNK, RECENT = 2.0, 32, 60.0
+"""The seconds that a chunk may take if anything was decoded in the last RECENT seconds, since the
+next request may wait for its end; and the tokens that it has nevertheless. Each token takes longer
+the more tokens come before it."""
 
 
 class Turns:
-    """Decides when the next chunk of a prompt is prefilled. Schedulers that share a device share
-    one object: while any of them decodes, each chunk is followed by a pause.
+    """Decides when the next chunk of a prompt is prefilled, and its length. Schedulers that share a
+    device share one object: while any of them decodes, each chunk is followed by a pause.
 
     Args:
         clock: Returns seconds."""
@@ -23,19 +26,25 @@ class Turns:
         self._clock = clock
         self._changed = threading.Condition()
         self._decoding: WeakSet[object] = WeakSet()
-        self._due = 0.0
+        self._due, self._decoded = 0.0, -math.inf
 
     def decodes(self, scheduler: object, does: bool) -> None:
         """Record whether a scheduler has rows to decode."""
         with self._changed:
+            if scheduler in self._decoding:
+                self._decoded = self._clock()
             (self._decoding.add if does else self._decoding.discard)(scheduler)
             self._changed.notify_all()
 
-    def prefilled(self, tokens: int, seconds: float) -> int:
-        """Record that a chunk of so many tokens took so long. Return the most tokens of the next
-        chunk."""
+    def prefilled(self, seconds: float) -> None:
+        """Record the seconds that a chunk took."""
         self._due = self._clock() + seconds * DECODING / (1 - DECODING)
-        return max(SHORTEST_CHUNK, int(tokens * CHUNK_SECONDS / max(seconds, 1e-9)))
+
+    def most_tokens(self, pace: float) -> int:
+        """Return the most tokens of the next chunk. pace: See `Group`."""
+        if not pace or self._clock() - self._decoded > RECENT:
+            return sys.maxsize
+        return max(SHORTEST_CHUNK, int(CHUNK_SECONDS * pace))
 
     def may_prefill(self, *, wait: bool) -> bool:
         """Return whether a chunk may be prefilled now. wait: Whether the caller has nothing else to

@@ -75,7 +75,7 @@ def test_while_one_prompt_is_prefilled_others_decode_a_third_of_the_time(
 def test_a_prompt_waits_for_nobody_if_nothing_is_decoded() -> None:
     device = Device()
     turns = Turns(device)
-    turns.prefilled(4, CHUNK)
+    turns.prefilled(CHUNK)
     assert turns.may_prefill(wait=True)
     turns.decodes(device, True)
     assert not turns.may_prefill(wait=False)
@@ -83,15 +83,18 @@ def test_a_prompt_waits_for_nobody_if_nothing_is_decoded() -> None:
     assert turns.may_prefill(wait=False)
 
 
-@pytest.mark.parametrize(("exact", "chunks"), [(False, [512, 128, 128, 256]), (True, [512, 512])])
-def test_chunks_that_take_long_become_shorter(
-    exact: bool, chunks: list[int], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("decodes", "exact", "chunks"),
+    [(True, False, [512, 128, 128, 256]), (True, True, [512, 512]), (False, False, [512, 512])],
+)
+def test_chunks_that_take_long_become_shorter_while_others_wait(
+    decodes: bool, exact: bool, chunks: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Exact passes depend on where chunks end, so that these stay as long as they are."""
-    device = Device()
-    options = Options(max_tokens=1, regular=True, exact=exact)
-    made = Scheduler(decoder_only("llama"), None, options, BatchSize(4), turns=Turns(device))
-    made._watch.clock, prefill, taken = device, made._prefill, []
+    """Exact passes depend on where chunks end, so that these keep their lengths."""
+    device, taken = Device(), list[int]()
+    turns, options = Turns(device), Options(max_tokens=1, regular=True, exact=exact)
+    made = Scheduler(decoder_only("llama"), None, options, BatchSize(4), turns=turns)
+    made._watch.clock, prefill = device, made._prefill
 
     def prefilled(group: Any) -> None:
         before = group.to_prefill
@@ -103,4 +106,7 @@ def test_chunks_that_take_long_become_shorter(
     made.add(0, Request([3] * 1025, options))
     while not made.idle:
         made.step()
+        turns.decodes(device, decodes)
+        device.now += CHUNK
+        turns.decodes(device, False)
     assert [count for count in taken if count] == chunks
