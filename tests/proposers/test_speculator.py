@@ -62,6 +62,24 @@ def test_states_that_are_read_late_are_computed_late(
     assert bool(computed) is eager
 
 
+def test_states_of_rows_that_have_left_are_released() -> None:
+    """Rows come and go while no draft is worth its time."""
+    network = Scribe()
+    context, before = network.open(2), mx.get_active_memory()
+    for _ in range(60):
+        for _ in range(5):
+            states = mx.ones((2, 1, 100_000))
+            mx.eval(states)
+            context.add(states, (1, 1))
+        context.keep([1])
+        joining = network.open(1)
+        joining.add(mx.zeros((1, 1, 100_000)), (1,))
+        context.merge(joining)
+    assert max(context.waiting) == 6
+    mx.synchronize()
+    assert mx.get_active_memory() - before < 100_000_000
+
+
 def test_states_that_wait_for_the_first_draft_are_read_in_passes_of_limited_size() -> None:
     shown = begun(eager=False)
     text = [n % SIZE for n in range(2 * MOST_IN_PASS + 6)]

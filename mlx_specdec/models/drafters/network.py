@@ -31,6 +31,9 @@ Config = Mapping[str, Any]
 MOST_WAITING = 4096
 """Number of hidden states of a row that may wait for the next draft. With five layers of width
 5,120 they take 200 MB in half precision."""
+COMPUTE_EVERY = 64
+"""Rounds after which waiting hidden states are computed. Until then, those of rows that have left
+keep their memory."""
 MOST_IN_PASS = 512
 """Hidden states per row in one pass over a long backlog."""
 
@@ -220,7 +223,7 @@ class DrafterContext(RowsContext, ABC):
         rows = Rows(count)
         self._network, self._entries = network, network.caches(rows)
         super().__init__(rows, self._entries)
-        self.waiting = rows.lengths
+        self.waiting, self._added = rows.lengths, 0
         self._parts: list[tuple[mx.array, Sequence[int]]] = []
         self._encoded: EncodedSources | None = None
 
@@ -246,6 +249,9 @@ class DrafterContext(RowsContext, ABC):
         """
         self._parts.append((hidden[:, : max(counts)], counts))
         self.waiting = tuple(map(add, self.waiting, counts))
+        self._added += 1
+        if self._added % COMPUTE_EVERY == 0:
+            mx.async_eval([hidden for hidden, _ in self._parts])
 
     def feed(self, following: Sequence[Sequence[int]]) -> None:
         """Process waiting hidden states, in chunks, without computing the last chunk yet.
