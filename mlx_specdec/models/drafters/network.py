@@ -8,7 +8,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, reduce
-from itertools import accumulate
 from operator import add
 from pathlib import Path
 from typing import Any
@@ -31,9 +30,8 @@ Config = Mapping[str, Any]
 MOST_WAITING = 4096
 """Number of hidden states of a row that may wait for the next draft. With five layers of width
 5,120 they take 200 MB in half precision."""
-COMPUTE_EVERY = 64
-"""Rounds after which waiting hidden states are computed. Until then, those of rows that have left
-keep their memory."""
+DIVIDE_EVERY = 64
+"""Rounds after which waiting hidden states are divided by row."""
 MOST_IN_PASS = 512
 """Hidden states per row in one pass over a long backlog."""
 
@@ -223,7 +221,9 @@ class DrafterContext(RowsContext, ABC):
         rows = Rows(count)
         self._network, self._entries = network, network.caches(rows)
         super().__init__(rows, self._entries)
-        self.waiting, self._added = rows.lengths, 0
+        self.waiting = rows.lengths
+        # The hidden states that wait: those of each row, and the newest ones of all rows.
+        self._own: list[list[mx.array]] = [[] for _ in range(count)]
         self._parts: list[tuple[mx.array, Sequence[int]]] = []
         self._encoded: EncodedSources | None = None
 
@@ -249,9 +249,8 @@ class DrafterContext(RowsContext, ABC):
         """
         self._parts.append((hidden[:, : max(counts)], counts))
         self.waiting = tuple(map(add, self.waiting, counts))
-        self._added += 1
-        if self._added % COMPUTE_EVERY == 0:
-            mx.async_eval([hidden for hidden, _ in self._parts])
+        if len(self._parts) == DIVIDE_EVERY:
+            self._divide()
 
     def feed(self, following: Sequence[Sequence[int]]) -> None:
         """Process waiting hidden states, in chunks, without computing the last chunk yet.
@@ -305,27 +304,22 @@ class DrafterContext(RowsContext, ABC):
     def evaluate(self) -> None:
         """Compute the keys and values of all hidden states that were processed, and the others, and
         wait for them."""
-        mx.eval(self._state(), [hidden for hidden, _ in self._parts])
+        mx.eval(self._state(), self._own, [hidden for hidden, _ in self._parts])
 
     def merge(self, joining: Context) -> None:
         assert isinstance(joining, DrafterContext)
-        waiting = self.waiting + joining.waiting
-        states, longest = [self._taken(), joining._taken()], max(waiting)
+        self._divide()
+        joining._divide()
         super().merge(joining)
-        self.waiting = (0,) * len(waiting)
-        if longest:
-            padded = [mx.pad(s, [(0, 0), (0, longest - s.shape[1]), (0, 0)]) for s in states]
-            self.add(mx.concatenate(padded), waiting)
+        self.waiting, self._own = self.waiting + joining.waiting, self._own + joining._own
         if self._encoded is not None and joining._encoded is not None:
             self._encoded = self._encoded.merge(joining._encoded)
 
     def keep(self, rows: Sequence[int]) -> None:
-        waiting = [self.waiting[row] for row in rows]
-        hidden = self._taken()[mx.array(list(rows))]
+        self._divide()
         super().keep(rows)
-        self.waiting = (0,) * len(rows)
-        if any(waiting):
-            self.add(hidden, waiting)
+        self.waiting = tuple(self.waiting[row] for row in rows)
+        self._own = [self._own[row] for row in rows]
         if self._encoded is not None:
             self._encoded = self._encoded.keep(rows)
 
@@ -336,23 +330,29 @@ class DrafterContext(RowsContext, ABC):
             return Reusable()
         return replace(super().snapshot(sequence), lag=1)
 
+    def _divide(self) -> None:
+        """Copy the newest waiting states of each row, so that rows can join and leave for nothing,
+        and so that a row that leaves takes the memory of its states with it."""
+        for row, own in enumerate(self._own):
+            new = [hidden[row : row + 1, : n[row]] for hidden, n in self._parts if n[row]]
+            if new:
+                own.append(mx.concatenate(new, axis=1) if len(new) > 1 else new[0] + 0)
+        mx.async_eval([own[-1:] for own in self._own])
+        self._parts = []
+
     def _taken(self) -> mx.array:
         """Return all hidden states that have waited, (batch, longest, all widths)."""
-        parts, self._parts, self.waiting = self._parts, [], (0,) * len(self.waiting)
-        if not parts:
-            shape = (len(self.waiting), 0, self._network.inputs)
-            return mx.zeros(shape, dtype=self._network.input_dtype)
-        states, counts = map(list, zip(*parts, strict=True))
-        joined = mx.concatenate(states, axis=1) if len(states) > 1 else states[0]
-        if all(min(n) == s.shape[1] for n, s in zip(counts[:-1], states, strict=False)):
-            return joined
-        # Close the gaps after the states of shorter rows.
-        begins = list(accumulate((s.shape[1] for s in states), initial=0))
-        places = [
-            [at for begin, n in zip(begins, row, strict=False) for at in range(begin, begin + n)]
-            for row in zip(*counts, strict=True)
-        ]
-        return mx.take_along_axis(joined, rectangle(places)[..., None], axis=1)
+        if any(self._own) or len(self._parts) != 1:
+            self._divide()
+            nothing = mx.zeros((1, 0, self._network.inputs), dtype=self._network.input_dtype)
+            rows = [mx.concatenate(own, axis=1) if own else nothing for own in self._own]
+            ends = [max(self.waiting) - states.shape[1] for states in rows]
+            padded = [mx.pad(s, [(0, 0), (0, n), (0, 0)]) for s, n in zip(rows, ends, strict=True)]
+            self._parts = [(mx.concatenate(padded), self.waiting)]
+        [(states, counts)] = self._parts
+        self._parts, self._own = [], [[] for _ in counts]
+        self.waiting = (0,) * len(counts)
+        return states
 
     def _advance(self, following: Sequence[Sequence[int]], drafted: Sequence[int] = ()) -> mx.array:
         """Begin a pass over these tokens of each row and the tokens `drafted` after them. The
