@@ -3,7 +3,6 @@ decoding steps. A round does no arithmetic of its own and blocks on the device o
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -80,7 +79,7 @@ class Group:
         worth: Chooses the draft length.
         watch: Times the stages of each round.
         chunk: Tokens per row and pass of the prefill; see `chunk_size`.
-        shorter: The most tokens of the next chunk, if these are fewer.
+        shorter: The most tokens of the next chunk; None for `chunk`.
         pace: Tokens per second of the newest chunk; 0 if that is not known.
         checkpoint: How many tokens before the end of the first row's prompt a chunk must end,
             because the state is cached there; 0 means nowhere.
@@ -93,7 +92,7 @@ class Group:
     worth: Worth
     watch: Stopwatch
     chunk: int = PREFILL_CHUNK
-    shorter: int = sys.maxsize
+    shorter: int | None = None
     pace: float = 0.0
     checkpoint: int = 0
     progress: Progress | None = None
@@ -166,7 +165,7 @@ class Group:
         if not self.begun:
             self._report()
             self.begun = True
-        rows, size = self.rows, min(self.chunk, self.shorter)
+        rows, size = self.rows, min(self.chunk, self.shorter or self.chunk)
         if len(rows[0].to_prefill) >= self.checkpoint > 0:
             size = min(size, len(rows[0].to_prefill) - self.checkpoint + 1)
         chunks = [row.to_prefill[:size] for row in rows]

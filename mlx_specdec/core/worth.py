@@ -128,11 +128,6 @@ class Acceptance:
         default = [[0.0] * LONGEST_DRAFT, [0.0] * LONGEST_DRAFT]
         self.counts = memory.entries.setdefault(f"acceptance {name}", default)
 
-    def fade(self) -> None:
-        """Let the verdicts lose the weight that CHOICE_INTERVAL rounds take."""
-        left = 1 - CHOICE_INTERVAL / REMEMBERED_ROUNDS
-        self.counts[:] = (np.array(self.counts) * left).tolist()
-
     def add(self, verified: int, accepted: int) -> None:
         """Count a draft. Tokens after the first rejected one were not verified."""
         for position in range(min(verified, accepted + 1, LONGEST_DRAFT)):
@@ -215,8 +210,6 @@ class Costs:
         n = np.append(lengths, [1, LONGEST_DRAFT])
         first = 1 + self._rise * n
         for name in self.timed.keys() - {""}:
-            if name in self.ratios and not any(weight for _, weight in self.timed[name]):
-                continue  # nothing was ever timed
             timed, weights = np.array(self.timed[name][1:]).T
             timed, weights = timed / self.plain[0], weights * self.known(name)
             ratio = np.append(timed, first[-2:])
@@ -329,9 +322,10 @@ class Worth:
         count = len(rows)
         size = self._newest = self.size(count)
         self._learned += 1
-        if self._learned % CHOICE_INTERVAL == 0:
+        if self._learned % CHOICE_INTERVAL == 0:  # verdicts lose some weight
+            left = 1 - CHOICE_INTERVAL / REMEMBERED_ROUNDS
             for acceptance in self._acceptance.values():
-                acceptance.fade()
+                acceptance.counts[:] = (np.array(acceptance.counts) * left).tolist()
         for step in steps:
             drafter = self._drafters.get(step.proposer, first)
             if step.drafted and not drafter.free:

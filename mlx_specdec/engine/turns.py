@@ -1,7 +1,6 @@
 """The share of the device that decoding keeps while prompts are prefilled."""
 
 import math
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -40,10 +39,11 @@ class Turns:
         """Record the seconds that a chunk took."""
         self._due = self._clock() + seconds * DECODING / (1 - DECODING)
 
-    def most_tokens(self, pace: float) -> int:
-        """Return the most tokens of the next chunk. pace: See `Group`."""
+    def most_tokens(self, pace: float) -> int | None:
+        """Return the most tokens of the next chunk, None if there is no limit. pace: See
+        `Group`."""
         if not pace or self._clock() - self._decoded > RECENT:
-            return sys.maxsize
+            return None
         return max(SHORTEST_CHUNK, int(CHUNK_SECONDS * pace))
 
     def may_prefill(self, *, wait: bool) -> bool:
