@@ -9,8 +9,8 @@ from weakref import WeakSet
 DECODING = 1 / 3
 """The share of the time that decoding gets while prompts are prefilled."""
 CHUNK_SECONDS, SHORTEST_CHUNK, RECENT = 2.0, 32, 60.0
-"""The seconds that a chunk may take if anything was decoded in the last RECENT seconds, since the
-next request may wait for its end; and the tokens that it has nevertheless. Each token takes longer
+"""If anything was decoded in the last RECENT seconds, a chunk may take CHUNK_SECONDS, because the
+next request may wait for its end. It has at least SHORTEST_CHUNK tokens. Each token takes longer
 the more tokens come before it."""
 
 

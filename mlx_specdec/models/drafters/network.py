@@ -222,7 +222,7 @@ class DrafterContext(RowsContext, ABC):
         self._network, self._entries = network, network.caches(rows)
         super().__init__(rows, self._entries)
         self.waiting = rows.lengths
-        # The hidden states that wait: those of each row, and the newest ones of all rows.
+        # Older waiting states are kept by row, and the newest ones by round.
         self._own: list[list[mx.array]] = [[] for _ in range(count)]
         self._parts: list[tuple[mx.array, Sequence[int]]] = []
         self._encoded: EncodedSources | None = None
@@ -331,8 +331,8 @@ class DrafterContext(RowsContext, ABC):
         return replace(super().snapshot(sequence), lag=1)
 
     def _divide(self) -> None:
-        """Copy the newest waiting states of each row, so that rows can join and leave for nothing,
-        and so that a row that leaves takes the memory of its states with it."""
+        """Copy the newest waiting states of each row. Rows can then join and leave without a copy,
+        and a row that leaves frees its states."""
         for row, own in enumerate(self._own):
             new = [hidden[row : row + 1, : n[row]] for hidden, n in self._parts if n[row]]
             if new:
