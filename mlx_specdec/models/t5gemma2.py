@@ -190,8 +190,8 @@ class T5Gemma2(Network):
 def _visible(
     window: int | None, mask: mx.array | None, length: int, first: int, last: int
 ) -> tuple[slice, Mask]:
-    """Return the positions to which rows first to last - 1 of an encoder layer attend, and the mask
-    of these positions.
+    """Return the positions that a part of the rows of an encoder layer attends to, and their mask.
+    The part begins with row `first` and ends before row `last`.
 
     Args:
         window: The number of positions that a row attends to; None for all. It reaches equally far

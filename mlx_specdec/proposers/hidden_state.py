@@ -29,7 +29,7 @@ look for them, the host waits for the draft, which costs more than to verify the
 @dataclass(eq=False)
 class HiddenStateDrafter(GroupProposer):
     """A proposer that drafts for all rows of a group in the passes that one row needs. Unless its
-    setup is eager, hidden states wait for the next draft. If there is none, they cost nothing."""
+    setup is eager, up to MOST_WAITING hidden states wait for the next draft."""
 
     network: DrafterNetwork
     setup: Setup = field(default_factory=Setup)

@@ -1,5 +1,5 @@
-"""Token ids of prompts, also for the middle of a text (FIM), files of prompts, and documents for
-lookup."""
+"""Makes token ids of prompts, also of prompts for the middle of a text (FIM). Reads files of
+prompts, and documents for lookup."""
 
 import json
 import operator

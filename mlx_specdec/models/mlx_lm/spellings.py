@@ -230,7 +230,7 @@ def _table() -> dict[str, dict[str, Any]]:
 
 def check_read(config: Part, arguments: type) -> None:
     """Raise CheckpointError if config.json sets a key that the network does not read to a value
-    that is not neutral. A window is no error: see `window`.
+    that is not neutral. Sliding windows are allowed; `window` deals with them.
 
     Args:
         arguments: The class of mlx-lm that holds the family's arguments."""

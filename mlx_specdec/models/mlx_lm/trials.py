@@ -202,7 +202,8 @@ def _states_apart(
     over these rows only.
 
     Returns:
-        The largest difference of an array, relative to its norm, and the widest dtype."""
+        The largest difference of any array, relative to the array's norm, and the widest dtype of
+        all arrays."""
     tokens = _random_tokens(model, seed)
     apart, dtypes = [], []
     enough = _layers_to_try(model, DecoderOnlyContext(model, make, 1))
