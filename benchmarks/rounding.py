@@ -2,10 +2,10 @@
 
     python benchmarks/rounding.py [--metal] [--prompts 40] [--tokens 100] [py-llama t5-enfr]
 
-Decodes the same requests plainly, with 3 draft tokens a round, as batches of 4 and from a prefix
-cache, with and without `Options.exact`, on this device. `--metal` computes in bfloat16 on a CPU, by
-kernels that round as Metal's do; see tests/support/simulated_metal.py. The prompts are the 30 of a
-file in prompts/, then the same ones cut at two thirds of their length.
+Decodes the same requests plainly, with 3 draft tokens a round, as batches of 4, from a prefix cache
+and in a busy server, with and without `Options.exact`, on this device. `--metal` computes in
+bfloat16 on a CPU, by kernels that round as Metal's do; see tests/support/simulated_metal.py. The
+prompts are the 30 of a file in prompts/, then the same ones cut at two thirds of their length.
 
 Prints one JSON line for each pair, temperature and mode: how many outputs differ from plain
 decoding alone, the tokens up to the first differences, how many differences 100,000 tokens have,
@@ -38,7 +38,10 @@ from mlx_specdec import (
     stream_generate,
 )
 from mlx_specdec.engine.pair import Pair
+from mlx_specdec.engine.request import encode
+from mlx_specdec.serve.engine import Engine
 from tests.support import simulated_metal
+from tests.support.serving import ask
 from tests.support.shipped import ROOT
 from tests.support.simulated_metal import off_cpu
 
@@ -100,6 +103,7 @@ def measured(pair: Pair, texts: Sequence[str], options: Options) -> Iterator[dic
         "batches": generate_many(pair, texts, plain_options, batch_size=4),
         "drafts in batches": generate_many(pair, texts, drafted_options, batch_size=4),
         "cached": [cached(text) for text in texts],
+        "served": served(pair, texts, drafted_options),
     }
     for way, results in ways.items():
         tokens, margins = 0, []
@@ -122,6 +126,20 @@ def measured(pair: Pair, texts: Sequence[str], options: Options) -> Iterator[dic
             "margins": sorted(f"{margin:.1e}" for margin in margins if margin is not None),
             "noise": f"{noise_of(pair, exact=options.exact):.1e}",
         }
+
+
+def served(pair: Pair, texts: Sequence[str], options: Options) -> list[Result]:
+    """Decode the prompts in a server, all at once, beside the same prompts with another seed and
+    without `Options.exact`."""
+    beside = replace(options, seed=options.seed + 1, exact=False)
+    engine = Engine(lambda: (pair, options), batch_size=4)
+    engine.ready.wait()
+    prompts = [encode(pair, text, options) for text in texts]
+    heard = [ask(engine, how, prompt)[1] for prompt in prompts for how in (options, beside)]
+    results = [listener.last().result for listener in heard[::2]]
+    engine.close()
+    engine.join(60)
+    return [result for result in results if result is not None]
 
 
 if __name__ == "__main__":

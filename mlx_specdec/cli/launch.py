@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import random
 import shlex
 import signal
 import socket
@@ -10,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -26,6 +27,9 @@ LOCAL = "127.0.0.1"
 SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
 MODEL_FLAGS = ("--model", "--model-name")
 PACKAGE = __name__.partition(".")[0]
+PORTS = range(20_000, 30_000)
+"""Ports of the ranks on this machine. Linux and macOS give ports above these to connections and to
+servers that ask for any port, so that no program takes one before the ranks listen."""
 
 
 class Machines(Flags, panel="Machines"):
@@ -82,8 +86,7 @@ def mlx_launch(machines: Machines, status: Path) -> list[str]:
     if machines.hosts is None:
         where = ["-n", str(machines.n)]
         if machines.backend == "ring":
-            with socket.create_server((LOCAL, 0)) as free:
-                where += ["--starting-port", str(free.getsockname()[1])]
+            where += ["--starting-port", str(_free_ports(len(hosts_of(machines))))]
     else:
         where = ["--hostfile" if os.path.isfile(machines.hosts) else "--hosts", machines.hosts]
     words = machines.words
@@ -96,6 +99,16 @@ def mlx_launch(machines: Machines, status: Path) -> list[str]:
         *(word for variable in variables for word in ("--env", variable)),
         *("--", sys.executable, "-m", PACKAGE, words[0], *added, *words[1:]),
     ]
+
+
+def _free_ports(count: int) -> int:
+    """Return the first of `count` adjacent ports that nobody uses."""
+    while True:
+        first = random.choice(PORTS)
+        with ExitStack() as held, suppress(OSError):
+            for port in range(first, first + count):
+                held.enter_context(socket.create_server((LOCAL, port)))
+            return first
 
 
 def hosts_of(machines: Machines) -> list[str]:

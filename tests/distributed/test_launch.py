@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -80,6 +81,16 @@ def test_what_a_machine_lacks_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path:
         answer(monkeypatch, code, out)
         assert launching._missing("b", WORDS) == message
     assert launching._missing(launching.LOCAL, WORDS) == []
+
+
+def test_ranks_here_listen_at_adjacent_ports_that_are_free(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    first = launching._free_ports(4)
+    monkeypatch.setattr(launching, "PORTS", range(first, first + 3))
+    with socket.create_server((launching.LOCAL, first + 1)):
+        words = mlx_launch(machines(n=2), tmp_path / "status")
+    assert words[words.index("--starting-port") + 1] == str(first + 2)
 
 
 WAITS = "import time; print('waits', flush=True); time.sleep(30)"
