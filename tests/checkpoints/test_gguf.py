@@ -1,5 +1,6 @@
-"""GGUF: rules of vocabularies, and how often blocks are decoded."""
+"""GGUF: rules of vocabularies, and how often blocks are decoded and in how much memory."""
 
+import tracemalloc
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 
 from mlx_specdec import convert
-from mlx_specdec.checkpoints.formats.gguf_blocks import BlockType
+from mlx_specdec.checkpoints.formats.gguf_blocks import TYPES, BlockType
 from mlx_specdec.checkpoints.formats.vocabularies import SPLIT_RULES
 from mlx_specdec.checkpoints.source import as_directory
 from mlx_specdec.conversion import convert as conversion
@@ -47,3 +48,14 @@ def test_each_matrix_is_decoded_once(
     with as_directory(source) as directory:
         load_model(directory)
     assert sum(count > 1 for count in Counter(decoded).values()) == compared < len(decoded)
+
+
+@pytest.mark.parametrize("name", ["Q4_K", "Q6_K"])
+def test_decoding_takes_little_more_memory_than_its_result(name: str) -> None:
+    raw = np.zeros((1024, 64 * TYPES[name].nbytes), np.uint8)
+    TYPES[name].decode(raw[:1])  # imports what it needs
+    tracemalloc.start()
+    parts, _ = TYPES[name].decode(raw)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1.25 * sum(part.nbytes for part in parts.values())

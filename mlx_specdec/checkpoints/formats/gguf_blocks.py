@@ -108,15 +108,22 @@ class BlockType:
             joining of groups, relative to the larger of their scales.
         """
         blocks, chunk = raw.reshape(-1, self.nbytes), CHUNK_BYTES // self.nbytes
+        arrays: list[Array] = []
+        largest = 0.0
         # Infinite and NaN values are refused later by the code that reads weights.
         with np.errstate(all="ignore"):
-            decoded = [self._decode(blocks[i : i + chunk]) for i in range(0, len(blocks), chunk)]
-        *parts, changes = zip(*decoded, strict=True)
-        arrays = (np.concatenate(part).reshape(*raw.shape[:-1], -1) for part in parts)
-        return dict(zip(ALL_PARTS, arrays, strict=True)), max(changes)
+            for begin in range(0, len(blocks), chunk):
+                parts, change = self._decode(blocks[begin : begin + chunk])
+                if not arrays:
+                    arrays = [np.empty((len(blocks), part.shape[1]), part.dtype) for part in parts]
+                for array, part in zip(arrays, parts, strict=True):
+                    array[begin : begin + chunk] = part
+                largest = max(largest, change)
+        shaped = (array.reshape(*raw.shape[:-1], -1) for array in arrays)
+        return dict(zip(ALL_PARTS, shaped, strict=True)), largest
 
-    def _decode(self, blocks: Array) -> tuple[Array, Array, Array, float]:
-        """Return the parts of some blocks as vectors, and the largest change."""
+    def _decode(self, blocks: Array) -> tuple[list[Array], float]:
+        """Return the parts of some blocks, each with a row for a block, and the largest change."""
         scale, bias = self._groups(blocks)
         stored = self._common(scale, bias) if self.finer else (scale, bias)
         scales, biases = (array.astype(np.float16).reshape(-1) for array in stored)
@@ -124,7 +131,8 @@ class BlockType:
         if self.finer:
             rounded = (array.astype(np.float32) for array in (scales, biases))
             integers, change = self._finer(integers, scale, bias, *rounded)
-        return _packed(integers, self.bits).view(np.uint32), scales, biases, change
+        parts = (_packed(integers, self.bits).view(np.uint32), scales, biases)
+        return [part.reshape(len(blocks), -1) for part in parts], change
 
     def _groups(self, blocks: Array) -> tuple[Array, Array]:
         """Return the scales and biases of the groups in the file, float32, shape (blocks,
