@@ -62,7 +62,9 @@ class Files(Flags, panel="Batch"):
     strict: bool = flag(
         "Stop at the first line without a completion, instead of writing its error."
     )
-    overwrite: bool = flag("Replace an existing output, and the results of an unfinished run.")
+    overwrite: bool = flag(
+        "Replace an existing output, and the results of an unfinished run with other settings."
+    )
     quiet: bool = flag("Print no statistics, no progress and no notes.")
 
 

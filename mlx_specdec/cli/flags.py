@@ -273,7 +273,8 @@ class ModelSampling(Decoding):
     )
     greedy: bool = flag("Decode greedily, whatever the model's generation_config.json recommends.")
     repetition_penalty: float | None = flag(
-        "The penalty factor for tokens of the prompt and the completion; 1 is off.",
+        "The penalty factor for tokens of the completion and the prompt; the source of an "
+        "encoder-decoder does not count. 1 is off.",
         show_default="the model's own, or 1",
     )
     xtc_probability: float = flag(

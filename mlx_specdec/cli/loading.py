@@ -64,7 +64,7 @@ class Sources(Flags, panel="Model"):
     )
     expand_weights: bool | None = flag(
         "Dequantize a model's weights on load if they are quantized.",
-        show_default="on a CPU, up to a quarter of the memory for each model",
+        show_default="on a CPU with --dtype auto, up to a quarter of the memory for each model",
     )
 
     def begin(self) -> Self:
@@ -185,7 +185,7 @@ class TextFlags(ModelSampling, Models, panel="Drafting"):
     )
     ngram_min: int | None = flag(
         "The shortest match, in tokens, after which lookup drafts.",
-        show_default="2, or 4 before another drafter",
+        show_default="2; 4 before another drafter, without --lookup-file",
     )
     lookup_file: list[Path] | None = flag(
         "A text file that lookup also searches; the flag may be repeated.",

@@ -65,7 +65,7 @@ def read_prompts(file: Path, limit: int | None = None) -> list[Prompt]:
     PromptError."""
     lines = read_lines(file, limit)
     if not lines:
-        raise PromptError(f"{file} has no prompts, and so nothing to train on: write one a line")
+        raise PromptError(f"{file} has no prompts: write one a line")
     return [
         Prompt((line,)) if isinstance(line, str) else _from_object(line, where)
         for where, line in lines
