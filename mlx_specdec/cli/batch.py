@@ -59,9 +59,7 @@ class Files(Flags, panel="Batch"):
         metavar="N|auto",
     )
     text: bool = flag("Write only the completions, one a line, with \\n for line breaks.")
-    strict: bool = flag(
-        "Stop at the first line without a completion, instead of writing its error."
-    )
+    strict: bool = flag("Stop at the first line that fails, instead of writing its error.")
     overwrite: bool = flag(
         "Replace an existing output, and the results of an unfinished run with other settings."
     )

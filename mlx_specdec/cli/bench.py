@@ -19,7 +19,7 @@ LENGTHS = "1,2,3,5,8,auto"
 
 class Measuring(Flags, panel="Measuring"):
     prompts: Path | None = flag(
-        'A file with one prompt a line, or JSON lines with "prompt" or "turns" and "category".',
+        'A file with one prompt a line, or JSON lines with "prompt" or "turns", a list.',
         argument=True,
         metavar="PROMPTS",
     )
@@ -29,11 +29,11 @@ class Measuring(Flags, panel="Measuring"):
         autocompletion=proposers,
     )
     num_draft: str | None = flag(
-        "The draft lengths to measure, separated by commas; with --batch-size one.",
+        "The draft lengths to measure, separated by commas; only one if --batch-size is given.",
         None,
         "--num-draft-tokens",
         metavar="N,...,auto",
-        show_default=f"{LENGTHS}; with --batch-size auto",
+        show_default=f"{LENGTHS}; if --batch-size is given, auto",
     )
     batch_size: str | None = flag(
         "Measure the throughput over the complete file at these batch sizes, which are separated "

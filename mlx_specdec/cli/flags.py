@@ -203,7 +203,7 @@ class PromptSettings(Flags, panel="Prompt"):
         metavar="JSON",
     )
     target_lang: str | None = flag(
-        "The target language, as a code that the model knows.", metavar="CODE"
+        "The language to translate into, by the model's own code, such as fra_Latn.", metavar="CODE"
     )
     source_lang: str | None = flag(
         "The language of the prompt, if a translation model needs it.", metavar="CODE"
@@ -217,20 +217,24 @@ class PromptSettings(Flags, panel="Prompt"):
 class RuleFlags(Flags, panel="Verification"):
     rule: Literal["coupled", "token", "block", "typical"] | None = flag(
         "The rule by which draft tokens are accepted. With coupled, completions are the same as in "
-        "plain decoding. Token and block keep the distribution. Typical is lossy.",
+        "plain decoding. Token and block keep the distribution, but not the completion of a seed; "
+        "block accepts more. Typical is lossy.",
         show_default="coupled",
     )
     exact: bool = flag(
-        "Keep the output equal to plain decoding where kernels round one row and several rows "
-        "differently. A round then has at most 4 draft tokens, a pass has one prompt, and only "
-        "whole chunks of prompts are cached."
+        "Keep the completion equal to plain decoding's even if this machine rounds passes of one "
+        "token and of several tokens differently. A round then has at most 4 draft tokens, and a "
+        "pass one prompt. Some models are refused."
     )
 
 
 class Decoding(RuleFlags, PromptSettings, panel="Sampling"):
     """The flags of a completion that `bench` has too."""
 
-    no_cost_cache: bool = flag("Neither use nor save measured costs of rounds.", panel="Drafting")
+    no_cost_cache: bool = flag(
+        "Neither use nor save what earlier runs measured: costs of rounds, and acceptance.",
+        panel="Drafting",
+    )
     max_tokens: int = flag("The largest number of tokens to generate.", 100, "-m")
     seed: int = flag("The seed, which decides the completion above temperature 0.", 0)
     temperature: float | None = flag(
@@ -269,7 +273,10 @@ class ModelSampling(Decoding):
     that were not given."""
 
     delta: float = flag(
-        "The lenience from 0 to 1. Completions are lossy above 0.", 0.0, panel="Verification"
+        "How much more of the draft tokens the rule token accepts, from 0 to 1, where all are "
+        "accepted. Completions are lossy above 0.",
+        0.0,
+        panel="Verification",
     )
     greedy: bool = flag("Decode greedily, whatever the model's generation_config.json recommends.")
     repetition_penalty: float | None = flag(

@@ -63,8 +63,9 @@ class Sources(Flags, panel="Model"):
         "Quantize the draft to this many bits on load.", None, "--draft-bits"
     )
     expand_weights: bool | None = flag(
-        "Dequantize a model's weights on load if they are quantized.",
-        show_default="on a CPU with --dtype auto, up to a quarter of the memory for each model",
+        "Dequantize quantized weights on load, which is faster on a CPU and takes more memory.",
+        show_default="on a CPU with --dtype auto, if a model then takes a quarter of the memory "
+        "at most",
     )
 
     def begin(self) -> Self:
@@ -142,8 +143,8 @@ class Models(Sources):
 
 class MemoryFlags(Flags, panel="Model"):
     memory_budget: str | None = flag(
-        "The memory for all completions together, such as 8GB. It includes weights only if serve "
-        "has several models. Completions that do not fit wait.",
+        "The memory for all completions together, such as 8GB. If serve has several models, it "
+        "includes their weights. Completions that do not fit wait.",
         metavar="SIZE",
         show_default="what the machine has left",
     )
@@ -175,7 +176,7 @@ class TextFlags(ModelSampling, Models, panel="Drafting"):
         "auto (lookup first, then one of the others), or none.",
         metavar="NAME",
         autocompletion=proposers,
-        show_default="auto; if --num-draft is a number, lookup only if nothing else drafts",
+        show_default="auto; if --num-draft is a number and something else drafts, without lookup",
     )
     num_draft: str = flag(
         "The number of draft tokens in a round; auto learns it on this machine.",
@@ -185,7 +186,7 @@ class TextFlags(ModelSampling, Models, panel="Drafting"):
     )
     ngram_min: int | None = flag(
         "The shortest match, in tokens, after which lookup drafts.",
-        show_default="2; 4 before another drafter, without --lookup-file",
+        show_default="2; 4 if there is another drafter and no --lookup-file",
     )
     lookup_file: list[Path] | None = flag(
         "A text file that lookup also searches; the flag may be repeated.",

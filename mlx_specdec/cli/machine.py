@@ -294,7 +294,7 @@ class Estimated(Sources):
 
 @command("mlx-specdec estimate --model Qwen/Qwen3-8B --draft-model auto --q-bits 4")
 def estimate(sources: Estimated, output: Json) -> None:
-    """Predict what a pair takes and gains before a download.
+    """Predict a pair's memory and speedup before its download.
 
     Only config.json and the headers of the weights are read."""
     model, draft_model = sources.named()

@@ -47,7 +47,7 @@ class ServerFlags(Flags, panel="Server"):
     port: int = flag("The port to listen on; 0 takes a free one.", 8080)
     api_key: list[str] | None = flag(
         "A key that clients have to send, as a bearer token or in x-api-key; the flag may be "
-        "repeated. Nothing is drafted from what another key's requests have written.",
+        "repeated. Lookup never drafts from texts of another key.",
         envvar="MLX_SPECDEC_API_KEY",
         show_envvar=True,
     )
@@ -104,7 +104,7 @@ class OneModel(MemoryFlags, TextFlags, panel="Server"):
         show_default="by the chat template",
     )
     thinking_budget: int | None = flag(
-        "The largest number of tokens of thoughts of an answer whose request names none.",
+        "The largest number of tokens of thoughts, if a request sets none.",
         metavar="TOKENS",
         show_default="no limit",
         min=0,
@@ -123,8 +123,8 @@ class Requests(OneModel, panel="Model"):
         show_default="the shipped translator",
     )
     models_preset: Path | None = flag(
-        "A TOML file with a table for each model, by the name that requests select it by. A table "
-        "has flags of this command without dashes, such as draft-model, and aliases, a list.",
+        "A TOML file with a table for each model, whose title is the name in requests. A table has "
+        "model, flags of this model without -- (such as draft-model), and aliases, a list.",
         metavar="FILE",
         exists=True,
         dir_okay=False,
@@ -167,7 +167,7 @@ class Requests(OneModel, panel="Model"):
     "mlx-specdec serve --model weights/py-llama --model weights/t5-enfr",
 )
 def serve(server: ServerFlags, flags: Requests) -> None:
-    """Serve models over HTTP to OpenAI's and other clients.
+    """Serve models with the APIs of OpenAI, Anthropic and others.
 
     Without --model it is the shipped translator, from English to French. A request's text depends
     on its prompt, its settings and its seed alone, whatever else is served at the same time.

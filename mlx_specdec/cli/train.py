@@ -30,23 +30,16 @@ class TrainingFlags(Flags, panel="Training"):
     )
     dtype: Dtype = flag(DTYPE, "auto", panel="Model")
     data: Path = flag(
-        'A file with one prompt a line, or JSON lines with "prompt" and maybe "target".',
+        'A file with one prompt a line, or JSON lines with "prompt", and with "target", its '
+        "completion, for --no-self-distill.",
         REQUIRED,
         metavar="FILE",
     )
     no_self_distill: bool = flag("Train on the data, instead of completions by the model.")
     samples: int = flag("The largest number of texts to learn from.", DISTILLING.samples)
-    length: int = flag("The number of tokens of a text.", DISTILLING.length)
+    length: int = flag("The largest number of tokens of a text.", DISTILLING.length)
     output: Path | None = flag(
         "The directory to write to.", show_default="weights/NAME-medusa, -distilled or -dspark"
-    )
-    layers: int | None = flag(
-        "The number of layers: of residual ones in a head (1), of the target's own that a draft "
-        "begins with, or of new ones in a dspark."
-    )
-    batch: int | None = flag(
-        "The number of hidden states (heads) or texts in one step.",
-        show_default=f"heads {FITTING.batch}, draft {DISTILLING.batch}, dspark {DRAFTING.batch}",
     )
     epochs: int = flag("The largest number of passes over the data.", FITTING.epochs)
     learning_rate: float | None = flag(
@@ -66,6 +59,8 @@ class TrainingFlags(Flags, panel="Training"):
 
 
 class Heads(TrainingFlags, panel="Heads"):
+    layers: int = flag("The number of residual layers in each head.", FITTING.layers)
+    batch: int = flag("The number of hidden states in one step.", FITTING.batch)
     heads: int = flag("The number of heads. Each head drafts one token.", FITTING.heads)
     own_output: bool = flag(
         "Train an output layer for each head, which is better and larger.", FITTING.own_output
@@ -76,7 +71,15 @@ class Draft(TrainingFlags, panel="Draft"):
     kind: Literal["draft", "dspark"] = flag(
         "Train a draft model (draft), or a drafter on the target's hidden states (dspark).", "draft"
     )
-    draft_model: str | None = flag("The draft model to begin with, instead of layers.")
+    layers: int | None = flag(
+        "The number of the target's layers, evenly spaced, that a new draft begins with; or the "
+        "number of new layers in a dspark.",
+        show_default="for a dspark, about a quarter of the target's",
+    )
+    draft_model: str | None = flag(
+        "An existing draft to train further. A draft needs either this or --layers."
+    )
+    batch: int = flag("The number of texts in one step.", DISTILLING.batch)
     num_draft: int = flag(
         "The number of tokens that a dspark learns to draft at once.", DRAFTING.num_draft
     )

@@ -16,7 +16,7 @@ from .fields import Body, Boolean, Fields, Kinds, Object, Several, parts_of
 from .internal import Chat, Limit, Sampled, ToolChoice, Tools, Wanted
 from .problems import Problem
 from .requests import CompletionBody, LoadedModel, Prepared
-from .service import Choice, Payload, Writer, post
+from .service import Choice, Payload, Writer, post, streamed
 from .shared_bodies import Content, ContentPart, Formatted, Function, Parameters, Role, Thoughtful
 
 ANTHROPIC_ERRORS = {404: "not_found_error", 413: "request_too_large"}
@@ -237,5 +237,12 @@ def count(model: LoadedModel, body: CountRequest) -> Payload:
 
 
 # Routes.
-post(router, "/messages", MessagesRequest, MessagesWriter, "Answers Anthropic's clients")
+post(
+    router,
+    "/messages",
+    MessagesRequest,
+    MessagesWriter,
+    "Answers Anthropic's clients",
+    streamed(MessagesWriter),
+)
 post(router, "/messages/count_tokens", CountRequest, count, "Counts the prompt's tokens")

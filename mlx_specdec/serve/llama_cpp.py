@@ -18,7 +18,7 @@ from .openai import Conversation, Messages
 from .problems import busy, invalid
 from .registry import Registry, ServedModel
 from .requests import CompletionBody, LoadedModel, Prepared
-from .service import FINGERPRINT, Choice, Payload, Writer, loaded_of, post, registry_of
+from .service import FINGERPRINT, Choice, Payload, Writer, loaded_of, post, registry_of, streamed
 
 STOPPED = {"eos": "eos", "stop": "word"}
 router = APIRouter()
@@ -118,7 +118,7 @@ def detokenize(model: LoadedModel, body: DetokenizeRequest) -> Payload:
 
 
 # Routes.
-post(router, "/infill", InfillRequest, InfillWriter, "Fills in a text")
+post(router, "/infill", InfillRequest, InfillWriter, "Fills in a text", streamed(InfillWriter))
 post(router, "/tokenize", TokenizeRequest, tokenize, "Tokenizes a text or a chat")
 post(router, "/apply-template", Conversation, apply_template, "Writes a chat's prompt")
 post(router, "/detokenize", DetokenizeRequest, detokenize, "Returns the text of token ids")

@@ -24,7 +24,7 @@ from .openai import embedding_task
 from .problems import Problem, invalid
 from .registry import Registry, ServedModel
 from .requests import CompletionBody, LoadedModel, Prepared
-from .service import Choice, Payload, Writer, post, registry_of, respond
+from .service import Choice, Payload, Writer, post, registry_of, respond, streamed
 from .shared_bodies import ChatMessage, Function, Thoughtful
 
 VERSION = "0.12.6"
@@ -218,12 +218,18 @@ async def _answered(http: Request, body: WritingRequest, *, empty: bool) -> Resp
     return await respond(http, body, lambda model, _: {"model": model.name, **loaded})
 
 
-@router.post("/chat", summary="Answers messages of ollama's clients")
+@router.post(
+    "/chat", summary="Answers messages of ollama's clients", responses=streamed(OllamaWriter)
+)
 async def chat(body: OllamaChatRequest, http: Request) -> Response:
     return await _answered(http, body, empty=not body.messages)
 
 
-@router.post("/generate", summary="Answers a prompt of ollama's clients")
+@router.post(
+    "/generate",
+    summary="Answers a prompt of ollama's clients",
+    responses=streamed(OllamaWriter),
+)
 async def generate(body: OllamaGenerateRequest, http: Request) -> Response:
     """Answer a prompt, or continue a text."""
     return await _answered(http, body, empty=not (body.prompt or body.suffix))

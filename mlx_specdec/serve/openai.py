@@ -26,7 +26,7 @@ from .fields import Body, Boolean, Fields, Ids, Refused, Several, Written, eithe
 from .internal import Chat, Count, Limit, Sampled, Wanted
 from .problems import invalid, too_long
 from .requests import CompletionBody, LoadedModel, Prepared
-from .service import FINGERPRINT, LEAST_LOGPROB, Choice, Payload, Writer, post
+from .service import FINGERPRINT, LEAST_LOGPROB, Choice, Payload, Writer, post, streamed
 from .shared_bodies import ChatMessage, Constrained, Content, Function, ToolChoosing
 
 TopLogprobs = Annotated[int, Field(ge=0, le=20), number]
@@ -428,6 +428,6 @@ def embedding_task(
 
 
 # Routes.
-post(router, "/chat/completions", ChatRequest, ChatWriter, "Answers messages")
-post(router, "/completions", TextRequest, TextWriter, "Continues a text")
+post(router, "/chat/completions", ChatRequest, ChatWriter, "Answers messages", streamed(ChatWriter))
+post(router, "/completions", TextRequest, TextWriter, "Continues a text", streamed(TextWriter))
 post(router, "/embeddings", EmbeddingsRequest, embedded, "Embeds texts")

@@ -18,7 +18,7 @@ from .fields import Body, Boolean, Kinds, Object, Refused, Several, Typed, eithe
 from .internal import Chat, Limit, Sampled, Wanted
 from .problems import Problem
 from .requests import CompletionBody, LoadedModel, Prepared
-from .service import Choice, Payload, Writer, post, registry_of
+from .service import Choice, Payload, Writer, post, registry_of, streamed
 from .shared_bodies import Constrained, Content, ContentPart, Formatted, Function, ToolChoosing
 from .stored import StoredConversation
 
@@ -373,7 +373,14 @@ def count(model: LoadedModel, body: InputTokensRequest) -> Payload:
 
 
 # Routes.
-post(router, "/responses", ResponsesRequest, ResponsesWriter, "Answers items")
+post(
+    router,
+    "/responses",
+    ResponsesRequest,
+    ResponsesWriter,
+    "Answers items",
+    streamed(ResponsesWriter),
+)
 post(router, "/responses/input_tokens", InputTokensRequest, count, "Counts the tokens")
 STORED = f"/responses/{ID_PREFIX}{{id}}"
 

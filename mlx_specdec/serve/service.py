@@ -219,13 +219,26 @@ def loaded_of(http: Request) -> LoadedModel:
     return registry.loaded(registry.find(http.query_params.get("model")))
 
 
-def post(router: APIRouter, path: str, kind: type[Body], make: Make[Any], summary: str) -> None:
+def streamed(writer: type[Writer]) -> dict[int | str, dict[str, Any]]:
+    """Return what the OpenAPI document says of a writer's streams, besides complete answers."""
+    return {200: {"content": {writer.media: {}}}}
+
+
+def post(
+    router: APIRouter,
+    path: str,
+    kind: type[Body],
+    make: Make[Any],
+    summary: str,
+    responses: dict[int | str, dict[str, Any]] | None = None,
+) -> None:
     """Add a route for POST requests.
 
     Args:
         kind: The model of the bodies.
         make: See `respond`.
         summary: What the route does, for the OpenAPI document.
+        responses: Its answers besides JSON, for the document.
     """
 
     async def answered(body: kind, http: Request) -> Response:  # type: ignore[valid-type]
@@ -233,7 +246,7 @@ def post(router: APIRouter, path: str, kind: type[Body], make: Make[Any], summar
 
     # The module of a route decides how its errors are written.
     answered.__module__ = make.__module__
-    router.post(path, summary=summary)(answered)
+    router.post(path, summary=summary, responses=responses)(answered)
 
 
 async def respond(http: Request, body: Sent, make: Make[Sent]) -> Response:

@@ -16,7 +16,7 @@ from .fields import Boolean, Fields, Object, Refused, Written
 from .internal import ConstraintKind, Count, Limit, Sampled, TextConstraint, Wanted
 from .problems import Problem, invalid
 from .requests import CompletionBody, LoadedModel, Prepared
-from .service import LEAST_LOGPROB, Choice, Payload, Writer, loaded_of, post, respond
+from .service import LEAST_LOGPROB, Choice, Payload, Writer, loaded_of, post, respond, streamed
 
 TGI_REASONS = {"eos": "eos_token", "stop": "stop_sequence"}
 """TGI's names of finish reasons. All other reasons are "length"."""
@@ -149,11 +149,22 @@ class TgiListWriter(TgiWriter):
 
 
 # Routes.
-post(router, "/", GenerateRequest, TgiListWriter, "Answers TGI's clients, also in a stream")
+post(
+    router,
+    "/",
+    GenerateRequest,
+    TgiListWriter,
+    "Answers TGI's clients, also in a stream",
+    streamed(TgiListWriter),
+)
 
 
 @router.post("/generate", summary="Answers TGI's clients")
-@router.post("/generate_stream", summary="Streams the answer to TGI's clients")
+@router.post(
+    "/generate_stream",
+    summary="Streams the answer to TGI's clients",
+    responses=streamed(TgiWriter),
+)
 async def generate(body: GenerateRequest, http: Request) -> Response:
     """Continue a text."""
     body.stream = http.scope["path"] == "/generate_stream"

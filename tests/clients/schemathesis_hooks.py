@@ -28,7 +28,6 @@ FITTING = {
         {"$ref": f"#/components/schemas/{name}", "components": {"schemas": SCHEMAS}}
     )
     for name in SCHEMAS
-    if name.endswith("Request")
 }
 
 

@@ -65,6 +65,12 @@ def test_what_is_described_is_there(several: Several) -> None:
     assert fields["n"]["anyOf"][0] == {"type": "integer", "minimum": 1}
     assert schemas["Speculative"]["additionalProperties"] is False
     assert "prompt" in schemas["TextRequest"]["required"]
+    for path, media in (
+        ("/v1/completions", "text/event-stream"),
+        ("/api/chat", "application/x-ndjson"),
+    ):
+        described = answer["paths"][path]["post"]["responses"]["200"]["content"]
+        assert described.keys() == {"application/json", media}
 
 
 def test_every_answer_has_an_id_and_errors_say_what_to_do(several: Several) -> None:

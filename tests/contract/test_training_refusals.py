@@ -36,8 +36,8 @@ LAYER = ("--layers", 1)
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (b"", "nothing to train on"),
-        (b" \n\n", "nothing to train on"),
+        (b"", "has no prompts: write one a line"),
+        (b" \n\n", "has no prompts: write one a line"),
         (b"only one\n", "fewer than two texts"),
         (b"\xff\xfe\x00", "is not UTF-8"),
         (b'{"prompt": "a"}\nb', "line 2 of texts is not JSON"),
