@@ -19,6 +19,7 @@ TEMPLATES = {
     "center": "{{ 'a' | center(10000000000) }}",
     "method": "{{ 'a'.ljust(10 ** 10) }}",
     "indent": "{{ 'a\nb' | indent(10 ** 9) }}",
+    "tabs": "{{ '\t'.expandtabs(10 ** 9) }}",
     "format": "{{ '%10000000000d' | format(1) }}",
     "percent": "{{ '%*d' % (10 ** 10, 1) }}",
     "str.format": "{{ '{:>10000000000}'.format(1) }}",
