@@ -288,7 +288,9 @@ class ModelSampling(Decoding):
         "The share of positions at which XTC excludes the top choices; 0 turns XTC off.", 0.0
     )
     xtc_threshold: float = flag(
-        "The probability above which XTC excludes tokens, except for the least likely of them.", 0.1
+        "The probability above which XTC excludes all tokens but the least likely of them, line "
+        "ends and ends of completions.",
+        0.1,
     )
     presence_penalty: float = flag(
         "The amount to subtract from the logits of tokens that the completion has.", 0.0

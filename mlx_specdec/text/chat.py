@@ -39,7 +39,9 @@ MOST_WIDTH = 1 << 12
 """Limit of the width of padding, and of the bits of an integer."""
 _DEADLINE = " deadline"
 """A variable that no template can name: the thread's processor time at which rendering ends."""
-_PADDING = frozenset("batch center expandtabs indent ljust rjust slice tojson zfill".split())
+_PADDING = {
+    *("batch", "center", "expandtabs", "indent", "ljust", "rjust", "slice", "tojson", "zfill"),
+}
 """Filters and methods of texts whose integer arguments are widths."""
 _FIELD = re.compile(r"%%|%(?:\(.*?\))?[-+ #.*\d]*")
 """A field of a form for the operator %, without its letter."""
