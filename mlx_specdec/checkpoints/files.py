@@ -128,15 +128,28 @@ def read_config(directory: Path) -> dict[str, Any]:
 
 
 def whole_number(
-    config: Mapping[str, Any], name: str, default: int | None = None, most: int = LARGEST_EXTENT
+    config: Mapping[str, Any],
+    name: str,
+    default: int | None = None,
+    most: int = LARGEST_EXTENT,
+    least: int = 1,
 ) -> int:
-    """Return a size in config.json. Raises CheckpointError unless it is from 1 to `most`."""
+    """Return a size or, if `least` is 0, a token id in config.json. Raises CheckpointError unless
+    it is from `least` to `most`."""
     value = config.get(name)
     value = default if value is None else value
-    if type(value) is not int or not 1 <= value <= most:
+    if type(value) is not int or not least <= value <= most:
         raise CheckpointError(
-            f"config.json has {name} {value!a:.40}: need a whole number from 1 to {most}"
+            f"config.json has {name} {value!a:.40}: need a whole number from {least} to {most}"
         )
+    return value
+
+
+def fraction(config: Mapping[str, Any], name: str, default: float) -> float:
+    """Return a number in config.json. Raises CheckpointError unless it is from 0 to 1."""
+    value = config.get(name) or default
+    if not isinstance(value, int | float) or not 0 <= value <= 1:
+        raise CheckpointError(f"config.json has {name} {value!a:.40}: need a number from 0 to 1")
     return value
 
 

@@ -110,7 +110,10 @@ def stored_quantization(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
         bits, group_size = part.get("bits"), part.get("group_size")
         how = Quantization(bits, group_size, part.get("mode") or "affine")  # type: ignore[arg-type]
         if not is_known(how):
-            raise CheckpointError(f"MLX has no {bits!a:.20} bits in groups of {group_size!a:.20}")
+            raise CheckpointError(
+                f"config.json has a quantization of {bits!a:.20} bits in groups of "
+                f"{group_size!a:.20}, which MLX lacks"
+            )
     return entry
 
 

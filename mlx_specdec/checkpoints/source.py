@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
 
-from ..errors import CheckpointError, OutputError, SourceError
+from ..errors import CheckpointError, OptionError, OutputError, SourceError
 from .disk import check_directory
 from .shards import find, format_of
 from .stored_models import OTHER_PROGRAMS, ROOT, SHIPPED, find_elsewhere
@@ -161,10 +161,10 @@ def as_directory(source: Path) -> Iterator[Path]:
             ) from problem
         try:
             yield made
-        except CheckpointError as problem:
+        except (CheckpointError, OptionError) as problem:
             # The user does not know the temporary directory.
             message = str(problem).replace(str(made), str(source))
-            raise CheckpointError(message) from problem.__cause__
+            raise type(problem)(message) from problem.__cause__
 
 
 def temporary_directory() -> tempfile.TemporaryDirectory[str]:

@@ -273,8 +273,8 @@ class ModelSampling(Decoding):
     that were not given."""
 
     delta: float = flag(
-        "How much more of the draft tokens the rule token accepts, from 0 to 1, where all are "
-        "accepted. Completions are lossy above 0.",
+        "How much more of the draft tokens the rule token accepts, from 0 to 1. Completions are "
+        "lossy above 0.",
         0.0,
         panel="Verification",
     )

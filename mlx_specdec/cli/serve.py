@@ -89,7 +89,9 @@ class OneModel(MemoryFlags, TextFlags, panel="Server"):
     """The settings of one model, and flags that change the completions of requests to it."""
 
     max_tokens: int = flag(
-        "The largest number of tokens of an answer whose request names none.", 512, "-m"
+        "The largest number of tokens of an answer, if a chat or a completion names none.",
+        512,
+        "-m",
     )
     seed: int | None = flag("The seed of requests that name none.", show_default="random")  # type: ignore[assignment]
     max_model_len: int | None = flag(

@@ -100,8 +100,8 @@ class BartConfig:
         layers.check_activation("activation_function", self.activation)
         self.max_length = whole_number(config, "max_position_embeddings", 1024)
         self.scales: bool = stated["scale_embedding"]
-        self.pad: int = stated["pad_token_id"]
-        self.end: int = stated["eos_token_id"]
+        self.pad = whole_number(stated, "pad_token_id", least=0)
+        self.end = whole_number(stated, "eos_token_id", least=0)
         begin = self.end if first is None else first, forced
         self.start: tuple[int, ...] = tuple(id for id in begin if id is not None)
         self.needs_language = translates and forced is None and first in (None, self.end)

@@ -13,7 +13,7 @@ import numpy as np
 from mlx.nn.layers.distributed import shard_inplace
 
 from ..checkpoints import files
-from ..checkpoints.files import LM_HEAD, whole_number
+from ..checkpoints.files import LM_HEAD, fraction, whole_number
 from ..checkpoints.tensors import MOST_LAYERS
 from ..text.tokenizer import Tokenizer
 from .distributed.sharding import check_even, shard_inputs
@@ -58,17 +58,17 @@ class T5Config:
         self.num_decoder_layers = whole_number(config, "num_decoder_layers", depth, MOST_LAYERS)
         self.num_buckets = whole_number(config, "relative_attention_num_buckets", 32)
         self.max_distance = whole_number(config, "relative_attention_max_distance", 128)
-        self.epsilon: float = config.get("layer_norm_epsilon") or 1e-6
+        self.epsilon = fraction(config, "layer_norm_epsilon", 1e-6)
         self.gated = projection != activation
         # In a T5, "gated-gelu" means the tanh approximation.
         self.activation = "gelu_new" if projection == "gated-gelu" else activation
-        start = (config.get(name) for name in ("decoder_start_token_id", "pad_token_id"))
-        self.decoder_start_token_id: int = next((id for id in start if id is not None), 0)
+        pad = whole_number(config, "pad_token_id", 0, least=0)
+        self.decoder_start_token_id = whole_number(config, "decoder_start_token_id", pad, least=0)
         self.bias_per_layer = kind == "umt5"
         self.scales_output = scales_output(config)
         is_byt5 = config.get("tokenizer_class") == "ByT5Tokenizer"
         usual = LONGER if is_byt5 or kind in ("mt5", "umt5") else TRAINED_LENGTH
-        self.trained_length: int = config.get("n_positions") or usual
+        self.trained_length = whole_number(config, "n_positions", usual)
 
 
 def scales_output(config: Mapping[str, Any]) -> bool:

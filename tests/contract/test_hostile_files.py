@@ -1,5 +1,6 @@
 """Checkpoints by strangers: whatever they contain, an error names it at once."""
 
+import json
 import shutil
 import zipfile
 from pathlib import Path
@@ -62,6 +63,22 @@ def test_a_pickle_whose_tuples_have_tuples_is_refused(tmp_path: Path, name: str)
     with zipfile.ZipFile(model / "pytorch_model.bin", "w") as archive:
         archive.writestr("archive/data.pkl", b"\x80\x02" + NESTED[name])
     command("generate", "--model", model, "hello").refuses("pytorch_model.bin", "damaged")
+
+
+@pytest.mark.parametrize(
+    ("entry", "value"),
+    [
+        ("layer_norm_epsilon", "1e-6"),
+        ("decoder_start_token_id", "0"),
+        ("n_positions", "512"),
+        ("model_type", ["t5"]),
+    ],
+)
+def test_an_entry_of_a_wrong_type_is_named(tmp_path: Path, entry: str, value: object) -> None:
+    model = shutil.copytree(FIXTURES / "t5" / "tied-unscaled", tmp_path / "model")
+    config = model / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), entry: value}))
+    command("generate", "--model", model, "hello").refuses(str(model), entry)
 
 
 @pytest.mark.parametrize("name", ["llama-f32", "mixtral", "t5-f32"])

@@ -74,7 +74,7 @@ def family(config: Mapping[str, Any]) -> str:
 def known(config: Mapping[str, Any]) -> Callable[[str], bool]:
     """Return a function that tests by a tensor's name whether it belongs to such layers. The
     function is always false for an unknown family."""
-    if config.get("model_type") in SPLIT:
+    if str(config.get("model_type")) in SPLIT:
         return lambda name: True
     if (named := _NAMED.get(family(config))) is not None:
         return lambda name: named.match(name) is not None
@@ -124,7 +124,7 @@ def is_original(reader: TensorReader, config: Mapping[str, Any]) -> bool:
     """Return whether weights have the layout of the model's authors. mlx-lm transposes convolutions
     and adds 1 to norms. MTPLX quantizes the layers, and may store norms as the authors do. Raises
     CheckpointError."""
-    if config.get("model_type") in SPLIT:
+    if str(config.get("model_type")) in SPLIT:
         return False
     if any(part.get(_ENCODING) in _DELTA for part in (config, text_config(config))):
         return True

@@ -98,8 +98,10 @@ def open_model(
                 get_model_classes=lambda config: _catching(config, tensors, caught, stated),
             )
         rotary.check(model, full_config)
-    except (CheckpointError, MemoryError):
+    except MemoryError:
         raise
+    except CheckpointError as problem:
+        raise CheckpointError(f"{directory}: {problem}") from problem.__cause__
     except Exception as problem:  # mlx-lm does not validate settings, so any error can occur
         message = foreign.explain(problem, stated, cannot_build(problem))
         raise CheckpointError(f"{directory}: {message}") from problem
