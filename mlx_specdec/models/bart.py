@@ -96,7 +96,7 @@ class BartConfig:
         self.d_model = whole_number(config, "d_model")
         # The entry num_hidden_layers is not read: it repeats the number of encoder layers.
         self.encoder, self.decoder = _stack(config, "encoder"), _stack(config, "decoder")
-        self.activation: str = stated["activation_function"]
+        self.activation = str(stated["activation_function"])
         layers.check_activation("activation_function", self.activation)
         self.max_length = whole_number(config, "max_position_embeddings", 1024)
         self.scales: bool = stated["scale_embedding"]

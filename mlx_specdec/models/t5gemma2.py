@@ -80,7 +80,8 @@ def _ropes(config: Config) -> dict[str, tuple[float, float]]:
         if how not in ("default", "linear"):
             raise CheckpointError(f"config.json has rope_type {how!a:.40}: T5Gemma 2 has linear")
         factor = part["factor"] if how == "linear" else 1.0
-        ropes[kind] = part.get("rope_theta") or config.get(name) or base, 1 / factor
+        theta = part.get("rope_theta") or config.get(name) or base
+        ropes[kind] = float(theta), 1 / factor
     return ropes
 
 

@@ -66,19 +66,27 @@ def test_a_pickle_whose_tuples_have_tuples_is_refused(tmp_path: Path, name: str)
 
 
 @pytest.mark.parametrize(
-    ("entry", "value"),
+    ("name", "entry", "value"),
     [
-        ("layer_norm_epsilon", "1e-6"),
-        ("decoder_start_token_id", "0"),
-        ("n_positions", "512"),
-        ("model_type", ["t5"]),
+        ("t5/tied-unscaled", "layer_norm_epsilon", "1e-6"),
+        ("t5/tied-unscaled", "decoder_start_token_id", "0"),
+        ("t5/tied-unscaled", "n_positions", "512"),
+        ("t5/tied-unscaled", "model_type", ["t5"]),
+        ("bart/bart", "activation_function", []),
+        ("t5gemma2/grouped", "decoder.layer_types", 5),
     ],
 )
-def test_an_entry_of_a_wrong_type_is_named(tmp_path: Path, entry: str, value: object) -> None:
-    model = shutil.copytree(FIXTURES / "t5" / "tied-unscaled", tmp_path / "model")
-    config = model / "config.json"
-    config.write_text(json.dumps({**json.loads(config.read_text()), entry: value}))
-    command("generate", "--model", model, "hello").refuses(str(model), entry)
+def test_an_entry_of_a_wrong_type_is_refused(
+    tmp_path: Path, name: str, entry: str, value: object
+) -> None:
+    model = shutil.copytree(FIXTURES / name, tmp_path / "model")
+    config = json.loads((model / "config.json").read_text())
+    *outer, last = entry.split(".")
+    place = config[outer[0]] if outer else config
+    place[last] = value
+    (model / "config.json").write_text(json.dumps(config))
+    part = "config.json" if outer else entry
+    command("generate", "--model", model, "hello").refuses(str(model), part)
 
 
 @pytest.mark.parametrize("name", ["llama-f32", "mixtral", "t5-f32"])

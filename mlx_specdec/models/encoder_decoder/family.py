@@ -15,7 +15,7 @@ from mlx.utils import tree_flatten
 from ...checkpoints import files
 from ...checkpoints.quantization import MIXED, MODES, Quantization, stored_quantization
 from ...checkpoints.tensors import DTYPES, check_weights, dtype_name
-from ...errors import CheckpointError, OptionError
+from ...errors import CheckpointError, OptionError, first_line
 from ...text.tokenizer import Tokenizer
 from ...types import rectangle
 from .. import foreign, number_format
@@ -131,10 +131,10 @@ class EncoderDecoderFamily(ABC):
     ) -> tuple[files.Weights, dict[str, str], Network]:
         """Open a checkpoint without reading values. Return its tensors, the result of `places`, and
         the network, whose layers are quantized as the tensors are. Raises CheckpointError."""
-        stored = stored_quantization(config)
         weights = files.Weights(directory)
-        places = self.places(directory, config, weights)
         try:
+            stored = stored_quantization(config)
+            places = self.places(directory, config, weights)
             network = self.network(config, places)
             if stored is not None:
                 nn.quantize(network, class_predicate=partial(_stored, stored, places))
@@ -144,6 +144,12 @@ class EncoderDecoderFamily(ABC):
             dtypes = (DTYPES[info.dtype] for info in weights.infos.values())
             message = foreign.explain(problem, foreign.entry_of(config, dtypes))
             raise CheckpointError(f"{directory}: {message}") from None
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as problem:
+            # Entries of config.json can have any type.
+            raise CheckpointError(
+                f"{directory}: config.json does not describe a model of this type "
+                f"({first_line(problem):.200}): compare it with the original's"
+            ) from problem
         return weights, places, network
 
     def load(
