@@ -206,7 +206,7 @@ def pairs(which: Which, output: Json) -> None:
     chosen = []
     for use, purpose, some in groups:
         if (choice := best(some, purpose, machine)) is None:
-            render.tell(f"no pair for {use} fits")
+            render.tell(f"no pair for {use} fits with a known gain")
             continue
         one, bits = choice
         about = {"for": use, "bits": bits, "command": command_line(one, bits)}

@@ -74,7 +74,7 @@ class Draft(TrainingFlags, panel="Draft"):
     layers: int | None = flag(
         "The number of the target's layers, evenly spaced, that a new draft begins with; or the "
         "number of new layers in a dspark.",
-        show_default="for a dspark, about a quarter of the target's",
+        show_default="for a dspark, a quarter of the target's, 5 at most",
     )
     draft_model: str | None = flag(
         "An existing draft to train further. A draft needs either this or --layers."

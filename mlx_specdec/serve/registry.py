@@ -173,6 +173,11 @@ class Registry:
         return ", ".join(model.name for model in self.models)
 
     @property
+    def _held(self) -> list[ServedModel]:
+        """The models that are in memory, or come into it or leave it."""
+        return [model for model in self.models if model.engine is not None]
+
+    @property
     def engines(self) -> list[Engine]:
         """The engines of all models that are in memory."""
         return [model.engine for model in self.models if model.engine is not None]
@@ -209,6 +214,9 @@ class Registry:
             raise problem
         if model.state != "loaded" or model in self._resting:
             return False
+        leaves = self._resting or any(one.state == "unloading" for one in self._held)
+        if leaves and self._taken(self._held) > self._shared:
+            return False  # a model has turned out to be larger than its files
         if not model.busy:
             self._share()
         model.used = self.clock()
@@ -313,7 +321,7 @@ class Registry:
         necessary: idle ones first, and the least recently used ones first. A busy one takes no new
         requests until the next call."""
         wanted = self._wanted[:1]
-        held = [model for model in self.models if model.engine is not None]
+        held = self._held
         self._resting = []
         if any(model.state == "loading" for model in held):
             return
@@ -331,7 +339,7 @@ class Registry:
         """Divide the memory that is left among the models without requests."""
         if len(self.models) == 1:
             return
-        held = [model for model in self.models if model.engine is not None]
+        held = self._held
         idle = [model for model in held if not model.busy]
         rest = max(0, int(self._shared) - self._taken(held))
         for model in idle:

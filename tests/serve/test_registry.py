@@ -165,6 +165,22 @@ def test_a_size_is_learned_when_a_model_is_loaded(monkeypatch: pytest.MonkeyPatc
     assert refused.value.status == 500 and refused.value.headers["x-should-retry"] == "false"
 
 
+def test_a_model_that_is_larger_than_its_files_waits_for_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    several = Several(monkeypatch, "ab", budget=320)
+    several.use("a", "b")
+    several.registry.unload(several["b"])
+    several.run("a", 1)
+    several["b"].waiting = 1
+    several.ask("b")
+    several.loaded("b", 250)
+    # The other one has a request, and leaves after it.
+    assert not several.ask("b")
+    several.run("a", 0)
+    assert several.ask("b")
+
+
 def test_models_are_loaded_one_after_the_other_and_others_answer_meanwhile(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
