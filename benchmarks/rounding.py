@@ -139,7 +139,7 @@ def served(pair: Pair, texts: Sequence[str], options: Options) -> list[Result]:
     results = [listener.last().result for listener in heard[::2]]
     engine.close()
     engine.join(60)
-    return [result for result in results if result is not None]
+    return [result for result in results if result is not None or sys.exit("a request failed")]
 
 
 if __name__ == "__main__":

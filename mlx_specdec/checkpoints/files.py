@@ -146,11 +146,13 @@ def whole_number(
 
 
 def fraction(config: Mapping[str, Any], name: str, default: float) -> float:
-    """Return a number in config.json. Raises CheckpointError unless it is from 0 to 1."""
-    value = config.get(name) or default
-    if not isinstance(value, int | float) or not 0 <= value <= 1:
-        raise CheckpointError(f"config.json has {name} {value!a:.40}: need a number from 0 to 1")
-    return value
+    """Return a number above 0 in config.json; 0 means the default. Raises CheckpointError unless it
+    is at most 1."""
+    value = config.get(name)
+    value = default if value in (None, 0) else value
+    if type(value) not in (int, float) or not 0 < value <= 1:
+        raise CheckpointError(f"config.json has {name} {value!a:.40}: need a number up to 1")
+    return float(value)
 
 
 def check_runs_no_code(name: object, config: Mapping[str, Any]) -> None:

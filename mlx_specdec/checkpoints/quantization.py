@@ -112,7 +112,7 @@ def stored_quantization(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
         if not is_known(how):
             raise CheckpointError(
                 f"config.json has a quantization of {bits!a:.20} bits in groups of "
-                f"{group_size!a:.20}, which MLX lacks"
+                f"{group_size!a:.20} and mode {how.mode!a:.20}, which MLX lacks"
             )
     return entry
 

@@ -288,8 +288,8 @@ class ModelSampling(Decoding):
         "The share of positions at which XTC excludes the top choices; 0 turns XTC off.", 0.0
     )
     xtc_threshold: float = flag(
-        "The probability above which XTC excludes all tokens but the least likely of them, line "
-        "ends and ends of completions.",
+        "XTC excludes tokens above this probability, but never the least likely of them, a line "
+        "end or the end of a completion.",
         0.1,
     )
     presence_penalty: float = flag(

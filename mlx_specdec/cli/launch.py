@@ -28,8 +28,8 @@ SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
 MODEL_FLAGS = ("--model", "--model-name")
 PACKAGE = __name__.partition(".")[0]
 PORTS = range(20_000, 30_000)
-"""Ports of the ranks on this machine. Linux and macOS give ports above these to connections and to
-servers that ask for any port, so that no program takes one before the ranks listen."""
+"""Ports of the ranks on this machine. By default, Linux and macOS give higher ports to connections
+and to servers that ask for any port."""
 
 
 class Machines(Flags, panel="Machines"):
@@ -103,12 +103,12 @@ def mlx_launch(machines: Machines, status: Path) -> list[str]:
 
 def _free_ports(count: int) -> int:
     """Return the first of `count` adjacent ports that nobody uses."""
-    while True:
-        first = random.choice(PORTS)
+    for first in random.sample(PORTS, len(PORTS)):
         with ExitStack() as held, suppress(OSError):
             for port in range(first, first + count):
                 held.enter_context(socket.create_server((LOCAL, port)))
             return first
+    raise OptionError(f"no {count} adjacent ports are free for ranks on this machine: try again")
 
 
 def hosts_of(machines: Machines) -> list[str]:

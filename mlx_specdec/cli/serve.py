@@ -125,8 +125,8 @@ class Requests(OneModel, panel="Model"):
         show_default="the shipped translator",
     )
     models_preset: Path | None = flag(
-        "A TOML file with a table for each model, whose title is the name in requests. A table has "
-        "model, flags of this model without -- (such as draft-model), and aliases, a list.",
+        "A TOML file with a table [NAME] for each model; requests use this name. A table has "
+        "model, flags of the model without -- (such as draft-model), and aliases, a list.",
         metavar="FILE",
         exists=True,
         dir_okay=False,

@@ -85,13 +85,17 @@ class BartConfig:
         kind = config["model_type"]
         stated = {name: value for name, value in config.items() if value is not None}
         stated = {**USUAL, **USUAL_OF_TYPE[kind], **stated}
-        first, forced = stated["decoder_start_token_id"], stated.get("forced_bos_token_id")
         translates = kind in ("mbart", "m2m_100")
         self.norm_first = kind not in ("bart", "marian")
         self.embedding_norm = kind in ("bart", "mbart")
         self.positions = POSITIONS[kind]
         self.source_size = whole_number(config, "vocab_size")
         self.vocab_size = whole_number(config, "decoder_vocab_size", self.source_size)
+
+        def token(name: str) -> int | None:
+            largest = self.vocab_size - 1
+            return None if stated.get(name) is None else whole_number(stated, name, 0, largest, 0)
+
         self.shared: bool = stated["share_encoder_decoder_embeddings"]
         self.d_model = whole_number(config, "d_model")
         # The entry num_hidden_layers is not read: it repeats the number of encoder layers.
@@ -100,13 +104,16 @@ class BartConfig:
         layers.check_activation("activation_function", self.activation)
         self.max_length = whole_number(config, "max_position_embeddings", 1024)
         self.scales: bool = stated["scale_embedding"]
-        self.pad = whole_number(stated, "pad_token_id", least=0)
-        self.end = whole_number(stated, "eos_token_id", least=0)
+        self.pad = whole_number(stated, "pad_token_id", least=-1)
+        ends = stated["eos_token_id"]
+        self.end: int = ends[0] if isinstance(ends, list) else ends
+        first, forced = token("decoder_start_token_id"), token("forced_bos_token_id")
         begin = self.end if first is None else first, forced
         self.start: tuple[int, ...] = tuple(id for id in begin if id is not None)
         self.needs_language = translates and forced is None and first in (None, self.end)
         self.in_place = translates and first != self.end
-        self.banned = tuple(word[0] for word in stated["bad_words_ids"] if len(word) == 1)
+        words = (word[0] for word in stated["bad_words_ids"] if len(word) == 1)
+        self.banned = tuple(id for id in words if 0 <= id < self.vocab_size)
 
     @property
     def rows(self) -> int:
@@ -358,7 +365,7 @@ class BartFamily(EncoderDecoderFamily):
                 places.setdefault(f"{wanted}.{part}", first)
         table = places.get(f"{wanted}.weight", "")
         if {LM_HEAD, table} <= stored.keys() and not same_matrix(LM_HEAD, table, weights):
-            raise CheckpointError(f"{directory} has a head that is not its embedding")
+            raise CheckpointError("the model has a head that is not its embedding")
         learned = shape.positions == "learned"
         return {n: place for n, place in places.items() if learned or "embed_positions." not in n}
 

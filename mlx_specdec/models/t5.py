@@ -62,13 +62,15 @@ class T5Config:
         self.gated = projection != activation
         # In a T5, "gated-gelu" means the tanh approximation.
         self.activation = "gelu_new" if projection == "gated-gelu" else activation
-        pad = whole_number(config, "pad_token_id", 0, least=0)
-        self.decoder_start_token_id = whole_number(config, "decoder_start_token_id", pad, least=0)
+        names = "decoder_start_token_id", "pad_token_id"
+        start = next((name for name in names if config.get(name) is not None), names[0])
+        self.decoder_start_token_id = whole_number(config, start, 0, self.vocab_size - 1, least=0)
         self.bias_per_layer = kind == "umt5"
         self.scales_output = scales_output(config)
         is_byt5 = config.get("tokenizer_class") == "ByT5Tokenizer"
         usual = LONGER if is_byt5 or kind in ("mt5", "umt5") else TRAINED_LENGTH
-        self.trained_length = whole_number(config, "n_positions", usual)
+        length = config.get("n_positions") or usual
+        self.trained_length = whole_number({"n_positions": length}, "n_positions")
 
 
 def scales_output(config: Mapping[str, Any]) -> bool:

@@ -53,7 +53,8 @@ class StackConfig:
         self.windows = [window if kind == SLIDING_ATTENTION else None for kind in kinds]
         self.ropes = [ropes[kind] for kind in kinds]
         self.longest = whole_number(config, "max_position_embeddings", 131072)
-        self.cap: float | None = config.get("final_logit_softcapping") or None
+        cap = config.get("final_logit_softcapping")
+        self.cap = float(cap) if cap else None
 
 
 def _kinds(config: Config, layers: int) -> Sequence[str]:

@@ -113,6 +113,23 @@ def test_exact_completions_have_the_same_tokens(name: str, tmp_path: Path) -> No
     assert exact.tokens == plain.tokens
 
 
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("bart/marian", {"pad_token_id": None}),
+        ("bart/bart", {"eos_token_id": [2], "pad_token_id": -1}),
+        ("t5/tied-unscaled", {"pad_token_id": -1, "decoder_start_token_id": 0, "n_positions": 0}),
+    ],
+)
+def test_unusual_entries_change_nothing(name: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    source, options = references(name)[0][0], Options(max_tokens=6, cost_cache=False)
+    model = copied(FIXTURES / name, tmp_path / "model")
+    before = generate(load(model), source, options).tokens
+    config = model / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), **changes}))
+    assert generate(load(model), source, options).tokens == before
+
+
 @pytest.mark.parametrize("name", quick([*BART, *GEMMA, "madlad"], *SOME))
 def test_texts_are_those_of_transformers_in_batches_and_with_drafts(
     name: str, tmp_path: Path

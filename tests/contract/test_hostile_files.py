@@ -70,6 +70,7 @@ def test_a_pickle_whose_tuples_have_tuples_is_refused(tmp_path: Path, name: str)
     [
         ("t5/tied-unscaled", "layer_norm_epsilon", "1e-6"),
         ("t5/tied-unscaled", "decoder_start_token_id", "0"),
+        ("t5/tied-unscaled", "decoder_start_token_id", 100_000),
         ("t5/tied-unscaled", "n_positions", "512"),
         ("t5/tied-unscaled", "model_type", ["t5"]),
         ("bart/bart", "activation_function", []),
