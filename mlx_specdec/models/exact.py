@@ -135,17 +135,16 @@ def _equal(open_: Callable[[], Context], vocabulary: int, way: ExactPasses, seed
     tokens = mx.random.randint(0, vocabulary, (1, count), mx.int32, key=key)
     sizes = sorted(range(1, way.most + 1), key=lambda size: size % 2)  # 2, 4, 1, 3, 5
 
-    def rows(sizes: Sequence[int]) -> mx.array:
-        context, kept, at, number = exactly(open_(), way.least), [], FIRST_TOKENS, 0
+    def passes(sizes: Sequence[int]) -> Iterator[tuple[int, mx.array]]:
+        """Yield the number of compared tokens before each pass, and the logits of its rows."""
+        context, at, number = exactly(open_(), way.least), FIRST_TOKENS, 0
         context.advance(tokens[:, :FIRST_TOKENS])
         while at < count:
             part = tokens[:, at : at + sizes[number % len(sizes)]]
-            logits = context.advance(part, part.shape[1] - 1).logits
+            yield at - FIRST_TOKENS, context.advance(part, part.shape[1] - 1).logits[0]
             # Reject up to two tokens, which the next pass computes again.
-            stays = max(1, part.shape[1] - 2)
-            context.rewind((at + stays,))
-            kept.append(logits[0, :stays])
-            at, number = at + stays, number + 1
-        return mx.concatenate(kept)
+            at, number = at + max(1, part.shape[1] - 2), number + 1
+            context.rewind((at,))
 
-    return bool(mx.array_equal(rows([1]), rows(sizes)))
+    alone = mx.concatenate([logits for _, logits in passes([1])])
+    return all(mx.array_equal(alone[at : at + len(rows)], rows) for at, rows in passes(sizes))

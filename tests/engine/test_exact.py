@@ -4,6 +4,8 @@ several rows differently. The kernels are those of tests/support/simulated_metal
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import mlx.core as mx
 import pytest
@@ -211,6 +213,33 @@ def test_no_pass_has_more_rows_than_the_trial_allows(
     prefill, *decoding = rows
     assert prefill == len(PROMPT) - 1
     assert max(decoding) <= pair.target.exact.most and len(decoding) > 10
+
+
+class OneRowDiffers:
+    """A context whose logits are the tokens, except for one row of passes of two to five rows, and
+    for one of the inputs of a trial."""
+
+    def __init__(self, row: int, differs: bool) -> None:
+        self._row, self._differs = row, differs
+
+    def advance(self, tokens: mx.array, proposed: int = 0) -> SimpleNamespace:
+        rows = tokens.shape[1]
+        other = self._differs and 1 < rows < 6 and mx.arange(rows) == self._row
+        return SimpleNamespace(logits=mx.where(other, tokens + 1, tokens)[..., None])
+
+    def rewind(self, lengths: tuple[int, ...]) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("row", "most"), [(0, 0), (1, 0), (2, 0), (3, 3), (4, 3)])
+def test_a_trial_compares_every_row_of_every_input(row: int, most: int) -> None:
+    opened = itertools.count()
+
+    def differing() -> Any:
+        return OneRowDiffers(row, next(opened) % 6 > 3)
+
+    found = exact.try_exact(differing, 64)
+    assert found.most == most and bool(found.why_not) == (most == 0)
 
 
 def test_models_that_machines_share_are_refused() -> None:
