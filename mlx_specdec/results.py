@@ -7,6 +7,8 @@ from typing import Any, Literal
 
 from .errors import DAMAGED
 
+INEXACT = "exact is impossible"
+"""The beginning of the error if a model has no exact passes."""
 FinishReason = Literal["eos", "length", "stop", "interrupted", "damaged", "stuck", "failed"]
 STUCK = (
     "the text cannot go on as json-schema, regex or grammar demands: the model has no token for "

@@ -17,7 +17,7 @@ from ..core.worth import Memory
 from ..errors import OptionError
 from ..models.exact import exactly
 from ..proposers.adapters import Checked
-from ..results import Labels
+from ..results import INEXACT, Labels
 from ..text.prompts import is_chat
 from ..text.stream import StopStrings, TextStream
 from ..types import TARGET, Cached, Context, Progress, Proposer
@@ -81,7 +81,7 @@ class Opener:
 
     def __post_init__(self) -> None:
         if self.options.exact and (why_not := self.pair.target.exact.why_not):
-            raise OptionError(f"exact is impossible for {self.pair.name}: {why_not}")
+            raise OptionError(f"{INEXACT} for this model: {why_not}")
         if not self.pair.target.rows_agree:
             self.cache = None
             if self.own is not None:

@@ -17,7 +17,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from ..errors import DecodingError, SpecdecError
-from ..results import STUCK, Result, Step, TokenLogprob
+from ..results import INEXACT, STUCK, Result, Step, TokenLogprob
 from ..text.thoughts import Thoughts
 from ..version import __version__
 from .engine import STOPPING, Engine, EngineTask
@@ -38,8 +38,13 @@ POLL_SECONDS = 0.5
 LOAD_POLL_SECONDS = 0.05
 """Seconds between two checks whether a model takes requests."""
 # The client can change a constraint that no text of the model satisfies.
-PROBLEMS: Mapping[str, Callable[[str], Problem]] = {STOPPING: busy, STUCK: invalid}
-"""Errors of the engine for which a request may be repeated or changed, with their functions."""
+PROBLEMS: Mapping[str, Callable[[str], Problem]] = {
+    STOPPING: busy,
+    STUCK: invalid,
+    INEXACT: invalid,
+}
+"""Beginnings of the engine's errors for which a request may be repeated or changed, with their
+functions."""
 STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
@@ -406,7 +411,8 @@ class ResponseStream:
                     yield None
                 continue
             if step.error is not None:
-                raise PROBLEMS.get(step.error, failed)(step.error)
+                found = (PROBLEMS[text] for text in PROBLEMS if step.error.startswith(text))
+                raise next(found, failed)(step.error)
             choice = self._open[step.number]
             choice.take(step)
             for piece in _by_drafted(step) if self._writer.include_drafted else [step]:

@@ -4,6 +4,7 @@ rejected."""
 import json
 import math
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,7 +30,8 @@ from mlx_specdec import (
 from ..support import tiny
 from ..support.families import DIFFERENT, NOT_TINY, ONE_AT_A_TIME, config_of
 from ..support.speculators import eagle3
-from .support import moved, numbered, quick
+from ..support.tokenizers import byte_level
+from .support import moved, numbered, quick, served
 
 PROMPT = [5, 9, 12, 7, 33, 21, 8]
 LENGTH = 11
@@ -168,6 +170,19 @@ def test_exact_is_refused_for_a_model_whose_rows_differ(tmp_path: Path) -> None:
         generate(pair, PROMPT, EXACT)
     with pytest.raises(DecodingError, match=r"prompt 1: exact is impossible for .*: "):
         generate_many(pair, [Request(PROMPT, PLAIN), Request(PROMPT, EXACT)])
+
+
+def test_a_server_and_a_request_can_ask_for_exact(tmp_path: Path) -> None:
+    model = written("phi3small", tmp_path)
+    byte_level(model)
+    with served("--model", model, "--exact", waits=False) as server:
+        server.waits_for("exact is impossible")
+    assert "error: exact is impossible for this model: " in server.log[-1]
+    with served("--model", model) as server:
+        asks = partial(server.ask, "/v1/completions")
+        refused = asks({"prompt": PROMPT, "max_tokens": 2, "exact": True})
+        assert refused.status == 400 and b"exact is impossible for this" in refused.body
+        assert asks({"prompt": PROMPT, "max_tokens": 2}).status == 200
 
 
 CLOSED = ("deepseek_v41", "gemma3n", "gpt_neox", "iquestloopcoder", "lille-130m")
