@@ -28,8 +28,8 @@ SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
 MODEL_FLAGS = ("--model", "--model-name")
 PACKAGE = __name__.partition(".")[0]
 PORTS = range(20_000, 30_000)
-"""Ports of the ranks on this machine. By default, Linux and macOS give higher ports to connections
-and to servers that ask for any port."""
+"""Ports of the ranks on this machine. Linux and macOS usually give higher ports to connections and
+to servers that ask for any port."""
 
 
 class Machines(Flags, panel="Machines"):
