@@ -12,7 +12,7 @@ from .disk import check_regular, read_json
 from .formats.gguf import GgufFile
 from .formats.safetensors import SafetensorsFile
 from .formats.torch import TorchFile
-from .tensors import LARGEST_EXTENT, TensorInfo, TensorReader
+from .tensors import LARGEST_SIZE, TensorInfo, TensorReader
 
 CARRIED = (
     *("tokenizer*.json", "tokenizer.model", "*.tiktoken"),
@@ -127,12 +127,11 @@ def read_config(directory: Path) -> dict[str, Any]:
     return config
 
 
+Config = Mapping[str, Any]
+
+
 def whole_number(
-    config: Mapping[str, Any],
-    name: str,
-    default: int | None = None,
-    most: int = LARGEST_EXTENT,
-    least: int = 1,
+    config: Config, name: str, default: int | None = None, most: int = LARGEST_SIZE, least: int = 1
 ) -> int:
     """Return a size or, if `least` is 0, a token id in config.json. Raises CheckpointError unless
     it is from `least` to `most`."""
@@ -143,16 +142,6 @@ def whole_number(
             f"config.json has {name} {value!a:.40}: need a whole number from {least} to {most}"
         )
     return value
-
-
-def fraction(config: Mapping[str, Any], name: str, default: float) -> float:
-    """Return a number above 0 in config.json; 0 means the default. Raises CheckpointError unless it
-    is at most 1."""
-    value = config.get(name)
-    value = default if value in (None, 0) else value
-    if type(value) not in (int, float) or not 0 < value <= 1:
-        raise CheckpointError(f"config.json has {name} {value!a:.40}: need a number up to 1")
-    return float(value)
 
 
 def check_runs_no_code(name: object, config: Mapping[str, Any]) -> None:

@@ -110,10 +110,7 @@ def stored_quantization(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
         bits, group_size = part.get("bits"), part.get("group_size")
         how = Quantization(bits, group_size, part.get("mode") or "affine")  # type: ignore[arg-type]
         if not is_known(how):
-            raise CheckpointError(
-                f"config.json has a quantization of {bits!a:.20} bits in groups of "
-                f"{group_size!a:.20} and mode {how.mode!a:.20}, which MLX lacks"
-            )
+            raise CheckpointError(f"config.json has a quantization that MLX lacks: {part!a:.80}")
     return entry
 
 

@@ -57,7 +57,7 @@ def dtype_name(dtype: mx.Dtype) -> str:
     return str(dtype).rpartition(".")[2]
 
 
-LARGEST_EXTENT = 2**31 - 1
+LARGEST_SIZE = 2**31 - 1
 """Largest size of an axis: MLX stores shapes as 32-bit integers."""
 MOST_LAYERS = 1_000
 """Most layers of a model. Building the network of a larger number would take minutes."""

@@ -14,7 +14,7 @@ from ..checkpoints.disk import check_directory, read_json
 from ..checkpoints.formats.gguf_blocks import TYPES
 from ..checkpoints.quantization import ALL_PARTS
 from ..checkpoints.source import as_directory, resolve, temporary_directory
-from ..checkpoints.tensors import LARGEST_EXTENT, TensorInfo, TensorReader
+from ..checkpoints.tensors import LARGEST_SIZE, TensorInfo, TensorReader
 from ..errors import CheckpointError, SourceError, SpecdecError
 from ..models.drafters import kinds as speculators
 from ..models.drafters import medusa
@@ -67,7 +67,7 @@ def _facts(
         "format": shards.FORMAT_NAMES[kind],
         "model_type": str(config.get("model_type") or "") or None,
         "files": {file.name: file.stat().st_size for file in reader.paths},
-        "sizes": {name: size for name, size in sizes.items() if size <= LARGEST_EXTENT},
+        "sizes": {name: size for name, size in sizes.items() if size <= LARGEST_SIZE},
         "parameters": parameters,
         "bytes": sum(row["nbytes"] for row in rows if row["name"] not in reader.shared),
         "bits_per_weight": 8 * sum(row["nbytes"] for row in remaining) / max(1, parameters),

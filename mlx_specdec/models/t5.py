@@ -13,7 +13,7 @@ import numpy as np
 from mlx.nn.layers.distributed import shard_inplace
 
 from ..checkpoints import files
-from ..checkpoints.files import LM_HEAD, fraction, whole_number
+from ..checkpoints.files import LM_HEAD, whole_number
 from ..checkpoints.tensors import MOST_LAYERS
 from ..text.tokenizer import Tokenizer
 from .distributed.sharding import check_even, shard_inputs
@@ -58,7 +58,7 @@ class T5Config:
         self.num_decoder_layers = whole_number(config, "num_decoder_layers", depth, MOST_LAYERS)
         self.num_buckets = whole_number(config, "relative_attention_num_buckets", 32)
         self.max_distance = whole_number(config, "relative_attention_max_distance", 128)
-        self.epsilon = fraction(config, "layer_norm_epsilon", 1e-6)
+        self.epsilon = float(config.get("layer_norm_epsilon") or 1e-6)
         self.gated = projection != activation
         # In a T5, "gated-gelu" means the tanh approximation.
         self.activation = "gelu_new" if projection == "gated-gelu" else activation

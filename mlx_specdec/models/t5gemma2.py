@@ -14,7 +14,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..checkpoints.files import FULL_ATTENTION, SLIDING_ATTENTION, Weights, fraction, whole_number
+from ..checkpoints.files import FULL_ATTENTION, SLIDING_ATTENTION, Weights, whole_number
 from ..checkpoints.tensors import MOST_LAYERS
 from ..errors import CheckpointError, PromptError
 from ..system import open_files_kept
@@ -49,7 +49,7 @@ class StackConfig:
         self.kv_heads = whole_number(config, "num_key_value_heads", self.heads)
         self.head_dim = whole_number(config, "head_dim", 256)
         self.scale = whole_number(config, "query_pre_attn_scalar", 256) ** -0.5
-        self.epsilon = fraction(config, "rms_norm_eps", 1e-6)
+        self.epsilon = float(config.get("rms_norm_eps") or 1e-6)
         self.windows = [window if kind == SLIDING_ATTENTION else None for kind in kinds]
         self.ropes = [ropes[kind] for kind in kinds]
         self.longest = whole_number(config, "max_position_embeddings", 131072)
